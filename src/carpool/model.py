@@ -1,0 +1,277 @@
+"""The words of carpool: plain, frozen values that every layer speaks.
+
+Times are epoch seconds, money is integer nano-dollars.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from carpool.errors import BadCall
+from carpool.lifecycle import BatchState, TicketState
+
+Headers = tuple[tuple[str, str], ...]
+
+_ALPHABET = "0123456789abcdefghjkmnpqrstvwxyz"  # Crockford's base 32: no look-alikes, safe in a custom_id
+_VALUES = {letter: value for value, letter in enumerate(_ALPHABET)}
+TICKET_LETTERS = 13
+NONCE_LETTERS = 10
+
+
+class Lane(StrEnum):
+    NOW = "now"
+    FLEX = "flex"
+    BATCH = "batch"
+    MERGE = "merge"
+
+
+class OutcomeKind(StrEnum):
+    SUCCEEDED = "succeeded"
+    ERRORED = "errored"  # the provider's error, with the provider's status
+    EXPIRED = "expired"
+    CANCELLED = "cancelled"
+    LOST = "lost"
+    DEADLINE = "deadline"  # nothing arrived in time, and nothing can any more
+
+
+class EntryKind(StrEnum):
+    PURCHASE = "purchase"
+    RESCUE = "rescue"  # a deliberate second purchase beside a batch that may be billed too
+    DUPLICATE = "duplicate"  # bought, but another purchase gave the answer
+
+
+def base32(number: int, letters: int) -> str:
+    return "".join(_ALPHABET[(number >> (5 * shift)) & 31] for shift in reversed(range(letters)))
+
+
+def ticket_text(ticket: int) -> str:
+    """A ticket as people and providers see it."""
+    return base32(ticket, TICKET_LETTERS)
+
+
+def ticket_number(text: str) -> int:
+    if len(text) != TICKET_LETTERS or not all(letter in _VALUES for letter in text):
+        raise BadCall(f"{text[:40]!r} is not a ticket: a ticket has {TICKET_LETTERS} letters and digits.")
+    number = 0
+    for letter in text:
+        number = number << 5 | _VALUES[letter]
+    return number
+
+
+def custom_id(nonce: str, ticket: int) -> str:
+    """What a call is named inside a batch: the nonce proves whose batch it is, the ticket whose call."""
+    return f"{nonce}-{ticket_text(ticket)}"
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """Tokens of one answer. `input_tokens` is the uncached remainder; total input is the sum of the four."""
+
+    input_tokens: int = 0
+    output_tokens: int = 0
+    cache_read_tokens: int = 0
+    cache_write_5m_tokens: int = 0
+    cache_write_1h_tokens: int = 0
+    web_searches: int = 0
+    inference_geo: str | None = None
+    speed: str | None = None
+
+    @property
+    def total_input(self) -> int:
+        return self.input_tokens + self.cache_read_tokens + self.cache_write_5m_tokens + self.cache_write_1h_tokens
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One model request as a client made it. `body` is what the client sent, without `stream`."""
+
+    ticket: int
+    provider: str
+    dialect: str
+    endpoint: str
+    body: bytes
+    headers: Headers  # goes upstream with the call: version, betas, extra headers; never a credential
+    credential: str  # the keyed hash of the secret; the secret itself lives in the Keyring only
+    model: str
+    arrived: float
+    deadline: float | None = None
+    stream: bool = False
+    max_output_tokens: int = 0
+    unbatchable: str | None = None  # why this call may not ride a batch, as a sentence
+    lane: Lane | None = None  # a lane that the client insists on
+    tags: Mapping[str, str] = field(default_factory=dict)
+    key: str | None = None
+    fingerprint: int = 0  # of credential, endpoint, headers and canonical body: what adoption compares
+    retry: bool = False  # the client says itself that it comes back
+
+    @property
+    def budget(self) -> float | None:
+        return None if self.deadline is None else self.deadline - self.arrived
+
+
+@dataclass(frozen=True, slots=True)
+class PoolKey:
+    """What calls must have in common to share a batch. Equal keys pool together, unequal ones never do."""
+
+    provider: str
+    dialect: str
+    credential: str
+    endpoint: str
+    headers: Headers
+    model: str  # empty where the provider mixes models in a batch
+    size_class: str
+    deadline_class: str
+
+
+@dataclass(frozen=True, slots=True)
+class Admission:
+    """A call on its way into the store. `lane` is the road it waits for; `awaiter` the engine whose door holds it."""
+
+    call: Call
+    pool: PoolKey
+    lane: Lane
+    rescue_at: float | None
+    awaiter: str | None
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """The final answer of a call. `body` is the provider's JSON, for successes and errors alike."""
+
+    kind: OutcomeKind
+    status: int
+    body: bytes
+    at: float
+    lane: Lane
+    reason: str = ""
+    headers: Headers = ()
+    batch: str | None = None  # the provider's batch id
+
+
+@dataclass(frozen=True, slots=True)
+class Admitted:
+    """What admission came to: a fresh ticket, or one that was here before (same key, or adopted)."""
+
+    ticket: int
+    fresh: bool
+    state: TicketState
+    lane: Lane
+    deadline: float | None = None
+    outcome: Outcome | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class PoolView:
+    """The calls that wait in one pool, summed up."""
+
+    pool: int
+    key: PoolKey
+    count: int
+    bytes: int
+    oldest: float
+    newest: float
+    earliest_rescue: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Intent:
+    """A batch about to be made: claim at most so many of the pool's calls, the most pressing first."""
+
+    pool: int
+    nonce: str
+    max_count: int
+    max_bytes: int
+    owner: str
+    at: float
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """One batch row. `count` and `bytes` are what was claimed; `sent_*` bracket the create on our clock."""
+
+    id: int
+    pool: int
+    key: PoolKey
+    nonce: str
+    state: BatchState
+    owner: str
+    count: int
+    bytes: int
+    intended_at: float
+    sent_at: float | None = None
+    resolved_at: float | None = None  # when the create's fate became known, or was declared unknown
+    provider_id: str | None = None
+    expires_at: float | None = None
+    ended_at: float | None = None
+    clock_offset: float = 0.0  # the provider's clock minus ours when the create went out
+    abandoned: bool = False  # its calls went elsewhere: what it still brings is a duplicate
+    note: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Due:
+    """An open call whose rescue time has come."""
+
+    ticket: int
+    state: TicketState
+    lane: Lane
+    batch: int | None
+    rescue_at: float
+    deadline: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class OpenCalls:
+    """What is still open in a batch: how many calls, how many of them nobody presses, and the latest rescue time."""
+
+    count: int
+    unpressed: int
+    latest_rescue: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One line of the ledger: one purchase. `paid` None means unknown, never free.
+
+    (ticket, purchase) is its identity: the batch's id, or minus the number of the attempt on `now`.
+    """
+
+    ticket: int
+    purchase: int
+    at: float
+    lane: Lane
+    kind: EntryKind
+    provider: str
+    credential: str
+    model: str
+    usage: Usage | None = None
+    paid: int | None = None
+    would_have_paid: int | None = None
+    reason: str = ""
+    tags: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Settlement:
+    """What becomes of one ticket in one transaction: an outcome, or a return to the queue; and its ledger line."""
+
+    ticket: int
+    outcome: Outcome | None = None
+    entry: Entry | None = None
+    requeue: Lane | None = None  # back to the pool (`batch`) or due at once on `now`
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Totals:
+    """The ledger summed up, one row per lane and kind."""
+
+    lane: Lane
+    kind: EntryKind
+    purchases: int
+    unknown: int
+    paid: int
+    would_have_paid: int

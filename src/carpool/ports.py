@@ -1,0 +1,421 @@
+"""The ports to the world, with their contracts in prose: Clock, Wire, Store, Dialect.
+
+Whoever implements one of these obeys the prose; `tests/contract` proves it for every implementation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from carpool.lifecycle import BatchState
+from carpool.model import (
+    Admission,
+    Admitted,
+    Batch,
+    Due,
+    Entry,
+    Headers,
+    Intent,
+    Lane,
+    OpenCalls,
+    Outcome,
+    PoolView,
+    Settlement,
+    Totals,
+    Usage,
+)
+
+# ---------------------------------------------------------------- Clock
+
+
+class Clock(Protocol):
+    """Tells time. Nothing else in carpool reads a clock, so a 24-hour batch is tested in milliseconds."""
+
+    def now(self) -> float:
+        """Seconds since the epoch. May step backwards by a little when the host's clock is corrected."""
+        ...
+
+    async def sleep(self, seconds: float) -> None: ...
+
+
+# ---------------------------------------------------------------- Wire
+
+
+@dataclass(frozen=True, slots=True)
+class StreamedBody:
+    """A request body whose length is known and whose pieces are made while they are sent."""
+
+    length: int
+    pieces: AsyncIterator[bytes]
+
+
+@dataclass(frozen=True, slots=True)
+class WireRequest:
+    """One HTTP request. `url` is absolute. `timeout` bounds connecting, and every silence between two bytes."""
+
+    method: str
+    url: str
+    headers: Headers
+    body: bytes | StreamedBody = b""
+    timeout: float = 600.0
+
+
+class WireResponse(Protocol):
+    """An answer whose headers have arrived; the body follows chunk by chunk, exactly as the provider sent it
+    (no decompression happens below us; requests that we make ourselves ask for `identity`)."""
+
+    @property
+    def status(self) -> int: ...
+    @property
+    def headers(self) -> Headers:
+        """In order, names in lower case, repeated names repeated."""
+        ...
+
+    def chunks(self) -> AsyncIterator[bytes]:
+        """Yields until the body is complete. A body that breaks off raises `Severed`, never ends cleanly."""
+        ...
+
+    async def read(self) -> bytes: ...
+    async def aclose(self) -> None:
+        """Gives the connection up. Safe to call twice, and before the body has ended."""
+        ...
+
+
+class Wire(Protocol):
+    """Sends one HTTP request, once.
+
+    It never retries, never follows a redirect, never changes a header or a byte. It raises `NotConnected` only when
+    connecting itself failed, so that provably nothing was sent; every other trouble is `Severed` (`TimedOut` when
+    time ran out), because the provider may have acted on the request. Cancelling the task aborts the request.
+    """
+
+    async def send(self, request: WireRequest) -> WireResponse: ...
+    async def aclose(self) -> None: ...
+
+
+# ---------------------------------------------------------------- Store
+
+
+class Store(Protocol):
+    """Keeps calls, batches, outcomes and the ledger.
+
+    **Durability.** When an awaited method returns, what it wrote survives `kill -9`. Methods are atomic: all of it
+    or nothing. Every change of state obeys the tables in `lifecycle`; a move they forbid raises `IllegalMove` and
+    changes nothing. Trouble below is raised as `StoreError`, never as a driver's exception.
+
+    **Leases.** An engine joins under its own name and renews. What a live engine owns (its batches, the tickets its
+    doors await) is touched by no other engine. When its lease has lapsed, `take_over` gives its unfinished batches
+    to another engine, marks its `submitting` ones `unknown`, and nobody awaits its tickets any more.
+
+    **Order.** Within a pool the most pressing call (earliest rescue time, then oldest) is claimed first.
+
+    **Retention.** Removes settled calls whose outcome was delivered and is older than asked for, and undelivered
+    ones after `UNDELIVERED_DAYS`. Never removes an open call, an unfinished batch, or a ledger entry.
+    """
+
+    # engines
+    async def join(self, engine: str, now: float, ttl: float) -> None:
+        """Takes or renews the engine's lease until now + ttl."""
+        ...
+
+    async def leave(self, engine: str) -> None:
+        """Ends the lease at once; what the engine owned can be taken over."""
+        ...
+
+    async def take_over(self, engine: str, credentials: Iterable[str], now: float) -> int:
+        """Gives `engine` the unfinished batches of these credentials whose owner has no lease; says how many.
+
+        Batches in `submitting` become `unknown`. Tickets awaited by engines without a lease are awaited by nobody;
+        those of them that were `sending` return to `boarded` where they have an unfinished batch, and else stay
+        `sending` with nobody behind them when their lane is `now`, or return to `queued` when it is `batch`.
+        """
+        ...
+
+    # calls
+    async def admit(self, admission: Admission) -> Admitted:
+        """Puts a call on disk, unless it is here already. In one transaction, in this order:
+
+        1. A key that is known for this credential: its ticket, now awaited by the newcomer (with the newcomer's
+           deadline and rescue time where it is still open), and its outcome if settled. Another fingerprint under
+           the same key raises `KeyConflict`.
+        2. Without a key: adoption. An undelivered ticket with the same fingerprint and credential that nobody
+           awaits, the oldest first, becomes the newcomer's likewise. A ticket delivered within 60 s is given again
+           only when `call.retry` is set.
+        3. Otherwise a fresh ticket: `queued` on lane `batch`, `sending` on lane `now`.
+        """
+        ...
+
+    async def await_ticket(self, ticket: int, awaiter: str | None) -> None:
+        """Says which engine's door holds the client of this ticket; None when the client is gone."""
+        ...
+
+    async def delivered(self, tickets: Sequence[int], now: float) -> None:
+        """The clients of these tickets have their whole answer."""
+        ...
+
+    async def outcome(self, ticket: int, credential: str) -> Outcome | None:
+        """The outcome, if there is one and the ticket belongs to this credential."""
+        ...
+
+    async def body(self, ticket: int) -> tuple[bytes, Headers] | None:
+        """The body and headers of an open call, to send it on `now`."""
+        ...
+
+    async def cancel(self, ticket: int, outcome: Outcome) -> bool:
+        """Settles a ticket that is `queued`; False, and no change, when it is anywhere else."""
+        ...
+
+    async def pools(self, credentials: Iterable[str]) -> list[PoolView]:
+        """The pools of these credentials with `queued` calls on lane `batch`."""
+        ...
+
+    async def due(self, credentials: Iterable[str], until: float, limit: int) -> list[Due]:
+        """Open calls to be sent on `now`, earliest first: `queued` or `boarded`, rescue time at or before `until`,
+        and either awaited or on lane `now`. Calls that nobody waits for are not rescued."""
+        ...
+
+    async def next_due(self, credentials: Iterable[str]) -> float | None:
+        """The earliest rescue time among the calls that `due` would ever return."""
+        ...
+
+    async def start_sending(self, entry: Entry) -> bool:
+        """Before a purchase on `now`: the ticket becomes `sending` and the attempt stands in the ledger as unknown,
+        in one transaction. False, and no change, when the ticket is settled or already `sending` for a live engine
+        other than through this very attempt. The first attempt of a fresh `now` ticket finds it `sending` already."""
+        ...
+
+    async def attempts(self, ticket: int) -> int:
+        """How many purchases on `now` the ledger knows for this ticket."""
+        ...
+
+    # batches
+    async def intend(self, intent: Intent) -> Batch | None:
+        """Claims calls of a pool and writes the batch row `submitting`, in one transaction; None when none is left.
+        At least one call is claimed even if it alone is over `max_bytes`."""
+        ...
+
+    async def still_mine(self, batch: int, owner: str, until: float) -> bool:
+        """Whether the batch is `submitting`, owned by `owner`, and the owner's lease lasts until `until`."""
+        ...
+
+    def lines(self, batch: int) -> AsyncIterator[list[tuple[int, bytes]]]:
+        """Tickets and bodies of the batch in chunks, in a stable order, without holding them all in memory."""
+        ...
+
+    async def move(self, batch: int, target: BatchState, **changes: object) -> Batch:
+        """Moves a batch and sets the named fields of its row (`sent_at`, `resolved_at`, `provider_id`,
+        `expires_at`, `ended_at`, `clock_offset`, `abandoned`, `note`)."""
+        ...
+
+    async def annotate(self, batch: int, **changes: object) -> None:
+        """Sets fields of a batch row without moving it."""
+        ...
+
+    async def release(self, batch: int, target: BatchState, lane: Lane, now: float, reason: str) -> int:
+        """Moves the batch and returns its open `boarded` tickets to `queued`, in one transaction; says how many.
+        On lane `now` they are due at once. Tickets that are `sending` keep travelling, without the batch."""
+        ...
+
+    async def batches(self, owner: str) -> list[Batch]:
+        """The unfinished batches of this engine, oldest first."""
+        ...
+
+    async def batch(self, batch: int) -> Batch | None: ...
+    async def open_calls(self, batch: int) -> OpenCalls: ...
+    async def open_tickets(self, batch: int, limit: int) -> list[int]:
+        """Tickets of the batch that are not settled (nor `sending`), to be dealt with at its end."""
+        ...
+
+    async def known_provider_ids(self, credential: str) -> set[str]:
+        """Provider ids of all batches that are ours or were ruled out, so that they are no suspects."""
+        ...
+
+    async def suspect(self, batch: int, provider_id: str, verdict: str) -> None:
+        """Remembers a suspect of an unresolved batch: verdict `watched` or `stranger`."""
+        ...
+
+    async def suspects(self, batch: int) -> dict[str, str]: ...
+
+    # settling
+    async def settle(self, settlements: Sequence[Settlement], now: float) -> list[bool]:
+        """One transaction. For each in turn: an `outcome` settles the ticket unless it is settled already; a
+        `requeue` returns it to `queued` (or, where it is `sending`, leaves it travelling without its batch); the
+        `entry` is written under its identity: a new one is inserted, one that stands as unknown is completed, one
+        that is complete stays. An entry whose outcome came second is written as `duplicate` (a `rescue` stays one).
+        Answers, for each, whether its outcome is now the ticket's outcome."""
+        ...
+
+    # books and memory
+    async def record(self, entry: Entry) -> None:
+        """Writes an entry for a call that has no ticket here (plain `now`), as `settle` would. Need not be awaited."""
+        ...
+
+    async def totals(self) -> list[Totals]: ...
+    async def entries(self, ticket: int) -> list[Entry]: ...
+    async def counts(self) -> Mapping[str, int]:
+        """Rows by state: `tickets.queued`, `batches.open`, … and `batches.bought` (ever bought)."""
+        ...
+
+    async def remember(self, kind: str, key: str, value: str, now: float) -> None: ...
+    async def recall(self, kind: str) -> Mapping[str, str]: ...
+    async def retain(self, before: float, undelivered_before: float, limit: int) -> int:
+        """Removes at most `limit` calls as the contract allows; says how many."""
+        ...
+
+    async def aclose(self) -> None: ...
+
+
+# ---------------------------------------------------------------- Dialect
+
+
+@dataclass(frozen=True, slots=True)
+class RawRequest:
+    """An HTTP request as a door received it. Header names in lower case."""
+
+    method: str
+    path: str
+    query: str
+    headers: Headers
+    body: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Parsed:
+    """What a dialect understood of a request."""
+
+    endpoint: str
+    model: str
+    body: bytes  # without `stream`; otherwise the client's own bytes
+    stream: bool
+    max_output_tokens: int
+    headers: Headers  # to travel with the call
+    secret: Headers  # the credential headers, as the client sent them
+    unbatchable: str | None  # why this may not ride a batch
+    canonical: bytes  # the body in canonical JSON, without `stream`
+    retry: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """A request to the provider, before base URL and credential are added."""
+
+    method: str
+    path: str
+    headers: Headers
+    body: bytes = b""
+
+
+@dataclass(frozen=True, slots=True)
+class BatchReport:
+    """A batch as the provider describes it. Times are on the provider's clock."""
+
+    provider_id: str
+    ended: bool
+    cancelling: bool
+    count: int
+    created_at: float
+    expires_at: float | None
+    ended_at: float | None
+    results_path: str | None  # None when there are no results (yet, or any more)
+    archived: bool
+
+
+@dataclass(frozen=True, slots=True)
+class ResultLine:
+    """One line of a batch's results. `custom_id` is checked by the engine, not here."""
+
+    custom_id: str
+    result: str  # succeeded | errored | canceled | expired
+    status: int
+    body: bytes  # the message, or the provider-shaped error
+    usage: Usage | None
+    retryable: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    max_count: int
+    max_bytes: int
+    window: float  # seconds after which the provider expires a batch
+    retention: float  # seconds for which it keeps results
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """Why a provider said no, read from an answered status of 400 or more."""
+
+    status: int
+    message: str
+    retryable: bool  # the same request may succeed later
+    retry_after: float | None = None
+    cannot_batch: bool = False  # this credential or model has no batch road
+    too_large: bool = False
+
+
+class UsageTap(Protocol):
+    """Reads the usage out of a streamed answer while it passes, without holding it."""
+
+    def feed(self, chunk: bytes) -> None: ...
+    def usage(self) -> Usage | None:
+        """What is known so far; None before the provider said anything."""
+        ...
+
+
+class Dialect(Protocol):
+    """A provider family's wire format: pure translation between bytes and words. No I/O, no clock, no state.
+
+    Whatever it can't understand of a client it raises as `BadCall`, of a provider as `Garbled`."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def limits(self) -> Limits: ...
+
+    # from clients
+    def parse(self, raw: RawRequest) -> Parsed: ...
+    def estimate_tokens(self, body: bytes) -> int: ...
+
+    # to the provider
+    def send(self, endpoint: str, headers: Headers, body: bytes) -> Ask: ...
+    def line_overhead(self) -> int:
+        """Bytes that a call costs in a create beyond its body."""
+        ...
+
+    def line(self, custom_id: str, body: bytes) -> bytes: ...
+    def create(self, headers: Headers) -> Ask: ...
+    def create_frame(self) -> tuple[bytes, bytes, bytes]:
+        """What stands before, between and after the lines of a create."""
+        ...
+
+    def listing(self, headers: Headers, after: str | None) -> Ask: ...
+    def retrieve(self, headers: Headers, provider_id: str) -> Ask: ...
+    def cancel(self, headers: Headers, provider_id: str) -> Ask: ...
+    def results(self, headers: Headers, report: BatchReport) -> Ask: ...
+
+    # from the provider
+    def report(self, body: bytes) -> BatchReport: ...
+    def page(self, body: bytes) -> tuple[list[BatchReport], str | None]:
+        """The batches of a LIST page, newest first, and the cursor of the next page if there is one."""
+        ...
+
+    def result_line(self, line: bytes) -> ResultLine: ...
+    def usage(self, body: bytes) -> Usage | None:
+        """Usage of a finished answer; None when it says none."""
+        ...
+
+    def usage_tap(self) -> UsageTap: ...
+    def refusal(self, status: int, headers: Headers, body: bytes) -> Refusal: ...
+    def requests_per_minute(self, headers: Headers) -> int | None:
+        """The account's limit as answered by a batch endpoint, where it says so."""
+        ...
+
+    # to clients
+    def error(self, status: int, code: str, message: str) -> bytes: ...
+    def replay(self, body: bytes) -> Iterator[bytes]:
+        """A finished answer as the event stream that a streaming client expects, one event at a time."""
+        ...
+
+    def stream_error(self, body: bytes) -> bytes: ...
+    def keep_alive(self) -> bytes: ...
