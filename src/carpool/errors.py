@@ -137,14 +137,17 @@ class Garbled(CarpoolError):
 
 
 class CallFailed(CarpoolError):
-    """An accepted call that ended without an answer. `ticket` names it, `reason` says why."""
+    """An accepted call that ended without an answer. `ticket` names it."""
 
     fault: ClassVar[Fault] = "provider"
     status = 502
 
     def __init__(self, message: str, ticket: str) -> None:
-        super().__init__(message)
+        super().__init__(message, ticket)  # both, so that it survives pickling
         self.ticket = ticket
+
+    def __str__(self) -> str:
+        return str(self.args[0])
 
 
 class CallExpired(CallFailed):

@@ -57,6 +57,8 @@ def ticket_number(text: str) -> int:
     number = 0
     for letter in text:
         number = number << 5 | _VALUES[letter]
+    if number >= 1 << 63:
+        raise BadCall(f"{text!r} is not a ticket: none was ever given that number.")
     return number
 
 
@@ -221,6 +223,30 @@ class Due:
     batch: int | None
     rescue_at: float
     deadline: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class TicketView:
+    """Where an open call stands: what decides whether, and how, it is tried again."""
+
+    ticket: int
+    state: TicketState
+    requeues: int  # how often a batch gave it back
+    rescue_at: float | None
+    deadline: float | None
+    awaited: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Parcel:
+    """Everything that is needed to send an open call on `now`."""
+
+    ticket: int
+    key: PoolKey
+    body: bytes
+    model: str
+    requeues: int
+    reason: str
 
 
 @dataclass(frozen=True, slots=True)

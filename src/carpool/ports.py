@@ -21,8 +21,10 @@ from carpool.model import (
     Lane,
     OpenCalls,
     Outcome,
+    Parcel,
     PoolView,
     Settlement,
+    TicketView,
     Totals,
     Usage,
 )
@@ -101,6 +103,8 @@ class Wire(Protocol):
 class Store(Protocol):
     """Keeps calls, batches, outcomes and the ledger.
 
+    `durable` says whether what it keeps outlives the process.
+
     **Durability.** When an awaited method returns, what it wrote survives `kill -9`. Methods are atomic: all of it
     or nothing. Every change of state obeys the tables in `lifecycle`; a move they forbid raises `IllegalMove` and
     changes nothing. Trouble below is raised as `StoreError`, never as a driver's exception.
@@ -114,6 +118,13 @@ class Store(Protocol):
     **Retention.** Removes settled calls whose outcome was delivered and is older than asked for, and undelivered
     ones after `UNDELIVERED_DAYS`. Never removes an open call, an unfinished batch, or a ledger entry.
     """
+
+    @property
+    def durable(self) -> bool: ...
+    @property
+    def pepper(self) -> bytes:
+        """The secret under which credentials are hashed in this store."""
+        ...
 
     # engines
     async def join(self, engine: str, now: float, ttl: float) -> None:
@@ -159,8 +170,13 @@ class Store(Protocol):
         """The outcome, if there is one and the ticket belongs to this credential."""
         ...
 
-    async def body(self, ticket: int) -> tuple[bytes, Headers] | None:
-        """The body and headers of an open call, to send it on `now`."""
+    async def parcel(self, ticket: int) -> Parcel | None:
+        """An open call, to send it on `now`; None when it is settled or unknown. `reason` is the one it was given
+        when it was last admitted, released or requeued."""
+        ...
+
+    async def views(self, tickets: Sequence[int]) -> list[TicketView]:
+        """Where these calls stand, those that are settled or unknown left out."""
         ...
 
     async def cancel(self, ticket: int, outcome: Outcome) -> bool:
@@ -182,8 +198,14 @@ class Store(Protocol):
 
     async def start_sending(self, entry: Entry) -> bool:
         """Before a purchase on `now`: the ticket becomes `sending` and the attempt stands in the ledger as unknown,
-        in one transaction. False, and no change, when the ticket is settled or already `sending` for a live engine
-        other than through this very attempt. The first attempt of a fresh `now` ticket finds it `sending` already."""
+        in one transaction. Idempotent under the entry's identity. A ticket that is `sending` already stays so: an
+        engine that sends it is in charge of it, and tries again under a new attempt. False, and no change, when the
+        ticket is settled or unknown."""
+        ...
+
+    async def stop_sending(self, ticket: int) -> bool:
+        """A purchase on `now` brought no answer: the ticket returns to its unfinished batch, without a rescue time,
+        since the batch is all that can still answer it. False, and no change, when it has no such batch."""
         ...
 
     async def attempts(self, ticket: int) -> int:
@@ -243,7 +265,8 @@ class Store(Protocol):
         """One transaction. For each in turn: an `outcome` settles the ticket unless it is settled already; a
         `requeue` returns it to `queued` (or, where it is `sending`, leaves it travelling without its batch); the
         `entry` is written under its identity: a new one is inserted, one that stands as unknown is completed, one
-        that is complete stays. An entry whose outcome came second is written as `duplicate` (a `rescue` stays one).
+        that is complete stays; without tags it takes the call's. An entry whose outcome came second is written as
+        `duplicate` (a `rescue` stays one), with nothing in `would_have_paid`: the answer that was used has that.
         Answers, for each, whether its outcome is now the ticket's outcome."""
         ...
 
@@ -330,6 +353,7 @@ class ResultLine:
     result: str  # succeeded | errored | canceled | expired
     status: int
     body: bytes  # the message, or the provider-shaped error
+    model: str  # as the answer names it; empty without an answer
     usage: Usage | None
     retryable: bool
 
@@ -374,6 +398,10 @@ class Dialect(Protocol):
     def limits(self) -> Limits: ...
 
     # from clients
+    def handles(self, method: str, path: str) -> bool:
+        """Whether `parse` understands this endpoint."""
+        ...
+
     def parse(self, raw: RawRequest) -> Parsed: ...
     def estimate_tokens(self, body: bytes) -> int: ...
 
@@ -389,10 +417,10 @@ class Dialect(Protocol):
         """What stands before, between and after the lines of a create."""
         ...
 
-    def listing(self, headers: Headers, after: str | None) -> Ask: ...
+    def listing(self, headers: Headers, after: str | None, limit: int) -> Ask: ...
     def retrieve(self, headers: Headers, provider_id: str) -> Ask: ...
     def cancel(self, headers: Headers, provider_id: str) -> Ask: ...
-    def results(self, headers: Headers, report: BatchReport) -> Ask: ...
+    def results(self, headers: Headers, provider_id: str) -> Ask: ...
 
     # from the provider
     def report(self, body: bytes) -> BatchReport: ...

@@ -1,0 +1,49 @@
+# Needs Python 3.11 or newer and make; everything else goes into .venv.
+# Another interpreter: make test PYTHON=python3.12 · arguments for pytest: make test ARGS="-k ledger"
+
+PYTHON := python3
+VENV := .venv
+ARGS :=
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+
+.DEFAULT_GOAL := help
+.PHONY: help setup test check fix docs demo clean
+
+help: ## List the targets
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-7s %s\n", $$1, $$2 }' Makefile
+
+setup: $(READY) ## Make the virtual environment (every other target does it when needed)
+
+test: $(READY) ## Run the tests
+	@$(BIN)/python -m pytest $(ARGS)
+
+check: $(READY) ## Lint, check format and types, and run the house rules
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@$(BIN)/mypy
+	@$(BIN)/python -m pytest tests/house
+
+fix: $(READY) ## Format, and mend what the linter can mend
+	@$(BIN)/ruff check --fix .
+	@$(BIN)/ruff format .
+
+docs: $(READY) ## Redraw the generated parts of the docs
+	@$(BIN)/python docs/draw.py
+
+demo: $(READY) ## Watch a small fleet finish its calls against the mock provider
+	@$(BIN)/carpool demo
+
+clean: ## Remove the virtual environment, builds and caches
+	@rm -rf $(VENV) build dist .demo .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	@find src tests docs -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# Made anew when pyproject.toml is newer; otherwise instant.
+$(READY): pyproject.toml
+	@command -v $(PYTHON) >/dev/null || { echo "There is no $(PYTHON) here. Install Python 3.11 or newer, or name one: make PYTHON=python3.12" >&2; exit 1; }
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "$(PYTHON) is older than 3.11. Name a newer one: make PYTHON=python3.12" >&2; exit 1; }
+	@test -x $(BIN)/pip || $(PYTHON) -c 'import ensurepip' 2>/dev/null || { echo "$(PYTHON) can't make virtual environments: ensurepip is missing. On Debian and Ubuntu: apt-get install python3-venv" >&2; exit 1; }
+	@echo "Setting up $(VENV) ..."
+	@test -x $(BIN)/pip || $(PYTHON) -m venv $(VENV)
+	@$(BIN)/python -m pip install -qq --disable-pip-version-check --editable '.[dev]'
+	@touch $@

@@ -1,0 +1,57 @@
+"""Redraws the generated parts of the docs, between `<!-- drawn: name -->` and `<!-- end of name -->`.
+
+`python docs/draw.py` writes them; a house test fails when one is stale.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+
+from carpool import errors
+from carpool.lifecycle import BATCH_MOVES, TICKET_MOVES, diagram
+
+DOCS = Path(__file__).resolve().parent
+PART = re.compile(r"(?P<open><!-- drawn: (?P<name>\w+) -->\n).*?(?P<close><!-- end of (?P=name) -->)", re.DOTALL)
+
+
+def mermaid(text: str) -> str:
+    return f"```mermaid\n{text}\n```\n"
+
+
+def error_table() -> str:
+    rows = ["| error | whose fault | a retry helps | status | code |", "|---|---|---|---|---|"]
+    for error in vars(errors).values():
+        if isinstance(error, type) and issubclass(error, errors.CarpoolError):
+            retry = "yes" if error.retryable else "no"
+            rows.append(f"| `{error.__name__}` | {error.fault} | {retry} | {error.status} | `{error.code}` |")
+    return "\n".join(rows) + "\n"
+
+
+PARTS = {
+    "tickets": lambda: mermaid(diagram(TICKET_MOVES)),
+    "batches": lambda: mermaid(diagram(BATCH_MOVES)),
+    "errors": error_table,
+}
+
+
+def redraw(text: str) -> str:
+    return PART.sub(lambda part: part["open"] + PARTS[part["name"]]() + part["close"], text)
+
+
+def pages() -> list[Path]:
+    return sorted(DOCS.glob("*.md"))
+
+
+def main() -> None:
+    for page in pages():
+        text = page.read_text("utf-8")
+        drawn = redraw(text)
+        if drawn != text:
+            page.write_text(drawn, "utf-8")
+            sys.stdout.write(f"redrawn: docs/{page.name}\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,92 @@
+"""The Claude API: Messages and Message Batches."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from carpool.dialects.anthropic import batches, errors, replay, results, usage
+from carpool.dialects.anthropic.parse import handles, parse
+from carpool.model import Headers, Usage
+from carpool.ports import Ask, BatchReport, Limits, Parsed, RawRequest, Refusal, ResultLine, UsageTap
+
+__all__ = ["Anthropic"]
+
+
+class Anthropic:
+    """`ports.Dialect` for the Claude API."""
+
+    name = "anthropic"
+    limits = Limits(max_count=100_000, max_bytes=256_000_000, window=24 * 3600.0, retention=29 * 24 * 3600.0)
+
+    # from clients
+    def handles(self, method: str, path: str) -> bool:
+        return handles(method, path)
+
+    def parse(self, raw: RawRequest) -> Parsed:
+        return parse(raw)
+
+    def estimate_tokens(self, body: bytes) -> int:
+        return (len(body) + 3) // 4
+
+    # to the provider
+    def send(self, endpoint: str, headers: Headers, body: bytes) -> Ask:
+        return batches.send(endpoint, headers, body)
+
+    def line_overhead(self) -> int:
+        return batches.LINE_OVERHEAD
+
+    def line(self, custom_id: str, body: bytes) -> bytes:
+        return batches.line(custom_id, body)
+
+    def create(self, headers: Headers) -> Ask:
+        return batches.create(headers)
+
+    def create_frame(self) -> tuple[bytes, bytes, bytes]:
+        return batches.FRAME
+
+    def listing(self, headers: Headers, after: str | None, limit: int) -> Ask:
+        return batches.listing(headers, after, limit)
+
+    def retrieve(self, headers: Headers, provider_id: str) -> Ask:
+        return batches.retrieve(headers, provider_id)
+
+    def cancel(self, headers: Headers, provider_id: str) -> Ask:
+        return batches.cancel(headers, provider_id)
+
+    def results(self, headers: Headers, provider_id: str) -> Ask:
+        return batches.results(headers, provider_id)
+
+    # from the provider
+    def report(self, body: bytes) -> BatchReport:
+        return batches.report(body)
+
+    def page(self, body: bytes) -> tuple[list[BatchReport], str | None]:
+        return batches.page(body)
+
+    def result_line(self, line: bytes) -> ResultLine:
+        return results.result_line(line)
+
+    def usage(self, body: bytes) -> Usage | None:
+        return usage.of_message(body)
+
+    def usage_tap(self) -> UsageTap:
+        return usage.Tap()
+
+    def refusal(self, status: int, headers: Headers, body: bytes) -> Refusal:
+        return errors.refusal(status, headers, body)
+
+    def requests_per_minute(self, headers: Headers) -> int | None:
+        return errors.requests_per_minute(headers)
+
+    # to clients
+    def error(self, status: int, code: str, message: str) -> bytes:
+        return errors.error(status, code, message)
+
+    def replay(self, body: bytes) -> Iterator[bytes]:
+        return replay.replay(body)
+
+    def stream_error(self, body: bytes) -> bytes:
+        return replay.stream_error(body)
+
+    def keep_alive(self) -> bytes:
+        return replay.PING

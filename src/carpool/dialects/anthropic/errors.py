@@ -1,0 +1,137 @@
+"""Errors in the Claude API's shape: read from the provider, and written for clients."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+import msgspec
+
+from carpool.dialects.anthropic.headers import first
+from carpool.model import Headers
+from carpool.ports import Refusal
+
+_STATUS = {
+    "invalid_request_error": 400,
+    "authentication_error": 401,
+    "billing_error": 402,
+    "permission_error": 403,
+    "not_found_error": 404,
+    "conflict_error": 409,
+    "request_too_large": 413,
+    "rate_limit_error": 429,
+    "api_error": 500,
+    "timeout_error": 504,
+    "overloaded_error": 529,
+}
+_TYPE = {status: kind for kind, status in _STATUS.items()}
+_UNKNOWN = 500
+_LATER = frozenset({408, 409, 429})
+_SPENT = "enforced_spend_limit_reached"  # a 429 that no waiting helps
+_LONGEST = 1000
+_UNREADABLE = (ValueError, RecursionError)
+
+
+class _Details(msgspec.Struct):
+    error_code: str | None = None
+
+
+class _Error(msgspec.Struct):
+    type: str
+    message: str | None = None
+    details: msgspec.Raw = msgspec.Raw(b"null")
+
+
+class _Envelope(msgspec.Struct):
+    type: Literal["error"]
+    error: msgspec.Raw
+
+
+_ENVELOPE = msgspec.json.Decoder(_Envelope)
+_ERROR = msgspec.json.Decoder(_Error)
+_DETAILS: msgspec.json.Decoder[_Details | None] = msgspec.json.Decoder(_Details | None)
+
+
+@dataclass(frozen=True, slots=True)
+class ProviderError:
+    kind: str
+    message: str
+    code: str | None
+    body: bytes  # in the shape of an answer, with the provider's own words
+
+
+def read(raw: bytes) -> ProviderError | None:
+    """An error as an answer or a result line carries it; None when it is none."""
+    try:
+        error, body = _ERROR.decode(_ENVELOPE.decode(raw).error), raw
+    except _UNREADABLE:
+        try:
+            error, body = _ERROR.decode(raw), b'{"type":"error","error":%b}' % raw  # bare, without its envelope
+        except _UNREADABLE:
+            return None
+        if error.message is None:  # any object has a type; an error has a message too
+            return None
+    return ProviderError(error.type, error.message or "", _code(error), body)
+
+
+def _code(error: _Error) -> str | None:
+    try:
+        details = _DETAILS.decode(error.details)
+    except _UNREADABLE:
+        return None
+    return details.error_code if details else None
+
+
+def status_of(error: ProviderError) -> int:
+    return _STATUS.get(error.kind, _UNKNOWN)
+
+
+def is_passing(error: ProviderError) -> bool:
+    """Whether the same call may succeed when it is asked again."""
+    status = status_of(error)
+    return (status == 429 or status >= 500) and error.code != _SPENT
+
+
+def refusal(status: int, headers: Headers, body: bytes) -> Refusal:
+    error = read(body)
+    message = error.message[:_LONGEST] if error else ""
+    return Refusal(
+        status=status,
+        message=message or f"The provider answered {status}.",
+        retryable=_retryable(status, headers, error),
+        retry_after=_retry_after(headers),
+        cannot_batch=status in (401, 403, 404),
+        too_large=status == 413,
+    )
+
+
+def _retryable(status: int, headers: Headers, error: ProviderError | None) -> bool:
+    if error and error.code == _SPENT:
+        return False
+    wish = (first(headers, "x-should-retry") or "").strip().lower()
+    if wish in ("true", "false"):
+        return wish == "true"
+    return status in _LATER or status >= 500
+
+
+def _retry_after(headers: Headers) -> float | None:
+    for name, unit in (("retry-after-ms", 0.001), ("retry-after", 1.0)):
+        try:
+            seconds = float(first(headers, name) or "") * unit
+        except ValueError:
+            continue
+        if math.isfinite(seconds) and seconds >= 0:
+            return seconds
+    return None
+
+
+def requests_per_minute(headers: Headers) -> int | None:
+    text = (first(headers, "anthropic-ratelimit-requests-limit") or "").strip()
+    return int(text) or None if text.isascii() and text.isdigit() and len(text) < 10 else None
+
+
+def error(status: int, code: str, message: str) -> bytes:
+    kind = code or _TYPE.get(status) or ("api_error" if status >= 500 else "invalid_request_error")
+    sound = message.encode("utf-8", "replace").decode()  # half a surrogate pair would not encode
+    return msgspec.json.encode({"type": "error", "error": {"type": kind, "message": sound}})

@@ -1,0 +1,101 @@
+"""Understands a client's Messages request: only what routing needs, the rest is for the provider to judge."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from carpool.dialects import faithful
+from carpool.dialects.anthropic import headers as rules
+from carpool.errors import BadCall
+from carpool.model import Headers
+from carpool.ports import Parsed, RawRequest
+
+ENDPOINT = "/v1/messages"
+
+_MOST_TOKENS = 2**31 - 1  # a bound for estimates; the provider judges the number itself
+_NEVER_IN_A_BATCH = frozenset(
+    {"speed", "store", "previous_thread_event_id", "cache_hint", "context_hint", "research_preview_2026_02"}
+)
+_NEVER_IN_A_BATCH_BETAS = ("fast-mode", "research-preview-2026-02")
+
+
+def handles(method: str, path: str) -> bool:
+    """Whether this is a request that `parse` understands."""
+    return method == "POST" and path == ENDPOINT
+
+
+def parse(raw: RawRequest) -> Parsed:
+    if not handles(raw.method, raw.path):
+        raise BadCall(f"carpool does not batch {raw.method} {raw.path}, only POST {ENDPOINT}.")
+    _check_encoding(raw.headers)
+    document = faithful.read(raw.body)
+    values = document.values
+    headers = rules.sort(raw.headers)
+    max_tokens = _max_tokens(values)
+    _check_messages(values)
+    return Parsed(
+        endpoint=ENDPOINT,
+        model=_model(values),
+        body=document.without("stream"),
+        stream=_stream(values),
+        max_output_tokens=min(max(max_tokens, 0), _MOST_TOKENS),
+        headers=headers.travelling,
+        secret=headers.secret,
+        unbatchable=_unbatchable(values, headers, raw.query),
+        canonical=document.canonical(without="stream"),
+        retry=headers.retry,
+    )
+
+
+def _check_encoding(headers: Headers) -> None:
+    for name, value in headers:
+        if name == "content-encoding" and value.strip().lower() not in ("", "identity"):
+            raise BadCall(f"carpool does not read request bodies with content-encoding {value.strip()[:40]!r} yet.")
+
+
+def _model(values: dict[str, Any]) -> str:
+    model = values.get("model")
+    if not isinstance(model, str):
+        raise BadCall("`model` must be a string." if "model" in values else "`model` is missing.")
+    return model
+
+
+def _max_tokens(values: dict[str, Any]) -> int:
+    max_tokens = values.get("max_tokens")
+    if not isinstance(max_tokens, int) or isinstance(max_tokens, bool):
+        raise BadCall("`max_tokens` must be an integer." if "max_tokens" in values else "`max_tokens` is missing.")
+    return max_tokens
+
+
+def _check_messages(values: dict[str, Any]) -> None:
+    messages = values.get("messages")
+    if messages is msgspec.UNSET:  # holds a number too big to decode: the provider's to judge
+        return
+    if not isinstance(messages, list):
+        raise BadCall("`messages` must be a list." if "messages" in values else "`messages` is missing.")
+
+
+def _stream(values: dict[str, Any]) -> bool:
+    stream = values.get("stream")
+    if stream is not None and not isinstance(stream, bool):
+        raise BadCall("`stream` must be true or false.")
+    return bool(stream)
+
+
+def _unbatchable(values: dict[str, Any], headers: rules.Sorted, query: str) -> str | None:
+    """Every reason why this call may not ride a batch, as sentences."""
+    reasons = [f"A batch may not carry `{field}`." for field in sorted(_NEVER_IN_A_BATCH & values.keys())]
+    if values["max_tokens"] == 0:
+        reasons.append("A batch may not carry `max_tokens: 0`.")
+    reasons += [
+        f"A batch may not use the beta {beta}."
+        for beta in headers.betas
+        if beta.lower().replace("_", "-").startswith(_NEVER_IN_A_BATCH_BETAS)
+    ]
+    if query and any(part not in ("", "beta=true") for part in query.lstrip("?").split("&")):
+        reasons.append("A batch can't carry the query of a request.")
+    if not rules.first(headers.travelling, "anthropic-version"):
+        reasons.append("A batch needs an anthropic-version header.")
+    return " ".join(reasons) or None

@@ -1,0 +1,159 @@
+"""A finished message told again as the event stream that a streaming client expects.
+
+Everything that is not cut into deltas is passed on as the provider's own bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+
+from carpool.dialects.anthropic import errors
+from carpool.errors import Garbled
+
+PING = b'event: ping\ndata: {"type":"ping"}\n\n'
+
+_PIECE = 2048  # characters in a delta
+_NULL = msgspec.Raw(b"null")
+_EMPTY = msgspec.Raw(b'""')
+_AT_THE_END = ("stop_reason", "stop_sequence", "stop_details", "container")
+_OUTPUT_SIDE = ("output_tokens", "output_tokens_details")
+_DELTA_USAGE = (
+    "input_tokens",
+    "cache_creation_input_tokens",
+    "cache_read_input_tokens",
+    *_OUTPUT_SIDE,
+    "server_tool_use",
+)
+
+Members = dict[str, msgspec.Raw]
+
+_MEMBERS = msgspec.json.Decoder(Members)
+_BLOCKS = msgspec.json.Decoder(list[Members])
+_TEXT = msgspec.json.Decoder(str)
+_LIST = msgspec.json.Decoder(list[msgspec.Raw])
+
+
+def replay(body: bytes) -> Iterator[bytes]:
+    """Checks the whole message before the first event, so that trouble is known while a status can still say so."""
+    try:
+        body.decode()
+        message = _MEMBERS.decode(_one_line(body))
+        blocks = _BLOCKS.decode(message["content"])
+        usage = _MEMBERS.decode(message["usage"]) if _opens(message, "usage", b"{") else {}
+        events = [list(_block(index, block)) for index, block in enumerate(blocks)]
+    except (KeyError, ValueError, RecursionError) as error:
+        raise Garbled(f"The provider's message can't be told as a stream: {error}.") from None
+    return _events(message, usage, events)
+
+
+def stream_error(body: bytes) -> bytes:
+    """What fits no error of the provider (a page from a gateway, say) is not shown to the client's parser."""
+    read = errors.read(body)
+    told = read.body if read else errors.error(502, "api_error", "The provider's answer could not be understood.")
+    return b"event: error\ndata: %b\n\n" % _one_line(told)
+
+
+def _events(message: Members, usage: Members, blocks: list[list[bytes]]) -> Iterator[bytes]:
+    yield _start(message, usage)
+    for block in blocks:
+        yield from block
+    yield _delta(message, usage)
+    yield _event("message_stop")
+
+
+def _start(message: Members, usage: Members) -> bytes:
+    """What is known at the beginning: everything but the content and the end."""
+    opening: dict[str, Any] = {**message, "content": []}
+    opening |= {"stop_reason": None, "stop_sequence": None}
+    opening |= {name: None for name in _AT_THE_END if name in message}
+    opening["usage"] = usage | {name: _NULL for name in usage if name in _OUTPUT_SIDE} | _first_tokens(usage)
+    return _event("message_start", message=opening)
+
+
+def _first_tokens(usage: Members) -> Members:
+    """A stream begins with a token or so of output; the true count comes at the end."""
+    nothing = bytes(usage.get("output_tokens", _NULL)) in (b"0", b"null")
+    return {"output_tokens": msgspec.Raw(b"0" if nothing else b"1")}
+
+
+def _delta(message: Members, usage: Members) -> bytes:
+    end = {"stop_reason": _NULL, "stop_sequence": _NULL}
+    end |= {name: message[name] for name in _AT_THE_END if name in message}
+    counts = {"output_tokens": msgspec.Raw(b"0")} | {name: usage[name] for name in _DELTA_USAGE if name in usage}
+    return _event("message_delta", delta=end, usage=counts)
+
+
+# ---------------------------------------------------------------- blocks
+
+
+def _block(index: int, block: Members) -> Iterator[bytes]:
+    opening, deltas = _cut(block)
+    yield _event("content_block_start", index=index, content_block=opening)
+    for delta in deltas:
+        yield _event("content_block_delta", index=index, delta=delta)
+    yield _event("content_block_stop", index=index)
+
+
+def _cut(block: Members) -> tuple[Members, list[dict[str, Any]]]:
+    """The form in which a block starts, and the deltas that complete it. Kinds without deltas start whole."""
+    match _TEXT.decode(block["type"]):
+        case "text" if _opens(block, "text", b'"'):
+            return _text(block)
+        case "thinking" if _opens(block, "thinking", b'"'):
+            return _thinking(block)
+        case "tool_use" | "server_tool_use" if _opens(block, "input", b"{"):
+            return _tool(block)
+        case _:
+            return block, []
+
+
+def _text(block: Members) -> tuple[Members, list[dict[str, Any]]]:
+    opening = block | {"text": _EMPTY}
+    deltas: list[dict[str, Any]] = []
+    if _opens(block, "citations", b"["):
+        opening["citations"] = msgspec.Raw(b"[]")
+        deltas = [{"type": "citations_delta", "citation": citation} for citation in _LIST.decode(block["citations"])]
+    deltas += [{"type": "text_delta", "text": piece} for piece in _pieces(_TEXT.decode(block["text"]))]
+    return opening, deltas
+
+
+def _thinking(block: Members) -> tuple[Members, list[dict[str, Any]]]:
+    opening = block | {"thinking": _EMPTY}
+    thought = _TEXT.decode(block["thinking"])
+    deltas: list[dict[str, Any]] = [{"type": "thinking_delta", "thinking": piece} for piece in _pieces(thought)]
+    if _opens(block, "signature", b'"'):
+        opening["signature"] = _EMPTY
+        deltas.append({"type": "signature_delta", "signature": block["signature"]})  # verified later: the very bytes
+    return opening, deltas
+
+
+def _tool(block: Members) -> tuple[Members, list[dict[str, Any]]]:
+    """The input travels as text, so its numbers arrive as the model wrote them. The first piece is always empty."""
+    opening = block | {"input": msgspec.Raw(b"{}")}
+    raw = bytes(block["input"]).decode()
+    pieces = ["", *(_pieces(raw) if raw != "{}" else [])]
+    return opening, [{"type": "input_json_delta", "partial_json": piece} for piece in pieces]
+
+
+def _opens(members: Members, name: str, sign: bytes) -> bool:
+    """Whether there is a member of that name, and a value of the kind that begins so."""
+    return name in members and bytes(members[name]).startswith(sign)
+
+
+def _pieces(text: str) -> list[str]:
+    return [text[at : at + _PIECE] for at in range(0, len(text), _PIECE)]
+
+
+# ---------------------------------------------------------------- frames
+
+
+def _event(name: str, **fields: Any) -> bytes:
+    return b"event: %b\ndata: %b\n\n" % (name.encode(), msgspec.json.encode({"type": name, **fields}))
+
+
+def _one_line(body: bytes) -> bytes:
+    """JSON has line breaks between tokens only; in an event each would begin a new field."""
+    return body.replace(b"\r", b" ").replace(b"\n", b" ")

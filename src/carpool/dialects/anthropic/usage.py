@@ -1,0 +1,166 @@
+"""Tokens: read from finished messages, and from event streams while they pass."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import msgspec
+
+from carpool.model import Usage
+
+# A count out of this range is no count: the usage is then unknown, not guessed.
+Count = Annotated[int, msgspec.Meta(ge=0, le=2**53)]
+
+
+class _CacheCreation(msgspec.Struct):
+    ephemeral_5m_input_tokens: Count | None = None
+    ephemeral_1h_input_tokens: Count | None = None
+
+
+class _ServerTools(msgspec.Struct):
+    web_search_requests: Count | None = None
+
+
+class WireUsage(msgspec.Struct):
+    """`usage` as it stands on the wire; None is "not said"."""
+
+    input_tokens: Count | None = None
+    output_tokens: Count | None = None
+    cache_read_input_tokens: Count | None = None
+    cache_creation_input_tokens: Count | None = None
+    cache_creation: _CacheCreation | None = None
+    server_tool_use: _ServerTools | None = None
+    inference_geo: str | None = None
+    speed: str | None = None
+
+    def override(self, later: WireUsage) -> None:
+        """Counts are cumulative, so what is said later holds; what is not said stays."""
+        for field in self.__struct_fields__:
+            if (value := getattr(later, field)) is not None:
+                setattr(self, field, value)
+
+    def words(self) -> Usage:
+        short, long = self._cache_writes()
+        return Usage(
+            self.input_tokens or 0,
+            self.output_tokens or 0,
+            self.cache_read_input_tokens or 0,
+            short,
+            long,
+            (self.server_tool_use.web_search_requests or 0) if self.server_tool_use else 0,
+            self.inference_geo,
+            self.speed,
+        )
+
+    def _cache_writes(self) -> tuple[int, int]:
+        """Writes for 5 minutes and for an hour; what the breakdown leaves out counts for 5 minutes, the default."""
+        total = self.cache_creation_input_tokens or 0
+        if self.cache_creation is None:
+            return total, 0
+        short = self.cache_creation.ephemeral_5m_input_tokens or 0
+        long = self.cache_creation.ephemeral_1h_input_tokens or 0
+        return max(short, total - long), long
+
+
+class _Message(msgspec.Struct):
+    model: str = ""
+    usage: WireUsage | None = None
+
+
+class _Event(msgspec.Struct):
+    type: str
+    message: _Message | None = None  # of message_start
+    usage: WireUsage | None = None  # of message_delta
+
+
+_MESSAGE = msgspec.json.Decoder(_Message)
+_EVENT = msgspec.json.Decoder(_Event)
+_TELLING = (b"message_start", b"message_delta")
+_MOST_HELD = 4 * 1024 * 1024  # an event, or an answer that is no stream, beyond this is let pass unread
+
+
+def of_message(body: bytes | msgspec.Raw) -> Usage | None:
+    return model_and_usage(body)[1]
+
+
+def model_and_usage(body: bytes | msgspec.Raw) -> tuple[str, Usage | None]:
+    """Which model answered, and what it used; what can't be understood is not known."""
+    try:
+        message = _MESSAGE.decode(body)
+    except (ValueError, RecursionError):
+        return "", None
+    return message.model, message.usage.words() if message.usage else None
+
+
+class Tap:
+    """Reads usage out of server-sent events, cut into chunks anywhere. Holds one event at most.
+
+    An answer that turns out to be plain JSON (an SDK may be answered so) is held up to a bound and read at the end.
+    """
+
+    def __init__(self) -> None:
+        self._rest = bytearray()  # the line that is not complete yet
+        self._data: list[bytes] = []
+        self._held = 0
+        self._skipping = False  # inside a line too long to hold
+        self._plain: bool | None = None
+        self._usage: WireUsage | None = None
+
+    def feed(self, chunk: bytes) -> None:
+        if self._plain is None:
+            self._decide(chunk)
+        if self._plain:
+            self._hold(chunk)
+            return
+        *lines, rest = chunk.split(b"\n")
+        for line in lines:
+            self._hold(line)
+            self._line()
+        self._hold(rest)
+
+    def usage(self) -> Usage | None:
+        if self._plain:
+            return of_message(bytes(self._rest))
+        return self._usage.words() if self._usage else None
+
+    def _decide(self, chunk: bytes) -> None:
+        if start := chunk.lstrip():
+            self._plain = start.startswith(b"{")
+
+    def _hold(self, piece: bytes) -> None:
+        if self._skipping:
+            return
+        self._rest += piece
+        if len(self._rest) + self._held > _MOST_HELD:
+            self._skipping = True
+            self._rest.clear()
+
+    def _line(self) -> None:
+        line, skipped = bytes(self._rest).removesuffix(b"\r"), self._skipping
+        self._rest.clear()
+        self._skipping = False
+        if skipped:
+            self._data.append(b"")  # makes the event unreadable, as it is incomplete
+        elif not line:
+            self._event()
+        elif line.startswith(b"data:"):
+            self._data.append(line[5:])
+            self._held += len(line)
+
+    def _event(self) -> None:
+        data = b"\n".join(self._data)
+        self._data.clear()
+        self._held = 0
+        if not any(name in data for name in _TELLING):
+            return
+        try:
+            event = _EVENT.decode(data)
+        except (ValueError, RecursionError):
+            return
+        said = event.message.usage if event.type == "message_start" and event.message else event.usage
+        if event.type not in ("message_start", "message_delta") or said is None:
+            return
+        if self._usage is None or event.type == "message_start":
+            self._usage = said
+        else:
+            self._usage.override(said)

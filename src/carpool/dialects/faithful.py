@@ -1,0 +1,117 @@
+"""Reads a JSON object without re-encoding it: members keep the very bytes that the client wrote.
+
+msgspec hands out each member's value as raw bytes, but neither its place in the body nor whether a name came twice.
+A short walk over the members finds both.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from carpool.errors import BadCall
+
+_FULL = msgspec.json.Decoder()
+_SHALLOW = msgspec.json.Decoder(dict[str, msgspec.Raw])
+_SORTED = msgspec.json.Encoder(order="sorted")
+
+_NAME = re.compile(rb'[ \t\r\n]*[{,][ \t\r\n]*("[^"\\]*+(?:\\.[^"\\]*+)*+")[ \t\r\n]*:[ \t\r\n]*')
+_CLOSE = re.compile(rb"[ \t\r\n]*\}[ \t\r\n]*")
+
+
+@dataclass(frozen=True, slots=True)
+class Document:
+    """A JSON object in its own bytes, and its values decoded."""
+
+    text: bytes
+    values: dict[str, Any]
+    spans: dict[str, tuple[int, int]]  # from the name's first byte to the value's last
+    exact: bool  # False when a number is too big to decode; the member that holds it stands as UNSET
+
+    def without(self, name: str) -> bytes:
+        """The same bytes less one member."""
+        if name not in self.spans:
+            return self.text
+        start, end = self.spans[name]
+        names = list(self.spans)
+        place = names.index(name)
+        if place:  # the comma before it goes too
+            start = self.spans[names[place - 1]][1]
+        elif len(names) > 1:  # the comma after it goes too
+            end = self.spans[names[1]][0]
+        return self.text[:start] + self.text[end:]
+
+    def canonical(self, without: str) -> bytes:
+        """Equal for equal JSON, whatever the order of names and the white space.
+
+        A number that can't be decoded can't be normalised either: then the bytes themselves are compared, which at
+        worst tells two equal bodies apart and never takes two different ones for equal.
+        """
+        if not self.exact:
+            return self.without(without)
+        return _SORTED.encode({name: value for name, value in self.values.items() if name != without})
+
+
+def read(body: bytes) -> Document:
+    """Understands a client's body, or says in a sentence why not."""
+    try:
+        values, exact = _decode(body)
+        spans = _spans(body)
+    except RecursionError:
+        raise BadCall("The request body is nested too deeply.") from None
+    except ValueError as error:
+        raise BadCall(f"The request body is not JSON in UTF-8: {error}.") from None
+    return Document(body, values, spans, exact)
+
+
+def _decode(body: bytes) -> tuple[dict[str, Any], bool]:
+    exact = True
+    try:
+        values = _FULL.decode(body)
+    except msgspec.ValidationError:  # sound JSON, but with a number beyond what msgspec decodes
+        values = _decode_members(body)
+        exact = False
+    if not isinstance(values, dict):
+        raise BadCall("The request body must be a JSON object.")
+    return values, exact
+
+
+def _decode_members(body: bytes) -> dict[str, Any] | None:
+    body.decode()  # raw values are skipped without a look at their encoding
+    values: dict[str, Any] = {}
+    try:
+        members = _SHALLOW.decode(body)
+    except msgspec.ValidationError:
+        return None
+    for name, raw in members.items():
+        try:
+            values[name] = _FULL.decode(raw)
+        except msgspec.ValidationError:
+            values[name] = msgspec.UNSET
+    return values
+
+
+def _spans(body: bytes) -> dict[str, tuple[int, int]]:
+    """Where each member stands.
+
+    Whenever a name came twice msgspec kept one value only, so this walk, which checks every value byte by byte,
+    can't arrive at the closing brace after the last of the kept members.
+    """
+    spans: dict[str, tuple[int, int]] = {}
+    at = 0
+    for name, raw in _SHALLOW.decode(body).items():
+        found = _NAME.match(body, at)
+        if not found or not body.startswith(bytes(raw), found.end()):
+            raise _twice()
+        at = found.end() + len(raw)
+        spans[name] = (found.start(1), at)
+    if spans and not _CLOSE.fullmatch(body, at):
+        raise _twice()
+    return spans
+
+
+def _twice() -> BadCall:
+    return BadCall("The request body names a top-level field twice; send each field once.")

@@ -1,0 +1,1 @@
+"""The ways in. Doors convert types and decide nothing: a new door is a conversion."""

@@ -1,0 +1,175 @@
+"""The library door for threads: `Fleet` has the same verbs, and waits. Its engine runs in a thread of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Mapping
+from datetime import datetime
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from carpool.clock import SystemClock
+from carpool.dialects import get as get_dialect
+from carpool.doors.library import (
+    PROVIDER,
+    build_engine,
+    create_of,
+    http_flavour,
+    inner_http,
+    make_options,
+    retries_itself,
+    translated,
+)
+from carpool.doors.options import Options
+from carpool.doors.transport import HELLO, Exchange, blocking_transport, current_options, wait_for
+from carpool.engine import Engine, Hook, Stats, Upstream
+from carpool.errors import CarpoolError, Closed, NotStarted
+from carpool.model import Lane
+from carpool.policy import RoutingPolicy
+from carpool.prices import PriceBook
+from carpool.stores import open_store
+from carpool.wires import ThreadedHttpxWire
+
+
+class Fleet:
+    """`FleetDispatcher` for blocking code: submit from as many threads as you like; they pool together.
+
+    ``with Fleet(Anthropic(), store="fleet.db") as fleet: fleet.submit(budget="10m", model=..., ...)``
+    """
+
+    def __init__(
+        self,
+        client: Any,
+        *,
+        policy: RoutingPolicy | None = None,
+        store: str | Path | None = None,
+        hooks: tuple[Hook, ...] | list[Hook] = (),
+        prices: PriceBook | None = None,
+        close_timeout: float = 10.0,
+    ) -> None:
+        self._client = client
+        self._lib = http_flavour(client, "Client")
+        self.policy = policy or RoutingPolicy()
+        self._store_url = store
+        self._hooks = tuple(hooks)
+        self._prices = prices
+        self._close_timeout = close_timeout
+        self._engine: Engine | None = None
+        self._thread: threading.Thread | None = None
+        self._loop = asyncio.new_event_loop()
+        self._closed = False
+
+    # ------------------------------------------------------------ life
+
+    def __enter__(self) -> Self:
+        if self._closed or self._thread is not None:
+            raise Closed("This fleet was used already. Make a new one.")
+        self._thread = threading.Thread(target=self._loop.run_forever, name="carpool", daemon=True)
+        self._thread.start()
+        try:
+            exchange = wait_for(self._start(), self._loop)
+        except BaseException:
+            self._stop_loop()
+            raise
+        http = self._lib.Client(transport=blocking_transport(self._lib, exchange, self._loop))
+        self._patient = self._client.copy(http_client=http, max_retries=0, timeout=None)
+        self._direct = self._client.copy(http_client=http, timeout=None)
+        self._introduce()
+        return self
+
+    async def _start(self) -> Exchange:
+        clock = SystemClock()
+        store = await open_store(self._store_url)
+        try:
+            base_url = str(self._client.base_url).rstrip("/")
+            wire = ThreadedHttpxWire(inner_http(self._client))
+            upstream = Upstream(PROVIDER, base_url, get_dialect("anthropic"), wire)
+            engine = build_engine(store, clock, upstream, self.policy, self._prices, self._hooks)
+            await engine.start()
+        except BaseException:
+            await store.aclose()
+            raise
+        self._engine, self._wire = engine, wire
+        return Exchange(engine, upstream, clock)
+
+    def _introduce(self) -> None:
+        try:
+            self._patient.post("/v1/messages", cast_to=object, body={}, options={"headers": {HELLO: "1"}})
+        except CarpoolError:
+            raise
+        except Exception:  # noqa: BLE001  a client without a key of its own introduces itself with its first call
+            return
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self, timeout: float | None = None) -> None:
+        """Takes no more calls, waits at most so long for the open ones, and loses nothing that is in a file."""
+        if self._engine is None or self._closed:
+            return
+        self._closed = True
+        wait_for(self._end(self._close_timeout if timeout is None else timeout), self._loop)
+        self._stop_loop()
+
+    async def _end(self, timeout: float) -> None:
+        assert self._engine is not None
+        await self._engine.close(timeout)
+        await self._wire.aclose()
+
+    def _stop_loop(self) -> None:
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        if self._thread is not None:
+            self._thread.join()
+        self._loop.close()
+
+    @property
+    def stats(self) -> Stats:
+        return Stats() if self._engine is None else self._engine.stats
+
+    def metrics(self) -> dict[str, int]:
+        return self.stats.metrics(self.policy.metrics_prefix, self.policy.track_sync_batch_split)
+
+    # ------------------------------------------------------------ calls
+
+    def submit(
+        self,
+        *,
+        latency_budget_ms: float | None = None,
+        budget: str | float | None = None,
+        deadline: datetime | None = None,
+        lane: Lane | str | None = None,
+        tags: Mapping[str, str] | None = None,
+        key: str | None = None,
+        force_sync: bool = False,
+        **params: Any,
+    ) -> Any:
+        """One call, as `FleetDispatcher.submit`; returns when it is answered."""
+        self._check_open()
+        options = make_options(latency_budget_ms, budget, deadline, lane, tags, key)
+        if force_sync or params.get("stream"):
+            options = options.over(Options(lane=Lane.NOW))
+        token = current_options.set(options)
+        try:
+            return create_of(self._direct if retries_itself(options) else self._patient, params)(**params)
+        except Exception as error:  # noqa: BLE001  translated and raised again
+            raise translated(error) from error.__cause__
+        finally:
+            current_options.reset(token)
+
+    def submit_sync(self, **params: Any) -> Any:
+        """One call on `now`, at full price."""
+        return self.submit(force_sync=True, **params)
+
+    def submit_batch(self, **params: Any) -> Any:
+        """One call by batch, for as long as that takes; rescued where a budget is given too."""
+        return self.submit(**{"lane": Lane.BATCH, **params})
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise Closed("This fleet is closed and takes no more calls. Make a new one.")
+        if self._engine is None:
+            raise NotStarted("Use the fleet inside `with Fleet(client) as fleet:`.")

@@ -1,0 +1,109 @@
+"""From an HTTP request to a Call, and from a Reply to an HTTP answer. Every door goes through here."""
+
+from __future__ import annotations
+
+import hashlib
+
+from carpool.doors.options import Options
+from carpool.engine import Engine, Reply, Upstream
+from carpool.errors import (
+    BadCall,
+    CallCancelled,
+    CallExpired,
+    CallFailed,
+    CallLost,
+    DeadlineMissed,
+)
+from carpool.ledger import dollars
+from carpool.model import Call, Headers, OutcomeKind, ticket_text
+from carpool.ports import Clock, RawRequest
+
+_FAILURES: dict[OutcomeKind, type[CallFailed]] = {
+    OutcomeKind.EXPIRED: CallExpired,
+    OutcomeKind.CANCELLED: CallCancelled,
+    OutcomeKind.LOST: CallLost,
+    OutcomeKind.DEADLINE: DeadlineMissed,
+}
+_MEANING: dict[OutcomeKind, str] = {
+    OutcomeKind.EXPIRED: "was not processed within the provider's window",
+    OutcomeKind.CANCELLED: "was cancelled",
+    OutcomeKind.LOST: "was bought, but its answer is lost",
+    OutcomeKind.DEADLINE: "could not be answered before its deadline",
+}
+# Ours to say anew: the body is no longer framed or compressed as it was on the provider's wire.
+_FRAMING = frozenset({"content-length", "transfer-encoding", "connection", "content-encoding", "keep-alive"})
+
+
+def make_call(engine: Engine, upstream: Upstream, clock: Clock, raw: RawRequest, options: Options) -> Call:
+    """Understands a request and names its credential. Raises `BadCall` for what can't be understood."""
+    parsed = upstream.dialect.parse(raw)
+    if not parsed.secret:
+        raise BadCall("This request carries no API key. Send it as x-api-key, or as Authorization: Bearer.")
+    credential = engine.enrol(upstream.provider, parsed.secret)
+    arrived = clock.now()
+    return Call(
+        ticket=engine.new_ticket(),
+        provider=upstream.provider,
+        dialect=upstream.dialect.name,
+        endpoint=parsed.endpoint,
+        body=parsed.body,
+        headers=parsed.headers,
+        credential=credential,
+        model=parsed.model,
+        arrived=arrived,
+        deadline=options.until(arrived),
+        stream=parsed.stream,
+        max_output_tokens=parsed.max_output_tokens,
+        unbatchable=parsed.unbatchable,
+        lane=options.lane,
+        tags=options.tags,
+        key=options.key,
+        fingerprint=_fingerprint(credential, parsed.endpoint, parsed.headers, parsed.canonical),
+        retry=parsed.retry,
+    )
+
+
+def _fingerprint(credential: str, endpoint: str, headers: Headers, canonical: bytes) -> int:
+    """63 bits that tell one call from another. Nothing of one credential ever meets that of another."""
+    digest = hashlib.sha256(repr((credential, endpoint, headers)).encode())
+    digest.update(canonical)
+    return int.from_bytes(digest.digest()[:8], "big") >> 1
+
+
+def failure(reply: Reply) -> CallFailed | None:
+    """The typed error of a call that ended without an answer; None where the provider said something."""
+    outcome = reply.outcome
+    kind = _FAILURES.get(outcome.kind)
+    if kind is None:
+        return None
+    text = ticket_text(reply.ticket)
+    why = f": {outcome.reason}" if outcome.reason else ""
+    return kind(f"Call {text} {_MEANING[outcome.kind]}{why}.", text)
+
+
+def answer_headers(reply: Reply) -> Headers:
+    """The provider's own headers, and what carpool says of the way the call took."""
+    outcome = reply.outcome
+    kept = [(name, value) for name, value in outcome.headers if name not in _FRAMING]
+    if not any(name == "content-type" for name, _ in kept):
+        kept.append(("content-type", "application/json"))
+    return (*kept, *carpool_headers(reply))
+
+
+def carpool_headers(reply: Reply) -> Headers:
+    outcome, entry = reply.outcome, reply.entry
+    said = [("x-carpool-lane", str(outcome.lane)), ("x-carpool-ticket", ticket_text(reply.ticket))]
+    if outcome.reason:
+        said.append(("x-carpool-reason", latin(outcome.reason)))
+    if outcome.batch:
+        said.append(("x-carpool-batch", outcome.batch))
+    if entry is not None and entry.paid is not None:
+        said.append(("x-carpool-cost", dollars(entry.paid)))
+        if entry.would_have_paid is not None:
+            said.append(("x-carpool-saved", dollars(entry.would_have_paid - entry.paid)))
+    return tuple(said)
+
+
+def latin(text: str) -> str:
+    """Header values are one line of Latin-1."""
+    return text.replace("\n", " ").replace("\r", " ").encode("latin-1", "replace").decode("latin-1")

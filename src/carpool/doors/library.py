@@ -1,0 +1,261 @@
+"""The library door: `FleetDispatcher` for asyncio. Every lane returns the SDK's own response type."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from datetime import datetime
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from carpool.clock import SystemClock
+from carpool.dialects import get as get_dialect
+from carpool.doors.options import Options, parse_key, parse_lane
+from carpool.doors.transport import HELLO, Exchange, async_transport, current_options, flavour
+from carpool.engine import Engine, Hook, Keyring, Stats, Upstream
+from carpool.errors import BadCall, BadParams, CarpoolError, Closed, NotStarted, WireError, WrongClient
+from carpool.model import Lane
+from carpool.policy import RoutingPolicy, parse_budget
+from carpool.ports import Store
+from carpool.prices import PriceBook
+from carpool.stores import open_store
+from carpool.wires import HttpxWire
+
+PROVIDER = "anthropic"
+
+
+class FleetDispatcher:
+    """Buys the calls of a fleet through your own SDK client, each at the lowest price that its deadline allows.
+
+    ``async with FleetDispatcher(AsyncAnthropic(), policy=RoutingPolicy(...), store="fleet.db") as fleet:``
+
+    `client` is an `AsyncAnthropic`; everything is sent through it, so its TLS, proxies, auth and base URL hold.
+    `store` None keeps the calls in memory; a path keeps them in a file, where they survive a crash.
+    `hooks` are called with every event. `close_timeout` bounds the end of the `async with` block, in seconds.
+    """
+
+    def __init__(
+        self,
+        client: Any,
+        *,
+        policy: RoutingPolicy | None = None,
+        store: str | Path | None = None,
+        hooks: tuple[Hook, ...] | list[Hook] = (),
+        prices: PriceBook | None = None,
+        close_timeout: float = 10.0,
+    ) -> None:
+        self._client = client
+        self._lib = http_flavour(client, "AsyncClient")
+        self.policy = policy or RoutingPolicy()
+        self._store_url = store
+        self._hooks = tuple(hooks)
+        self._prices = prices
+        self._close_timeout = close_timeout
+        self._stats = Stats()
+        self._engine: Engine | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._closed = False
+
+    # ------------------------------------------------------------ life
+
+    async def __aenter__(self) -> Self:
+        if self._closed:
+            raise Closed("This dispatcher was closed. Make a new one.")
+        store = await open_store(self._store_url)
+        try:
+            await self._start(store)
+        except BaseException:
+            await store.aclose()
+            raise
+        return self
+
+    async def _start(self, store: Store) -> None:
+        clock = SystemClock()
+        base_url = str(self._client.base_url).rstrip("/")
+        upstream = Upstream(PROVIDER, base_url, get_dialect("anthropic"), HttpxWire(inner_http(self._client)))
+        self._engine = build_engine(store, clock, upstream, self.policy, self._prices, self._hooks)
+        self._loop = asyncio.get_running_loop()
+        await self._engine.start()
+        exchange = Exchange(self._engine, upstream, clock)
+        http = self._lib.AsyncClient(transport=async_transport(self._lib, exchange))
+        self._patient = self._client.copy(http_client=http, max_retries=0, timeout=None)
+        self._direct = self._client.copy(http_client=http, timeout=None)
+        await introduce(self._patient)
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def close(self, timeout: float | None = None) -> None:
+        """Takes no more calls, waits at most so long for the open ones, and loses nothing that is in a file."""
+        if self._engine is not None and not self._closed:
+            self._closed = True
+            await self._engine.close(self._close_timeout if timeout is None else timeout)
+
+    @property
+    def stats(self) -> Stats:
+        """Calls, batches and money since this dispatcher started."""
+        return self._stats if self._engine is None else self._engine.stats
+
+    def metrics(self) -> dict[str, int]:
+        """The statistics as named counters, under the policy's prefix."""
+        return self.stats.metrics(self.policy.metrics_prefix, self.policy.track_sync_batch_split)
+
+    # ------------------------------------------------------------ calls
+
+    async def submit(
+        self,
+        *,
+        latency_budget_ms: float | None = None,
+        budget: str | float | None = None,
+        deadline: datetime | None = None,
+        lane: Lane | str | None = None,
+        tags: Mapping[str, str] | None = None,
+        key: str | None = None,
+        force_sync: bool = False,
+        **params: Any,
+    ) -> Any:
+        """One call, with the parameters of the SDK's `messages.create`; answers with the SDK's own type.
+
+        Say how long it may take with one of `latency_budget_ms`, `budget` ("10m") or `deadline`. Without any it is
+        patient: it rides a batch for as long as the provider needs. `lane` insists on a lane; `key` is an
+        idempotency key: the same key is the same call. `stream=True` travels on `now`.
+        """
+        self._check_open()
+        options = make_options(latency_budget_ms, budget, deadline, lane, tags, key)
+        if force_sync or params.get("stream"):
+            options = options.over(Options(lane=Lane.NOW))
+        token = current_options.set(options)
+        try:
+            return await create_of(self._direct if retries_itself(options) else self._patient, params)(**params)
+        except Exception as error:  # noqa: BLE001  translated and raised again
+            raise translated(error) from error.__cause__
+        finally:
+            current_options.reset(token)
+
+    async def submit_sync(self, **params: Any) -> Any:
+        """One call on `now`, at full price."""
+        return await self.submit(force_sync=True, **params)
+
+    async def submit_batch(self, **params: Any) -> Any:
+        """One call by batch, for as long as that takes; rescued where a budget is given too."""
+        return await self.submit(**{"lane": Lane.BATCH, **params})
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise Closed("This dispatcher is closed and takes no more calls. Make a new one.")
+        if self._engine is None:
+            raise NotStarted("Use the dispatcher inside `async with FleetDispatcher(client) as fleet:`.")
+        if asyncio.get_running_loop() is not self._loop:
+            raise NotStarted("This dispatcher runs on another event loop. Use it where it was entered.")
+
+
+# ---------------------------------------------------------------- shared with the blocking door
+
+
+def http_flavour(client: Any, kind: str) -> Any:
+    """httpx or httpx2, whichever this SDK client is built on; a clear refusal for anything else."""
+    inner = inner_http(client)
+    lib = flavour(inner, kind)
+    if lib is not None and hasattr(client, "messages") and hasattr(client, "copy"):
+        return lib
+    name = f"{type(client).__module__.partition('.')[0]}.{type(client).__name__}"
+    if flavour(inner, "Client") is not None:
+        raise WrongClient(f"{name} is a blocking client. Use carpool.Fleet with it, or an AsyncAnthropic here.")
+    if flavour(inner, "AsyncClient") is not None and hasattr(client, "messages"):
+        raise WrongClient(f"{name} is an asyncio client. Use carpool.FleetDispatcher with it, or an Anthropic here.")
+    wanted = "AsyncAnthropic" if kind == "AsyncClient" else "Anthropic"
+    raise WrongClient(f"carpool sends through an anthropic.{wanted}, and this is a {name}.")
+
+
+def inner_http(client: Any) -> Any:
+    """The HTTP client inside an SDK client. All these SDKs keep it under the same name, none shows it."""
+    return getattr(client, "_client", None)
+
+
+def build_engine(
+    store: Store,
+    clock: SystemClock,
+    upstream: Upstream,
+    policy: RoutingPolicy,
+    prices: PriceBook | None,
+    hooks: tuple[Hook, ...],
+) -> Engine:
+    return Engine(
+        store=store,
+        clock=clock,
+        upstreams={upstream.provider: upstream},
+        keyring=Keyring(store.pepper),
+        policy=policy,
+        prices=prices,
+        hooks=hooks,
+    )
+
+
+async def introduce(client: Any) -> None:
+    """Lets the engine know the client's credential, so that what waits in the store for it goes on at once."""
+    try:
+        await client.post("/v1/messages", cast_to=object, body={}, options={"headers": {HELLO: "1"}})
+    except CarpoolError:
+        raise
+    except Exception:  # noqa: BLE001  a client without a key of its own introduces itself with its first call
+        return
+
+
+def make_options(
+    latency_budget_ms: float | None,
+    budget: str | float | None,
+    deadline: datetime | None,
+    lane: Lane | str | None,
+    tags: Mapping[str, str] | None,
+    key: str | None,
+) -> Options:
+    if sum(value is not None for value in (latency_budget_ms, budget, deadline)) > 1:
+        raise BadCall("Say how long the call may take only once: latency_budget_ms, budget or deadline.")
+    return Options(
+        budget=_seconds(latency_budget_ms, budget),
+        deadline=_instant(deadline),
+        lane=None if lane is None else parse_lane(lane),
+        tags={str(name): str(value) for name, value in (tags or {}).items()},
+        key=None if key is None else parse_key(key),
+    )
+
+
+def _seconds(latency_budget_ms: float | None, budget: str | float | None) -> float | None:
+    if latency_budget_ms is not None:
+        return parse_budget(f"{latency_budget_ms}ms")
+    return None if budget is None else parse_budget(str(budget))
+
+
+def _instant(deadline: datetime | None) -> float | None:
+    if deadline is None:
+        return None
+    if not isinstance(deadline, datetime) or deadline.tzinfo is None:
+        raise BadCall("deadline is a datetime with a time zone, such as datetime.now(UTC) + timedelta(minutes=10).")
+    return deadline.timestamp()
+
+
+def retries_itself(options: Options) -> bool:
+    """Without a budget, a call on `now` is retried by the SDK as its user configured it; never one that may batch."""
+    return options.lane is Lane.NOW and options.budget is None and options.deadline is None and options.key is None
+
+
+def create_of(client: Any, params: Mapping[str, Any]) -> Any:
+    """The SDK method that takes these parameters: betas are known to the beta namespace only."""
+    return client.beta.messages.create if "betas" in params else client.messages.create
+
+
+def translated(error: Exception) -> Exception:
+    """carpool's own error where the SDK wrapped one; the SDK's errors as they are; TypeErrors in a sentence."""
+    cause: BaseException | None = error
+    while cause is not None:
+        if isinstance(cause, WireError):
+            return error  # the SDK has types of its own for a provider that can't be reached
+        if isinstance(cause, CarpoolError):
+            return cause
+        cause = cause.__cause__
+    if isinstance(error, TypeError):
+        return BadParams(f"The SDK can't make a request of these parameters: {error}")
+    return error

@@ -1,0 +1,17 @@
+"""The only driver: it claims, plans, commits, and then does the I/O.
+
+The way of a call, top to bottom: `Engine.submit` routes it; `now` is bought by `sending`; `batch` is admitted to the
+store and waits in its pool until `buying` claims it into a batch, `following` sees that batch end, `collecting`
+settles its lines, and the waiter is woken. `rescuing` sends it on `now` when its batch would be late; `reconciling`
+finds out what became of a create that nobody answered.
+"""
+
+from carpool.engine.core import Engine
+from carpool.engine.events import Event, Hook
+from carpool.engine.keyring import Keyring
+from carpool.engine.sending import Passage
+from carpool.engine.stats import Stats
+from carpool.engine.upstream import Upstream
+from carpool.engine.waiting import Reply
+
+__all__ = ["Engine", "Event", "Hook", "Keyring", "Passage", "Reply", "Stats", "Upstream"]

@@ -1,0 +1,237 @@
+"""Bringing an ended batch home: its results stream line by line into `settle`, and no call of it is forgotten."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import AsyncGenerator, Iterable, Sequence
+from contextlib import aclosing
+
+from carpool import ledger
+from carpool.engine.desk import Desk
+from carpool.engine.events import BatchCollected, BatchLost, FailureRateHigh
+from carpool.engine.settling import settle
+from carpool.engine.upstream import Upstream, whole
+from carpool.errors import BadCall, CallLost, CarpoolError, Garbled
+from carpool.lifecycle import BatchState
+from carpool.model import (
+    Batch,
+    Entry,
+    EntryKind,
+    Lane,
+    Outcome,
+    OutcomeKind,
+    Settlement,
+    TicketView,
+    ticket_number,
+)
+from carpool.ports import ResultLine
+from carpool.tracking import must_retry
+
+CHUNK = 500
+RESULTS_SILENCE_S = 120.0
+RETRY_S = 2.0
+RETRY_MAX_S = 60.0
+
+_KINDS = {
+    "succeeded": OutcomeKind.SUCCEEDED,
+    "errored": OutcomeKind.ERRORED,
+    "expired": OutcomeKind.EXPIRED,
+    "canceled": OutcomeKind.CANCELLED,
+}
+
+
+class Collector:
+    def __init__(self, desk: Desk) -> None:
+        self._desk = desk
+        self._busy: set[int] = set()
+        self._retry_at: dict[int, float] = {}
+        self._failures: Counter[int] = Counter()
+
+    def start(self, batch: Batch) -> None:
+        """Begins to collect, unless that is under way or was tried a moment ago."""
+        desk = self._desk
+        if batch.id in self._busy or self._retry_at.get(batch.id, 0.0) > desk.now():
+            return
+        if batch.key.credential in desk.keyring:
+            self._busy.add(batch.id)
+            desk.crew.spawn(self._collect(batch), f"collect {batch.id}")
+
+    def wake(self, now: float) -> float | None:
+        return min((at for at in self._retry_at.values() if at > now), default=None)
+
+    async def _collect(self, batch: Batch) -> None:
+        desk = self._desk
+        try:
+            tally = await self._stream(batch)
+            tally["missing"] = await self._forgotten(batch)
+            await desk.insist("writing down a collected batch", lambda: desk.store.move(batch.id, BatchState.COLLECTED))
+            await desk.reached("collected")
+            self._finished(batch, tally)
+        except CarpoolError as error:
+            desk.trouble("collecting", error)
+            self._failures[batch.id] += 1
+            wait = min(RETRY_S * 2 ** self._failures[batch.id], RETRY_MAX_S)
+            self._retry_at[batch.id] = desk.now() + wait
+        else:
+            self._retry_at.pop(batch.id, None)
+        finally:
+            self._busy.discard(batch.id)
+            desk.wake_now()
+
+    async def _stream(self, batch: Batch) -> Counter[str]:
+        tally: Counter[str] = Counter()
+        upstream = self._desk.upstreams[batch.key.provider]
+        chunk: list[ResultLine] = []
+        async with aclosing(self.result_lines(batch, upstream)) as lines:
+            async for raw in lines:
+                try:
+                    chunk.append(upstream.dialect.result_line(raw))
+                except Garbled:
+                    tally["garbled"] += 1
+                if len(chunk) >= CHUNK:
+                    await self._settle(batch, upstream, chunk, tally)
+                    chunk = []
+        await self._settle(batch, upstream, chunk, tally)
+        return tally
+
+    async def result_lines(
+        self, batch: Batch, upstream: Upstream, provider_id: str | None = None
+    ) -> AsyncGenerator[bytes, None]:
+        """The lines of a batch's results as they arrive. Memory does not grow with the batch."""
+        desk, credential = self._desk, batch.key.credential
+        desk.spend(credential)
+        ask = upstream.dialect.results(batch.key.headers, provider_id or batch.provider_id or "")
+        response = await upstream.ask(ask, desk.keyring.secret(credential), timeout=RESULTS_SILENCE_S)
+        if response.status != 200:
+            answer = await whole(response)
+            raise Garbled(f"The provider answered {answer.status} instead of a batch's results.")
+        try:
+            rest = b""
+            async for piece in response.chunks():
+                *lines, rest = (rest + piece).split(b"\n")
+                for line in lines:
+                    if line.strip():
+                        yield line
+            if rest.strip():
+                yield rest
+        finally:
+            await response.aclose()
+
+    async def _settle(self, batch: Batch, upstream: Upstream, chunk: Sequence[ResultLine], tally: Counter[str]) -> None:
+        desk = self._desk
+        mine = list(self._own(batch, chunk, tally))
+        again = {ticket for ticket, line in mine if line.retryable}
+        views = {view.ticket: view for view in await desk.store.views(sorted(again))} if again else {}
+        await settle(desk, [self._settlement(batch, upstream, t, line, views.get(t)) for t, line in mine])
+        await desk.reached("settled")
+
+    def _own(self, batch: Batch, chunk: Iterable[ResultLine], tally: Counter[str]) -> Iterable[tuple[int, ResultLine]]:
+        """The lines that name a ticket of this very batch; whatever else the provider sent is counted and left."""
+        for line in chunk:
+            nonce, _, text = line.custom_id.partition("-")
+            try:
+                ticket = ticket_number(text)
+            except BadCall:
+                ticket = -1
+            if nonce != batch.nonce or ticket < 0:
+                tally["stray"] += 1
+                continue
+            tally[line.result] += 1
+            yield ticket, line
+
+    def _settlement(
+        self, batch: Batch, upstream: Upstream, ticket: int, line: ResultLine, view: TicketView | None
+    ) -> Settlement:
+        desk = self._desk
+        if line.retryable and view is not None and (lane := self._again(view)) is not None:
+            return Settlement(ticket, requeue=lane, reason=f"the batch gave it back as {line.result}")
+        outcome = Outcome(
+            kind=_KINDS[line.result],
+            status=line.status,
+            body=line.body,
+            at=desk.now(),
+            lane=Lane.BATCH,
+            batch=batch.provider_id,
+        )
+        return Settlement(ticket, outcome, self._entry(batch, upstream, ticket, line))
+
+    def _again(self, view: TicketView) -> Lane | None:
+        """Where a call goes that the batch did not answer: into another batch, or `now`; None: give the failure."""
+        desk = self._desk
+        asking = 0.0 if view.deadline is None or view.rescue_at is None else view.deadline - view.rescue_at
+        attempts = view.requeues + 1
+        return must_retry(True, attempts, desk.policy, view.deadline, desk.now(), asking, awaited=view.awaited)
+
+    def _entry(self, batch: Batch, upstream: Upstream, ticket: int, line: ResultLine) -> Entry | None:
+        if line.result != "succeeded":
+            return None  # not billed, so not bought
+        return ledger.bought(
+            ticket=ticket,
+            purchase=batch.id,
+            at=self._desk.now(),
+            provider=batch.key.provider,
+            dialect=upstream.dialect.name,
+            credential=batch.key.credential,
+            model=line.model,
+            lane=Lane.BATCH,
+            kind=EntryKind.PURCHASE,
+            usage=line.usage,
+            book=self._desk.prices,
+        )
+
+    async def _forgotten(self, batch: Batch) -> int:
+        """Calls that the results do not mention. Whether they were billed is unknown; their callers still wait."""
+        desk = self._desk
+        count = 0
+        while tickets := await desk.store.open_tickets(batch.id, CHUNK):
+            views = await desk.store.views(tickets)
+            await settle(desk, [self._forgotten_one(batch, view) for view in views])
+            count += len(tickets)
+        return count
+
+    def _forgotten_one(self, batch: Batch, view: TicketView) -> Settlement:
+        desk = self._desk
+        reason = "the provider's results do not mention it"
+        entry = ledger.attempt(
+            ticket=view.ticket,
+            purchase=batch.id,
+            at=desk.now(),
+            provider=batch.key.provider,
+            credential=batch.key.credential,
+            model=batch.key.model,
+            lane=Lane.BATCH,
+            reason=reason,
+        )
+        lane = self._again(view)
+        if lane is not None:
+            return Settlement(view.ticket, entry=entry, requeue=lane, reason=reason)
+        return Settlement(view.ticket, self._loss(batch, reason), entry)
+
+    def _loss(self, batch: Batch, reason: str) -> Outcome:
+        body = self._desk.upstreams[batch.key.provider].dialect.error(
+            CallLost.status, CallLost.code, f"This call was bought, but its answer is lost: {reason}."
+        )
+        return Outcome(
+            OutcomeKind.LOST, CallLost.status, body, self._desk.now(), Lane.BATCH, reason, (), batch.provider_id
+        )
+
+    async def lose(self, batch: Batch, reason: str) -> None:
+        """The provider has nothing more to give for this batch."""
+        desk = self._desk
+        while tickets := await desk.store.open_tickets(batch.id, CHUNK):
+            await settle(desk, [Settlement(ticket, self._loss(batch, reason)) for ticket in tickets])
+        await desk.store.move(batch.id, BatchState.LOST, note=reason)
+        desk.bulletin.tell(BatchLost(desk.now(), batch.id, batch.provider_id or "", reason))
+
+    def _finished(self, batch: Batch, tally: Counter[str]) -> None:
+        desk = self._desk
+        desk.stats.batches_collected += 1
+        desk.stats.stray_lines += tally["stray"] + tally["garbled"]
+        desk.stats.missing_lines += tally["missing"]
+        desk.bulletin.tell(
+            BatchCollected(desk.now(), batch.id, batch.provider_id or "", {k: v for k, v in tally.items() if v})
+        )
+        limit = desk.policy.alert_on_batch_failure_rate
+        rate = 1 - tally["succeeded"] / max(1, batch.count)
+        if limit is not None and rate > limit:
+            desk.bulletin.tell(FailureRateHigh(desk.now(), rate, limit, batch.count))

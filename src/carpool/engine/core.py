@@ -1,0 +1,283 @@
+"""The engine itself: doors hand calls in, `step` advances the batch side, `close` leaves nothing dangling."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Mapping
+from typing import Literal
+
+from carpool.engine.buying import Buyer
+from carpool.engine.collecting import Collector
+from carpool.engine.desk import Desk, Probe
+from carpool.engine.events import Bulletin, CallAdmitted, Hook
+from carpool.engine.following import Follower
+from carpool.engine.housekeeping import Housekeeper
+from carpool.engine.keyring import Keyring
+from carpool.engine.reconciling import Reconciler
+from carpool.engine.rescuing import Rescuer
+from carpool.engine.sending import Errand, Passage, Sender
+from carpool.engine.stats import Stats
+from carpool.engine.upstream import Upstream
+from carpool.engine.waiting import Reply
+from carpool.errors import CallTooLarge, CarpoolError, Closed, NotStarted
+from carpool.forecast import Forecast
+from carpool.lifecycle import TicketState
+from carpool.model import Admission, Admitted, Call, Headers, Lane, Outcome, OutcomeKind, ticket_text
+from carpool.policy import RoutingPolicy
+from carpool.ports import Clock, Store
+from carpool.prices import PriceBook
+from carpool.routing import Decision, pool_key, route
+
+Gone = Literal["keep", "cancel"]
+Entered = tuple[Admitted, "asyncio.Future[Reply] | None"]
+
+ADMISSION_PAUSE_S = 0.1  # arrivals wake the planner at most so often
+TROUBLE_PAUSE_S = 1.0
+
+
+class Engine:
+    def __init__(
+        self,
+        *,
+        store: Store,
+        clock: Clock,
+        upstreams: Mapping[str, Upstream],
+        keyring: Keyring,
+        policy: RoutingPolicy,
+        prices: PriceBook | None = None,
+        forecast: Forecast | None = None,
+        hooks: tuple[Hook, ...] = (),
+        rng: random.Random | None = None,
+        probe: Probe | None = None,
+    ) -> None:
+        rng = rng or random.SystemRandom()
+        self._desk = desk = Desk(
+            store=store,
+            clock=clock,
+            policy=policy,
+            forecast=forecast or Forecast(),
+            prices=prices or PriceBook(),
+            keyring=keyring,
+            upstreams=upstreams,
+            bulletin=Bulletin(hooks),
+            rng=rng,
+            name=f"engine-{rng.getrandbits(48):012x}",
+            probe=probe,
+        )
+        self._sender = Sender(desk)
+        collector = Collector(desk)
+        self._housekeeper = Housekeeper(desk)
+        self._buyer = Buyer(desk)
+        self._follower = Follower(desk, collector, Reconciler(desk, collector))
+        self._rescuer = Rescuer(desk, self._sender)
+        self._loop: asyncio.Task[None] | None = None
+
+    # ------------------------------------------------------------ life
+
+    @property
+    def stats(self) -> Stats:
+        return self._desk.stats
+
+    @property
+    def bulletin(self) -> Bulletin:
+        return self._desk.bulletin
+
+    @property
+    def failures(self) -> int:
+        """Background tasks that died of something unforeseen; 0 in a healthy engine."""
+        return self._desk.crew.failures
+
+    async def start(self) -> None:
+        await self._housekeeper.start(self._desk.now())
+        self._loop = self._desk.crew.spawn(self._run(), "engine")
+
+    def enrol(self, provider: str, secret: Headers) -> str:
+        """Takes a client's secret in and names its credential. Batches that waited for it go on."""
+        credential, new = self._desk.keyring.add(provider, self._desk.upstreams[provider].base_url, secret)
+        if new:
+            self._housekeeper.enrolled(credential)
+            self._desk.wake_now()
+        return credential
+
+    def new_ticket(self) -> int:
+        return self._desk.new_ticket()
+
+    async def _run(self) -> None:
+        desk = self._desk
+        while True:
+            desk.wake = float("inf")
+            desk.alarm.clear()
+            try:
+                desk.wake_by(await self.step(desk.now()))
+            except CarpoolError as error:
+                desk.trouble("planning", error)
+                desk.wake_by(desk.now() + TROUBLE_PAUSE_S)
+            await self._sleep()
+
+    async def _sleep(self) -> None:
+        desk = self._desk
+        while (delay := desk.wake - desk.now()) > 0:
+            desk.alarm.clear()
+            try:
+                await asyncio.wait_for(desk.alarm.wait(), min(delay, 3600.0))
+            except TimeoutError:
+                continue
+
+    async def step(self, now: float) -> float | None:
+        """Advances the batch side by one plan. Says when the next plan could be another one."""
+        wakes: list[float | None] = [await self._housekeeper.step(now)]
+        self._desk.batches = await self._desk.store.batches(self._desk.name)
+        wakes.append(await self._rescuer.step(now))
+        wakes.append(await self._buyer.step())
+        wakes.append(await self._follower.step(now))
+        return min((wake for wake in wakes if wake is not None), default=None)
+
+    # ------------------------------------------------------------ calls
+
+    async def submit(self, call: Call, *, default: Lane = Lane.BATCH, gone: Gone = "keep") -> Reply:
+        """One call from arrival to outcome. `gone` says what becomes of a waiting call whose caller is cancelled."""
+        decision = self._route(call, default)
+        if decision.lane is Lane.NOW and call.key is None:
+            self._desk.stats.sync_calls += 1
+            return await self._sender.direct(Errand.of(call, decision.reason))
+        return await self._kept(call, decision, gone)
+
+    async def forward(self, call: Call, *, default: Lane = Lane.NOW) -> Passage | Decision:
+        """A streamed answer where the call travels on `now`; otherwise the decision, and the door submits it."""
+        decision = self._route(call, default)
+        if decision.lane is not Lane.NOW or call.key is not None:
+            return decision
+        self._desk.stats.sync_calls += 1
+        return await self._sender.forward(Errand.of(call, decision.reason))
+
+    async def delivered(self, ticket: int) -> None:
+        """The client has its whole answer."""
+        await self._desk.store.delivered([ticket], self._desk.now())
+
+    def delivered_soon(self, ticket: int) -> None:
+        self._desk.crew.spawn(self.delivered(ticket), "delivered")
+
+    def _route(self, call: Call, default: Lane) -> Decision:
+        desk = self._desk
+        if self._loop is None:
+            raise NotStarted("This engine is not running. Start it before submitting calls.")
+        if desk.closing:
+            raise Closed("This carpool is closed and takes no more calls.")
+        self._check_tokens(call)
+        why = desk.why_not_batch(call.credential)
+        return route(call, desk.policy, desk.forecast, desk.now(), can_batch=why, default=default)
+
+    def _check_tokens(self, call: Call) -> None:
+        policy = self._desk.policy
+        if policy.max_input_tokens is None:
+            return
+        tokens = self._desk.upstreams[call.provider].dialect.estimate_tokens(call.body)
+        if tokens > policy.max_input_tokens and policy.enforce_pre_queue_validation:
+            raise CallTooLarge(
+                f"This call has about {tokens:,} input tokens, over the limit of {policy.max_input_tokens:,}. "
+                "Shorten it, or raise max_input_tokens_per_request."
+            )
+
+    async def _kept(self, call: Call, decision: Decision, gone: Gone) -> Reply:
+        desk = self._desk
+        entering = desk.crew.lend(self._enter(call, decision), "admit")
+        try:
+            admitted, waiting = await asyncio.shield(entering)
+        except asyncio.CancelledError:
+            entering.add_done_callback(lambda task: self._left_at_the_door(task, call, gone))
+            raise
+        if waiting is None:
+            assert admitted.outcome is not None
+            desk.stats.returned_calls += 1
+            return Reply(admitted.ticket, admitted.outcome)
+        try:
+            return await waiting
+        finally:
+            if waiting.cancelled() or not waiting.done():
+                self._left(admitted.ticket, waiting, call, gone)
+
+    async def _enter(self, call: Call, decision: Decision) -> Entered:
+        """On disk first; then, before anything else can run, the waiter is in place."""
+        desk = self._desk
+        if len(desk.waiters) >= desk.policy.max_waiting_calls:
+            raise Closed("Too many calls are waiting. Try again later, or raise max_waiting_calls.")
+        key = pool_key(call, mixes_models=True, now=desk.now())
+        admission = Admission(call, key, decision.lane, decision.rescue_at, desk.name, decision.reason)
+        admitted = await desk.store.admit(admission)
+        if admitted.outcome is not None:
+            return admitted, None
+        waiting = desk.waiters.add(admitted.ticket)
+        self._count(admitted, decision)
+        await desk.reached("admitted")
+        self._set_going(call, decision, admitted)
+        return admitted, waiting
+
+    def _count(self, admitted: Admitted, decision: Decision) -> None:
+        desk = self._desk
+        if not admitted.fresh:
+            desk.stats.returned_calls += 1
+        elif admitted.lane is Lane.NOW:
+            desk.stats.sync_calls += 1
+        else:
+            desk.stats.batched_calls += 1
+        desk.bulletin.tell(CallAdmitted(desk.now(), ticket_text(admitted.ticket), admitted.lane, decision.reason))
+
+    def _set_going(self, call: Call, decision: Decision, admitted: Admitted) -> None:
+        """A call on `now` leaves at once; one for a batch waits for the next plan."""
+        desk = self._desk
+        if admitted.lane is Lane.NOW and admitted.state is TicketState.SENDING:
+            self._rescuer.send_kept(call, decision.reason, admitted.ticket)
+        else:
+            desk.wake_by(desk.now() + min(desk.policy.linger_ms / 1000, ADMISSION_PAUSE_S))
+
+    # ------------------------------------------------------------ callers that leave
+
+    def _left_at_the_door(
+        self, task: asyncio.Task[tuple[Admitted, asyncio.Future[Reply] | None]], call: Call, gone: Gone
+    ) -> None:
+        if task.cancelled() or task.exception() is not None:
+            return
+        admitted, waiting = task.result()
+        if waiting is not None:
+            self._left(admitted.ticket, waiting, call, gone)
+
+    def _left(self, ticket: int, waiting: asyncio.Future[Reply], call: Call, gone: Gone) -> None:
+        if self._desk.waiters.drop(ticket, waiting):
+            self._desk.crew.spawn(self._nobody_waits(ticket, call, gone), "gone")
+
+    async def _nobody_waits(self, ticket: int, call: Call, gone: Gone) -> None:
+        desk = self._desk
+        await desk.store.await_ticket(ticket, None)
+        if gone == "cancel" and call.key is None:
+            body = desk.upstreams[call.provider].dialect.error(409, "conflict_error", "The caller cancelled this call.")
+            outcome = Outcome(OutcomeKind.CANCELLED, 409, body, desk.now(), Lane.BATCH, "cancelled by its caller")
+            await desk.store.cancel(ticket, outcome)
+
+    # ------------------------------------------------------------ the end
+
+    async def close(self, timeout: float = 10.0) -> None:
+        """Takes no more calls, gives the open ones so long, and leaves the rest where they are safe."""
+        desk = self._desk
+        if desk.closing or self._loop is None:
+            return
+        desk.closing = True
+        desk.wake_now()
+        until = desk.now() + timeout
+        while len(desk.waiters) and desk.now() < until:
+            await desk.clock.sleep(min(0.02, max(0.0, until - desk.now())))
+        self._loop.cancel()
+        await desk.crew.rest(timeout=min(5.0, timeout + 1.0))
+        await self._housekeeper.stop()
+        desk.waiters.fail_all(self._parting)
+        await desk.store.aclose()
+
+    def _parting(self, ticket: int) -> Closed:
+        text = ticket_text(ticket)
+        if self._desk.store.durable:
+            return Closed(
+                f"carpool closed before call {text} was answered. It is kept in the store: submit it again there, "
+                "with the same key or body, to collect its answer.",
+                text,
+            )
+        return Closed(f"carpool closed before call {text} was answered, and its store was in memory only.", text)

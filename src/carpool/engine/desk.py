@@ -1,0 +1,129 @@
+"""What the parts of the engine share: the ports, the settings, the memory of one process."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+from carpool.budget import Road
+from carpool.engine.events import Bulletin, Trouble
+from carpool.engine.keyring import Keyring
+from carpool.engine.stats import Stats
+from carpool.engine.tasks import Crew
+from carpool.engine.upstream import Answer, Upstream, clock_offset
+from carpool.engine.waiting import Waiters
+from carpool.errors import StoreError
+from carpool.forecast import Forecast
+from carpool.model import NONCE_LETTERS, Batch, base32
+from carpool.policy import RoutingPolicy
+from carpool.ports import Clock, Store, WireResponse
+from carpool.prices import PriceBook
+
+DEFAULT_RPM = 50
+DEFAULT_PACE = 2.0
+CANNOT_BATCH_S = 3600.0  # how long a refusal of the batch road is believed
+TICKET_EPOCH_MS = 1_767_225_600_000  # 2026-01-01: keeps tickets inside 63 bits for centuries
+
+T = TypeVar("T")
+Probe = Callable[[str], Awaitable[None]]
+
+
+@dataclass(slots=True)
+class Desk:
+    store: Store
+    clock: Clock
+    policy: RoutingPolicy
+    forecast: Forecast
+    prices: PriceBook
+    keyring: Keyring
+    upstreams: Mapping[str, Upstream]
+    bulletin: Bulletin
+    rng: random.Random
+    name: str
+    probe: Probe | None = None
+    crew: Crew = field(default_factory=Crew)
+    waiters: Waiters = field(default_factory=Waiters)
+    stats: Stats = field(default_factory=Stats)
+    roads: dict[str, Road] = field(default_factory=dict)
+    offsets: dict[str, float] = field(default_factory=dict)
+    cannot_batch: dict[str, tuple[float, str]] = field(default_factory=dict)  # credential → (until, why)
+    byte_caps: dict[str, int] = field(default_factory=dict)  # credential → learned from a 413
+    batches: list[Batch] = field(default_factory=list)  # unfinished and ours, as of this step
+    closing: bool = False
+    wake: float = 0.0
+    alarm: asyncio.Event = field(default_factory=asyncio.Event)
+    _last_ticket: int = 0
+
+    # time
+    def now(self) -> float:
+        return self.clock.now()
+
+    def wake_by(self, at: float | None) -> None:
+        """The engine's next step happens at this time, or sooner."""
+        if at is not None and at < self.wake:
+            self.wake = at
+            self.alarm.set()
+
+    def wake_now(self) -> None:
+        self.wake_by(0.0)
+
+    # names
+    def new_ticket(self) -> int:
+        """Rises with time, so that new rows land together; random below, so that processes do not collide."""
+        stamp = int(self.now() * 1000) - TICKET_EPOCH_MS
+        self._last_ticket = max(self._last_ticket + 1, stamp << 22 | self.rng.getrandbits(22))
+        return self._last_ticket
+
+    def new_nonce(self) -> str:
+        return base32(self.rng.getrandbits(5 * NONCE_LETTERS), NONCE_LETTERS)
+
+    # the batch road of a credential
+    def road(self, credential: str) -> Road:
+        if credential not in self.roads:
+            pace = self.policy.poll_interval_s or DEFAULT_PACE
+            self.roads[credential] = Road.new(self.policy.batch_rpm or DEFAULT_RPM, pace, self.now())
+        return self.roads[credential]
+
+    def spend(self, credential: str) -> None:
+        self.roads[credential] = self.road(credential).spend(self.now())
+
+    def pause(self, credential: str, seconds: float) -> None:
+        self.roads[credential] = self.road(credential).paused(self.now() + seconds)
+
+    def heard(self, upstream: Upstream, credential: str, answer: Answer | WireResponse) -> None:
+        """Learns from the headers of a batch endpoint: the provider's clock, and the account's rate."""
+        offset = clock_offset(answer, self.now())
+        if offset is not None:
+            self.offsets[upstream.provider] = offset
+        rpm = upstream.dialect.requests_per_minute(answer.headers)
+        if rpm is not None and self.policy.batch_rpm is None:
+            self.roads[credential] = self.road(credential).learned(rpm)
+
+    def why_not_batch(self, credential: str) -> str | None:
+        until, why = self.cannot_batch.get(credential, (0.0, ""))
+        return why if until > self.now() else None
+
+    # reporting
+    async def reached(self, point: str) -> None:
+        """A named point on the way of a call, where a test may stop the process."""
+        if self.probe is not None:
+            await self.probe(point)
+
+    def trouble(self, doing: str, error: BaseException) -> None:
+        self.bulletin.tell(Trouble(self.now(), doing, f"{type(error).__name__}: {error}"))
+
+    async def insist(self, doing: str, write: Callable[[], Awaitable[T]]) -> T:
+        """Repeats a write that must not be forgotten until the store takes it."""
+        delay = 0.1
+        while True:
+            try:
+                return await write()
+            except StoreError as error:
+                if not error.retryable:
+                    raise
+                self.trouble(doing, error)
+                await self.clock.sleep(delay)
+                delay = min(delay * 2, 30.0)

@@ -1,0 +1,136 @@
+"""What happens to batches and calls, as values, for hooks, logs and statistics. Never a body, never a secret."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from carpool.model import Lane
+
+log = logging.getLogger("carpool.events")
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    at: float
+
+
+@dataclass(frozen=True, slots=True)
+class CallAdmitted(Event):
+    ticket: str
+    lane: Lane
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class CallSettled(Event):
+    ticket: str
+    lane: Lane
+    kind: str
+    status: int
+    wait_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class CallRescued(Event):
+    ticket: str
+    batch: int | None
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class BatchSubmitted(Event):
+    batch: int
+    provider_id: str
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class BatchRefused(Event):
+    batch: int
+    count: int
+    status: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class BatchUnknown(Event):
+    """The create may have been bought. Its fate is being reconciled."""
+
+    batch: int
+    count: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class BatchAbandoned(Event):
+    batch: int
+    count: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class BatchEnded(Event):
+    batch: int
+    provider_id: str
+    took_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class BatchCollected(Event):
+    batch: int
+    provider_id: str
+    results: dict[str, int] = field(default_factory=dict)  # succeeded, errored, expired, canceled, missing, stray
+
+
+@dataclass(frozen=True, slots=True)
+class BatchLost(Event):
+    batch: int
+    provider_id: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class RetentionNear(Event):
+    """A batch's results are not collected, and the provider will soon drop them."""
+
+    batch: int
+    provider_id: str
+    drops_at: float
+
+
+@dataclass(frozen=True, slots=True)
+class FailureRateHigh(Event):
+    rate: float
+    limit: float
+    calls: int
+
+
+@dataclass(frozen=True, slots=True)
+class Trouble(Event):
+    """Something did not work and will be tried again."""
+
+    doing: str
+    reason: str
+
+
+Hook = Callable[[Event], object]
+
+
+class Bulletin:
+    """Tells every hook what happened. A hook that fails is logged and does no harm."""
+
+    def __init__(self, hooks: tuple[Hook, ...] = ()) -> None:
+        self._hooks = list(hooks)
+
+    def add(self, hook: Hook) -> None:
+        self._hooks.append(hook)
+
+    def tell(self, event: Event) -> None:
+        log.debug("%s", event)
+        for hook in self._hooks:
+            try:
+                hook(event)
+            except Exception as error:  # noqa: BLE001  a user's hook may raise anything; the purchase must go on
+                log.warning("A hook failed on %s: %s: %s", type(event).__name__, type(error).__name__, error)

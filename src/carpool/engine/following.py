@@ -1,0 +1,173 @@
+"""Watching bought batches: one LIST per credential tells of all of them, at a pace that fits their age."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+
+from carpool.engine.collecting import Collector
+from carpool.engine.desk import Desk
+from carpool.engine.events import BatchEnded, RetentionNear
+from carpool.engine.reconciling import Reconciler
+from carpool.engine.upstream import Answer, Upstream, whole
+from carpool.errors import CarpoolError, Garbled
+from carpool.lifecycle import BatchState
+from carpool.model import Batch
+from carpool.ports import Ask, BatchReport
+from carpool.tracking import next_poll
+
+ASK_SILENCE_S = 60.0
+MAX_PAGES = 20
+FAILED_POLL_S = 5.0
+GONE_S = 600.0  # a batch that answers 404 for so long is gone
+ALERT_BEFORE_S = 2 * 86_400.0
+
+
+class Follower:
+    def __init__(self, desk: Desk, collector: Collector, reconciler: Reconciler) -> None:
+        self._desk = desk
+        self._collector = collector
+        self._reconciler = reconciler
+        self._polling: set[str] = set()
+        self._looked: dict[str, float] = {}  # credential → last finished look
+        self._missing: dict[int, float] = {}  # batch → since when the provider denies it
+        self._alerted: set[int] = set()
+
+    async def step(self, now: float) -> float | None:
+        """Starts the polls that are due and the collection of what has ended. Says when to look again."""
+        by_credential: dict[str, list[Batch]] = defaultdict(list)
+        for batch in self._desk.batches:
+            if batch.state is BatchState.ENDED:
+                self._collector.start(batch)
+            elif batch.state is not BatchState.SUBMITTING:
+                by_credential[batch.key.credential].append(batch)
+            self._alert(batch, now)
+        wakes = [self._poll_if_due(credential, batches, now) for credential, batches in by_credential.items()]
+        wakes.append(self._collector.wake(now))
+        return min((wake for wake in wakes if wake is not None), default=None)
+
+    def _poll_if_due(self, credential: str, batches: list[Batch], now: float) -> float | None:
+        if credential in self._polling or credential not in self._desk.keyring:
+            return None
+        due = self._due(credential, batches, now)
+        if due > now:
+            return due
+        road = self._desk.road(credential)
+        if not road.can_ask(now):
+            return road.ask_ready_at(now)
+        self._polling.add(credential)
+        self._desk.crew.spawn(self._poll(credential, batches), f"poll {credential[:8]}")
+        return None
+
+    def _due(self, credential: str, batches: Sequence[Batch], now: float) -> float:
+        last = self._looked.get(credential)
+        looks = [self._look(batch, last) for batch in batches if _ours(batch)]
+        times = [next_poll(looks, self._desk.policy.poll_interval_s, now)] if looks else []
+        times += [self._reconciler.due(batch, last) for batch in batches if not _ours(batch)]
+        return min(times)
+
+    def _look(self, batch: Batch, last: float | None) -> tuple[float, float, float]:
+        bought_at = batch.resolved_at or batch.intended_at
+        expected = self._desk.forecast.expected_end(bought_at, batch.key.model, batch.key.size_class)
+        return bought_at, bought_at if last is None else last, expected
+
+    async def _poll(self, credential: str, batches: list[Batch]) -> None:
+        desk = self._desk
+        upstream = desk.upstreams[batches[0].key.provider]
+        try:
+            reports = await self._list(credential, upstream, batches)
+            await desk.reached("polled")
+            await self._reconciler.apply(upstream, [b for b in batches if not _ours(b)], list(reports.values()))
+            for batch in batches:
+                if _ours(batch):
+                    await self._apply(batch, await self._report(batch, upstream, reports))
+        except CarpoolError as error:  # any number of failed looks is survived
+            desk.trouble("polling", error)
+            self._looked[credential] = desk.now() + FAILED_POLL_S
+        else:
+            self._looked[credential] = desk.now()
+        finally:
+            self._polling.discard(credential)
+            desk.wake_now()
+
+    async def _list(self, credential: str, upstream: Upstream, batches: Sequence[Batch]) -> dict[str, BatchReport]:
+        """The provider's batches, newest first, as far back as any of ours can be."""
+        wanted = {batch.provider_id for batch in batches if _ours(batch)}
+        if len(batches) == 1 and wanted:
+            return {}  # a single batch is asked for by its id
+        oldest = min(batch.intended_at for batch in batches) + self._desk.offsets.get(upstream.provider, 0.0) - 120
+        unresolved = any(not _ours(batch) for batch in batches)
+        reports: dict[str, BatchReport] = {}
+        cursor: str | None = None
+        for _ in range(MAX_PAGES):
+            limit = min(1000, 2 * len(batches) + 20)
+            answer = await self._ask(
+                credential, upstream, upstream.dialect.listing(batches[0].key.headers, cursor, limit)
+            )
+            page, cursor = upstream.dialect.page(_body(answer))
+            reports.update((report.provider_id, report) for report in page)
+            if cursor is None or (wanted <= reports.keys() and not unresolved) or page[-1].created_at < oldest:
+                break
+        return reports
+
+    async def _report(self, batch: Batch, upstream: Upstream, reports: Mapping[str, BatchReport]) -> BatchReport | None:
+        """What LIST said of a batch; asked for by id where LIST lags. None while the provider denies it."""
+        assert batch.provider_id is not None
+        if batch.provider_id in reports:
+            return reports[batch.provider_id]
+        ask = upstream.dialect.retrieve(batch.key.headers, batch.provider_id)
+        answer = await self._ask(batch.key.credential, upstream, ask)
+        return None if answer.status == 404 else upstream.dialect.report(_body(answer))
+
+    async def _ask(self, credential: str, upstream: Upstream, ask: Ask) -> Answer:
+        desk = self._desk
+        while not (road := desk.road(credential)).can_ask(desk.now()):
+            await desk.clock.sleep(max(0.01, road.ask_ready_at(desk.now()) - desk.now()))
+        desk.spend(credential)
+        answer = await whole(await upstream.ask(ask, desk.keyring.secret(credential), timeout=ASK_SILENCE_S))
+        desk.heard(upstream, credential, answer)
+        if answer.status == 429:
+            refusal = upstream.dialect.refusal(answer.status, answer.headers, answer.body)
+            desk.pause(credential, refusal.retry_after or FAILED_POLL_S)
+        return answer
+
+    async def _apply(self, batch: Batch, report: BatchReport | None) -> None:
+        desk = self._desk
+        if report is None:
+            await self._denied(batch)
+            return
+        self._missing.pop(batch.id, None)
+        if report.ended and report.results_path is None:
+            await self._collector.lose(batch, "the provider no longer has its results")
+        elif report.ended:
+            took = desk.now() - (batch.resolved_at or batch.intended_at)
+            ended = await desk.store.move(batch.id, BatchState.ENDED, ended_at=desk.now())
+            desk.bulletin.tell(BatchEnded(desk.now(), batch.id, report.provider_id, took))
+            await desk.reached("ended")
+            self._collector.start(ended)
+        elif report.cancelling and batch.state is BatchState.OPEN:
+            await desk.store.move(batch.id, BatchState.CANCELLING, note="cancelled by somebody at the provider")
+
+    async def _denied(self, batch: Batch) -> None:
+        since = self._missing.setdefault(batch.id, self._desk.now())
+        if self._desk.now() - since >= GONE_S:
+            await self._collector.lose(batch, "the provider does not know it any more")
+
+    def _alert(self, batch: Batch, now: float) -> None:
+        """Before the provider drops what nobody collected, somebody should hear of it."""
+        if batch.provider_id is None or batch.id in self._alerted:
+            return
+        drops_at = batch.intended_at + self._desk.upstreams[batch.key.provider].dialect.limits.retention
+        if now >= drops_at - ALERT_BEFORE_S:
+            self._alerted.add(batch.id)
+            self._desk.bulletin.tell(RetentionNear(now, batch.id, batch.provider_id, drops_at))
+
+
+def _ours(batch: Batch) -> bool:
+    return batch.state in (BatchState.OPEN, BatchState.CANCELLING)
+
+
+def _body(answer: Answer) -> bytes:
+    if not answer.ok:
+        raise Garbled(f"The provider answered {answer.status} to a look at its batches.")
+    return answer.body

@@ -1,0 +1,67 @@
+"""Leases, takeovers, memory and retention: what keeps an engine honest between purchases."""
+
+from __future__ import annotations
+
+from carpool.engine.desk import Desk
+from carpool.engine.upstream import whole
+from carpool.errors import CarpoolError
+from carpool.lifecycle import BOUGHT
+
+LEASE_S = 300.0  # well above the silence that a create may have
+RENEW_S = 60.0
+RETAIN_EVERY_S = 600.0
+RETAIN_STEP = 1000
+UNDELIVERED_DAYS = 29.0  # as long as the longest provider keeps results
+DAY_S = 86_400.0
+
+
+class Housekeeper:
+    def __init__(self, desk: Desk) -> None:
+        self._desk = desk
+        self._renew_at = 0.0
+        self._retain_at = 0.0
+        self._new_credentials = True
+
+    async def start(self, now: float) -> None:
+        desk = self._desk
+        await desk.store.join(desk.name, now, LEASE_S)
+        for credential, memo in (await desk.store.recall("cannot_batch")).items():
+            until, _, message = memo.partition(" ")
+            desk.cannot_batch[credential] = (float(until), f"this credential can't batch: {message}")
+
+    def enrolled(self, credential: str) -> None:
+        self._new_credentials = True
+
+    async def step(self, now: float) -> float:
+        desk = self._desk
+        if now >= self._renew_at or now < self._renew_at - RENEW_S:
+            await desk.store.join(desk.name, now, LEASE_S)
+            self._renew_at = now + RENEW_S
+            self._new_credentials = True  # other engines may have died since
+        if self._new_credentials:
+            self._new_credentials = False
+            await desk.store.take_over(desk.name, desk.keyring, now)
+        if now >= self._retain_at:
+            self._retain_at = now + await self._retain(now)
+        return min(self._renew_at, self._retain_at)
+
+    async def _retain(self, now: float) -> float:
+        """Removes old calls in small steps; says how long until the next."""
+        before = now - self._desk.policy.retain_days * DAY_S
+        removed = await self._desk.store.retain(before, now - UNDELIVERED_DAYS * DAY_S, RETAIN_STEP)
+        return 1.0 if removed >= RETAIN_STEP else RETAIN_EVERY_S
+
+    async def stop(self) -> None:
+        """Batches of a store in memory can never be collected again: what did not run yet should not be billed."""
+        desk = self._desk
+        try:
+            if not desk.store.durable:
+                for batch in await desk.store.batches(desk.name):
+                    if batch.state in BOUGHT and batch.provider_id is not None:
+                        upstream = desk.upstreams[batch.key.provider]
+                        ask = upstream.dialect.cancel(batch.key.headers, batch.provider_id)
+                        secret = desk.keyring.secret(batch.key.credential)
+                        await whole(await upstream.ask(ask, secret, timeout=5.0))
+        except CarpoolError as error:
+            desk.trouble("cancelling batches at close", error)
+        await desk.store.leave(desk.name)

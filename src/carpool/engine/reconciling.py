@@ -1,0 +1,95 @@
+"""Creates whose fate is unknown. Suspects are watched, never cancelled, and decided by what their results say."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import aclosing
+
+from carpool.engine.collecting import Collector
+from carpool.engine.desk import Desk
+from carpool.engine.events import BatchAbandoned
+from carpool.engine.upstream import Upstream
+from carpool.errors import Garbled
+from carpool.lifecycle import BatchState
+from carpool.model import Batch, Lane
+from carpool.ports import BatchReport
+from carpool.tracking import next_look, reconcile
+
+GRACE_S = 90.0  # a LIST may lag behind a create by so much
+ABANDONED_PACE_S = 300.0
+LINES_TO_READ = 50  # a batch of ours shows its nonce within so many lines; stray lines may stand before them
+
+
+class Reconciler:
+    def __init__(self, desk: Desk, collector: Collector) -> None:
+        self._desk = desk
+        self._collector = collector
+
+    def due(self, batch: Batch, looked: float | None) -> float:
+        """When to LIST again for an unresolved batch."""
+        since = batch.resolved_at or batch.intended_at
+        if looked is None or looked < since:
+            return since
+        if batch.state is BatchState.ABANDONED:
+            return looked + ABANDONED_PACE_S
+        return looked + min(next_look(looked - since, GRACE_S, self._desk.policy.poll_interval_s), 15.0)
+
+    async def apply(self, upstream: Upstream, batches: Sequence[Batch], listed: Sequence[BatchReport]) -> None:
+        for batch in batches:
+            await self._apply(upstream, batch, listed)
+
+    async def _apply(self, upstream: Upstream, batch: Batch, listed: Sequence[BatchReport]) -> None:
+        desk = self._desk
+        plan = reconcile(
+            batch,
+            listed,
+            await desk.store.known_provider_ids(batch.key.credential),
+            await desk.store.suspects(batch.id),
+            desk.now(),
+            desk.offsets.get(upstream.provider, batch.clock_offset),
+            grace=GRACE_S,
+            pressed=False,  # pressing calls are rescued one by one; the batch itself can wait for its proof
+        )
+        for provider_id in plan.new_suspects:
+            await desk.store.suspect(batch.id, provider_id, "watched")
+        for provider_id in plan.inspect:
+            if await self._is_ours(upstream, batch, provider_id):
+                await self._found(batch, provider_id)
+                return
+            await desk.store.suspect(batch.id, provider_id, "stranger")
+            desk.wake_now()
+        if plan.give_up:
+            await self._give_up(batch)
+
+    async def _is_ours(self, upstream: Upstream, batch: Batch, provider_id: str) -> bool:
+        """Whether a result line carries our nonce. Nothing else of a stranger's batch is looked at or kept."""
+        seen = 0
+        async with aclosing(self._collector.result_lines(batch, upstream, provider_id)) as lines:
+            async for raw in lines:
+                try:
+                    if upstream.dialect.result_line(raw).custom_id.startswith(f"{batch.nonce}-"):
+                        return True
+                except Garbled:
+                    continue
+                seen += 1
+                if seen >= LINES_TO_READ:
+                    break
+        return False
+
+    async def _found(self, batch: Batch, provider_id: str) -> None:
+        desk = self._desk
+        await desk.store.move(batch.id, BatchState.OPEN, provider_id=provider_id, resolved_at=desk.now())
+        desk.stats.batches_submitted += 1
+        desk.wake_now()
+
+    async def _give_up(self, batch: Batch) -> None:
+        desk = self._desk
+        if batch.state is BatchState.ABANDONED:
+            await desk.store.move(batch.id, BatchState.VOID)
+            return
+        reason = "its create went unanswered, and no batch at the provider fits it"
+        count = await desk.store.release(batch.id, BatchState.ABANDONED, Lane.BATCH, desk.now(), reason)
+        await desk.store.annotate(batch.id, abandoned=True)
+        desk.stats.batches_abandoned += 1
+        desk.bulletin.tell(BatchAbandoned(desk.now(), batch.id, count, reason))
+        desk.wake_now()

@@ -1,0 +1,137 @@
+"""Keeping deadlines: calls whose batch will be late travel on `now`, as late as is safe and as cheaply as possible."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+
+from carpool.engine.desk import Desk
+from carpool.engine.events import CallRescued
+from carpool.engine.sending import Errand, Sender
+from carpool.engine.upstream import whole
+from carpool.errors import CarpoolError
+from carpool.lifecycle import BOUGHT, BatchState
+from carpool.model import Batch, Call, Due, EntryKind, Lane, ticket_text
+from carpool.tracking import early_start, rescue_plan
+
+ASK_SILENCE_S = 60.0
+LOOK_AHEAD = 5000  # due calls planned in one step
+AT_ONCE = 64  # rescues under way at a time
+
+
+class Rescuer:
+    def __init__(self, desk: Desk, sender: Sender) -> None:
+        self._desk = desk
+        self._sender = sender
+        self._under_way: set[int] = set()
+        self._cancelling: set[int] = set()
+
+    async def step(self, now: float) -> float | None:
+        """Sends what is due, cancels what had better be cancelled first. Says when to look again."""
+        desk = self._desk
+        upcoming = await desk.store.next_due(desk.keyring)
+        if upcoming is None:
+            return None
+        horizon = desk.forecast.cancel_seconds
+        due = await desk.store.due(desk.keyring, now + horizon, LOOK_AHEAD)
+        due = [one for one in due if one.ticket not in self._under_way]
+        start = early_start([one.rescue_at for one in due], now, desk.policy.sync_rpm) if due else upcoming
+        wakes = [upcoming - horizon if not due else None]
+        for batch, calls in self._by_batch(due):
+            wakes.append(await self._plan(batch, calls, now, shift=max(0.0, calls[0].rescue_at - start)))
+        return min((wake for wake in wakes if wake is not None and wake > now), default=None)
+
+    def _by_batch(self, due: Sequence[Due]) -> Iterable[tuple[Batch | None, list[Due]]]:
+        rows = {batch.id: batch for batch in self._desk.batches}
+        groups: dict[int | None, list[Due]] = defaultdict(list)
+        for one in due:
+            groups[one.batch].append(one)
+        return [(rows.get(batch) if batch is not None else None, calls) for batch, calls in groups.items()]
+
+    async def _plan(self, batch: Batch | None, calls: list[Due], now: float, shift: float) -> float | None:
+        """A shift forward makes room where more must be rescued than fits through the synchronous rate at once."""
+        desk = self._desk
+        if batch is None:
+            ready = [one for one in calls if one.lane is Lane.NOW or one.rescue_at - shift <= now]
+            self._send(ready, None)
+            return min((one.rescue_at - shift for one in calls if one not in ready), default=None)
+        opened = await desk.store.open_calls(batch.id)
+        plan = rescue_plan(batch, calls, opened, now, desk.forecast.cancel_seconds, early=shift)
+        if plan.cancel and batch.id not in self._cancelling:
+            self._cancelling.add(batch.id)
+            desk.crew.spawn(self._cancel(batch), f"cancel {batch.id}")
+        resend = set(plan.resend)
+        self._send([one for one in calls if one.ticket in resend], batch)
+        return plan.wake
+
+    def _send(self, calls: Sequence[Due], batch: Batch | None) -> None:
+        for one in calls[: AT_ONCE - len(self._under_way)]:
+            self._under_way.add(one.ticket)
+            self._desk.crew.spawn(self._rescue(one, batch), f"rescue {ticket_text(one.ticket)}")
+
+    def send_kept(self, call: Call, reason: str, ticket: int) -> None:
+        """A call on `now` whose ticket is on disk, because its client gave it a key."""
+        if ticket not in self._under_way:
+            self._under_way.add(ticket)
+            errand = replace(Errand.of(call, reason, kept=True), ticket=ticket)
+            self._desk.crew.spawn(self._send_kept(errand), f"send {ticket_text(ticket)}")
+
+    async def _send_kept(self, errand: Errand) -> None:
+        try:
+            await self._sender.resend(errand)
+        finally:
+            self._under_way.discard(errand.ticket)
+
+    async def _rescue(self, one: Due, batch: Batch | None) -> None:
+        desk = self._desk
+        try:
+            errand = await self._errand(one, batch)
+            if errand is not None and await self._sender.resend(errand):
+                desk.stats.rescued_calls += 1
+                desk.bulletin.tell(
+                    CallRescued(desk.now(), ticket_text(one.ticket), batch.id if batch else None, errand.reason)
+                )
+        except CarpoolError as error:
+            desk.trouble("rescuing", error)
+        finally:
+            self._under_way.discard(one.ticket)
+            desk.wake_now()
+
+    async def _errand(self, one: Due, batch: Batch | None) -> Errand | None:
+        parcel = await self._desk.store.parcel(one.ticket)
+        if parcel is None:
+            return None
+        again = batch is not None or parcel.requeues > 0  # a batch may have bought it, or may yet
+        reason = "its batch would be late" if batch is not None else "no batch could take it in time"
+        return Errand(
+            ticket=one.ticket,
+            provider=parcel.key.provider,
+            endpoint=parcel.key.endpoint,
+            credential=parcel.key.credential,
+            headers=parcel.key.headers,
+            body=parcel.body,
+            model=parcel.model,
+            deadline=one.deadline,
+            kind=EntryKind.RESCUE if again else EntryKind.PURCHASE,
+            kept=True,
+            reason=parcel.reason if one.lane is Lane.NOW and parcel.reason else reason,
+        )
+
+    async def _cancel(self, batch: Batch) -> None:
+        """Asks the provider to stop, so that what did not run is not billed. Only a batch whose id is surely ours."""
+        desk = self._desk
+        upstream, credential = desk.upstreams[batch.key.provider], batch.key.credential
+        try:
+            if batch.provider_id is None or batch.state not in BOUGHT:
+                return
+            desk.spend(credential)
+            ask = upstream.dialect.cancel(batch.key.headers, batch.provider_id)
+            answer = await whole(await upstream.ask(ask, desk.keyring.secret(credential), timeout=ASK_SILENCE_S))
+            if answer.ok:
+                await desk.store.move(batch.id, BatchState.CANCELLING, note="its calls are pressed for time")
+        except CarpoolError as error:
+            desk.trouble("cancelling", error)
+        finally:
+            self._cancelling.discard(batch.id)
+            desk.wake_now()

@@ -1,0 +1,236 @@
+"""The lane `now`: synchronous purchases, direct ones and rescues. Nothing is bought a second time in silence."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import aclosing
+from dataclasses import dataclass, replace
+
+from carpool import ledger
+from carpool.engine.desk import Desk
+from carpool.engine.settling import settle
+from carpool.engine.upstream import Answer, Upstream, whole
+from carpool.engine.waiting import Reply
+from carpool.errors import NotConnected, WireError
+from carpool.model import Call, Entry, EntryKind, Headers, Lane, Outcome, OutcomeKind, Settlement
+from carpool.ports import WireResponse
+
+_Write = Callable[[Entry], Awaitable[bool]]
+
+SILENCE_S = 600.0
+BACKOFF_S = 0.5
+BACKOFF_MAX_S = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class Errand:
+    """One call to be bought on `now`: what to send, for whom, until when. `deadline` None: nothing is retried."""
+
+    ticket: int
+    provider: str
+    endpoint: str
+    credential: str
+    headers: Headers
+    body: bytes
+    model: str
+    deadline: float | None
+    kind: EntryKind
+    reason: str
+    tags: tuple[tuple[str, str], ...] = ()
+    kept: bool = False  # its ticket is on disk
+
+    @classmethod
+    def of(cls, call: Call, reason: str, *, kept: bool = False) -> Errand:
+        return cls(
+            ticket=call.ticket,
+            provider=call.provider,
+            endpoint=call.endpoint,
+            credential=call.credential,
+            headers=call.headers,
+            body=call.body,
+            model=call.model,
+            deadline=call.deadline,
+            kind=EntryKind.PURCHASE,
+            reason=reason,
+            tags=tuple(call.tags.items()),
+            kept=kept,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Passage:
+    """An answer on its way through: the bytes pass as they come, the ledger reads along."""
+
+    ticket: int
+    status: int
+    headers: Headers
+    chunks: AsyncGenerator[bytes, None]
+    reason: str
+
+
+class Sender:
+    def __init__(self, desk: Desk) -> None:
+        self._desk = desk
+
+    # direct calls: no ticket on disk, the client's connection is their life
+
+    async def direct(self, errand: Errand) -> Reply:
+        """Buys one call and brings its whole answer."""
+        response, entry = await self._answered(errand, self._note)
+        answer = await whole(response)
+        entry = self._priced(errand, entry, answer)
+        await self._note(entry)
+        self._desk.stats.count(entry, used=True)
+        return Reply(errand.ticket, _outcome(answer, errand, self._desk.now()), entry)
+
+    async def forward(self, errand: Errand) -> Passage:
+        """Opens a streamed answer. Aborting the iteration aborts the request."""
+        response, entry = await self._answered(errand, self._note)
+        chunks = self._tapped(errand, entry, response)
+        return Passage(errand.ticket, response.status, response.headers, chunks, errand.reason)
+
+    async def _tapped(self, errand: Errand, entry: Entry, response: WireResponse) -> AsyncGenerator[bytes, None]:
+        tap = self._upstream(errand).dialect.usage_tap()
+        ended = False
+        try:
+            async with aclosing(_closing(response)) as chunks:
+                async for chunk in chunks:
+                    tap.feed(chunk)
+                    yield chunk
+            ended = True
+        finally:
+            usage = tap.usage() if ended else None  # cut short: what was billed is unknown
+            dialect = self._upstream(errand).dialect.name
+            final = _free(entry) if response.status >= 400 else ledger.priced(entry, dialect, usage, self._desk.prices)
+            self._desk.stats.count(final, used=True)
+            await self._note(final)
+
+    async def _note(self, entry: Entry) -> bool:
+        """Written behind the call's back: a direct call has nothing to recover, so it need not wait for the disk."""
+        self._desk.crew.spawn(self._desk.store.record(entry), "record")
+        return True
+
+    # tickets: rescues, and calls that are kept under a key
+
+    async def resend(self, errand: Errand) -> bool:
+        """Buys a ticket's call on `now` and settles it. False when somebody else was quicker."""
+        desk = self._desk
+        try:
+            response, entry = await self._answered(errand, self._begin)
+            await desk.reached("resent")
+            answer = await whole(response)
+        except _Taken:
+            return False
+        except WireError as error:
+            await self._give_up(errand, error)
+            return True
+        outcome = _outcome(answer, errand, desk.now())
+        await settle(desk, [Settlement(errand.ticket, outcome, self._priced(errand, entry, answer))])
+        await desk.reached("resettled")
+        return True
+
+    async def _begin(self, entry: Entry) -> bool:
+        if not await self._desk.store.start_sending(entry):
+            raise _Taken
+        await self._desk.reached("attempted")
+        return True
+
+    async def _give_up(self, errand: Errand, error: WireError) -> None:
+        """No answer came. A batch that still carries the call may bring one; otherwise this is the end."""
+        desk = self._desk
+        if await desk.store.stop_sending(errand.ticket):
+            return
+        body = self._upstream(errand).dialect.error(error.status, error.code, str(error))
+        late = errand.deadline is not None and desk.now() >= errand.deadline
+        kind = OutcomeKind.DEADLINE if late else OutcomeKind.ERRORED
+        outcome = Outcome(kind, error.status, body, desk.now(), Lane.NOW, str(error))
+        await settle(desk, [Settlement(errand.ticket, outcome)])
+
+    # one purchase after another, inside the deadline
+
+    async def _answered(self, errand: Errand, write: _Write) -> tuple[WireResponse, Entry]:
+        """The first answer that is not worth another try. Every try stands in the ledger before it is made."""
+        number = await self._desk.store.attempts(errand.ticket) if errand.kept else 0
+        while True:
+            number += 1
+            entry = self._attempt(errand, number)
+            await write(entry)
+            try:
+                response = await self._send(errand)
+            except NotConnected:
+                delay = self._delay(errand, number, None)
+                await self._desk.store.record(_free(entry))
+                if delay is None:
+                    raise
+            else:
+                delay = await self._retry_after(errand, number, response)
+                if delay is None:
+                    return response, entry
+                await response.aclose()
+                await self._desk.store.record(_free(entry))
+            await self._desk.clock.sleep(delay)
+
+    async def _retry_after(self, errand: Errand, number: int, response: WireResponse) -> float | None:
+        if response.status < 400 or errand.deadline is None:
+            return None
+        refusal = self._upstream(errand).dialect.refusal(response.status, response.headers, b"")
+        return self._delay(errand, number, refusal.retry_after) if refusal.retryable else None
+
+    def _delay(self, errand: Errand, number: int, asked: float | None) -> float | None:
+        """How long to wait before the next try; None when the deadline allows none."""
+        if errand.deadline is None:
+            return None
+        delay = min(BACKOFF_S * 2 ** (number - 1), BACKOFF_MAX_S) * (0.75 + self._desk.rng.random() / 2)
+        delay = max(delay, asked or 0.0)
+        return delay if self._desk.now() + delay < errand.deadline else None
+
+    async def _send(self, errand: Errand) -> WireResponse:
+        upstream = self._upstream(errand)
+        ask = upstream.dialect.send(errand.endpoint, errand.headers, errand.body)
+        return await upstream.ask(ask, self._desk.keyring.secret(errand.credential), timeout=SILENCE_S)
+
+    def _upstream(self, errand: Errand) -> Upstream:
+        return self._desk.upstreams[errand.provider]
+
+    # entries
+
+    def _attempt(self, errand: Errand, number: int) -> Entry:
+        return ledger.attempt(
+            ticket=errand.ticket,
+            purchase=-number,
+            at=self._desk.now(),
+            provider=errand.provider,
+            credential=errand.credential,
+            model=errand.model,
+            kind=errand.kind,
+            reason=errand.reason,
+            tags=dict(errand.tags),
+        )
+
+    def _priced(self, errand: Errand, entry: Entry, answer: Answer) -> Entry:
+        if not answer.ok:
+            return _free(entry)
+        dialect = self._upstream(errand).dialect
+        return ledger.priced(entry, dialect.name, dialect.usage(answer.body), self._desk.prices)
+
+
+class _Taken(Exception):
+    """The ticket was settled, or is being sent by somebody else."""
+
+
+def _free(entry: Entry) -> Entry:
+    """Refused or never sent: the provider bills nothing."""
+    return replace(entry, paid=0, would_have_paid=0)
+
+
+def _outcome(answer: Answer, errand: Errand, now: float) -> Outcome:
+    kind = OutcomeKind.SUCCEEDED if answer.ok else OutcomeKind.ERRORED
+    return Outcome(kind, answer.status, answer.body, now, Lane.NOW, errand.reason, answer.headers)
+
+
+async def _closing(response: WireResponse) -> AsyncGenerator[bytes, None]:
+    try:
+        async for chunk in response.chunks():
+            yield chunk
+    finally:
+        await response.aclose()

@@ -1,0 +1,53 @@
+"""The engine's crew: every background task has an owner, a name, and somebody who hears of its failure."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Coroutine
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+log = logging.getLogger("carpool.engine")
+
+
+class Crew:
+    """Keeps background tasks alive and ends them together. A task that fails is reported, never silent."""
+
+    def __init__(self) -> None:
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self.failures = 0
+
+    def spawn(self, work: Coroutine[Any, Any, Any], name: str) -> asyncio.Task[Any]:
+        """Work that nobody awaits."""
+        task = asyncio.create_task(work, name=name)
+        self._tasks.add(task)
+        task.add_done_callback(self._done)
+        return task
+
+    def lend(self, work: Coroutine[Any, Any, T], name: str) -> asyncio.Task[T]:
+        """Work whose result, or failure, somebody awaits; it is only kept alive and ended here."""
+        task = asyncio.create_task(work, name=name)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+    def _done(self, task: asyncio.Task[Any]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self.failures += 1
+            log.error("The task %s failed: %s: %s", task.get_name(), type(error).__name__, error)
+
+    @property
+    def busy(self) -> bool:
+        return bool(self._tasks)
+
+    async def rest(self, timeout: float) -> None:
+        """Waits for what is under way, at most so long, and cancels the rest."""
+        if self._tasks:
+            await asyncio.wait(list(self._tasks), timeout=timeout)
+        for task in list(self._tasks):
+            task.cancel()
+        if self._tasks:
+            await asyncio.wait(list(self._tasks), timeout=5)

@@ -1,0 +1,63 @@
+"""One provider as the engine sees it: where it is, what it speaks, and who carries the bytes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from email.utils import parsedate_to_datetime
+
+from carpool.model import Headers
+from carpool.ports import Ask, Dialect, StreamedBody, Wire, WireRequest, WireResponse
+
+
+@dataclass(frozen=True, slots=True)
+class Upstream:
+    provider: str
+    base_url: str
+    dialect: Dialect
+    wire: Wire
+
+    async def ask(self, ask: Ask, secret: Headers, *, timeout: float, body: StreamedBody | None = None) -> WireResponse:
+        """Sends one request, once, with the credential added at the last moment."""
+        return await self.wire.send(
+            WireRequest(
+                method=ask.method,
+                url=self.base_url.rstrip("/") + ask.path,
+                headers=ask.headers + secret,
+                body=ask.body if body is None else body,
+                timeout=timeout,
+            )
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """A whole answer in memory. Used for everything but streams and results."""
+
+    status: int
+    headers: Headers
+    body: bytes
+
+    @property
+    def ok(self) -> bool:
+        return 200 <= self.status < 300
+
+    def header(self, name: str) -> str | None:
+        return next((value for key, value in self.headers if key == name), None)
+
+
+async def whole(response: WireResponse) -> Answer:
+    try:
+        return Answer(response.status, response.headers, await response.read())
+    finally:
+        await response.aclose()
+
+
+def clock_offset(answer: Answer | WireResponse, now: float) -> float | None:
+    """The provider's clock minus ours, from its `Date` header; good to a second or two."""
+    text = next((value for name, value in answer.headers if name == "date"), None)
+    if text is None:
+        return None
+    try:
+        return parsedate_to_datetime(text).timestamp() - now
+    except ValueError:
+        return None

@@ -1,0 +1,70 @@
+"""How long things take. For now a prior only: nothing is learned from batches that were seen.
+
+Everything about batches derives from `batch_cdf`, so an estimator that learns replaces that one method.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Final, NamedTuple
+
+SYNC_CAP: Final = 600.0
+HORIZON: Final = 7 * 86_400.0  # beyond every provider's window: a quantile that is never reached is said to be this
+
+
+class Part(NamedTuple):
+    """A log-normal with its share of the batches."""
+
+    share: float
+    median: float
+    sigma: float
+
+    def cdf(self, seconds: float) -> float:
+        return 0.5 * math.erfc(-math.log(seconds / self.median) / (self.sigma * math.sqrt(2)))
+
+
+# Small batches mostly end within two minutes, one in ten takes an hour, and some never come within the day.
+# The tail must be heavy: whoever believes that all batches are quick rescues too late and too many at once.
+PRIOR: Final = (Part(0.60, 110.0, 0.5), Part(0.37, 900.0, 1.0), Part(0.03, 21_600.0, 1.0))
+STRETCH: Final = {"s": 1.0, "m": 1.5, "l": 3.0}  # long answers take longer, by size class
+
+
+@dataclass(frozen=True, slots=True)
+class Forecast:
+    parts: tuple[Part, ...] = PRIOR
+    cancel_seconds: float = 20.0  # from asking for a cancel to the batch's end
+    sync_floor: float = 5.0
+    tokens_per_s: float = 50.0
+
+    def batch_cdf(self, seconds: float, model: str, size_class: str) -> float:
+        """The chance that a batch bought now has ended after so many seconds."""
+        if seconds <= 0:
+            return 0.0
+        scaled = seconds / STRETCH.get(size_class, 1.0)
+        return sum(part.share * part.cdf(scaled) for part in self.parts)
+
+    def batch_quantile(self, p: float, model: str, size_class: str) -> float:
+        """The seconds after which a share p of the batches has ended."""
+        low, high = 0.0, HORIZON
+        while high - low > 0.01:
+            middle = (low + high) / 2
+            if self.batch_cdf(middle, model, size_class) < p:
+                low = middle
+            else:
+                high = middle
+        return high
+
+    def expected_end(self, bought_at: float, model: str, size_class: str) -> float:
+        """When a batch bought at that time will probably end."""
+        return bought_at + self.batch_quantile(0.5, model, size_class)
+
+    def sync_seconds(self, max_output_tokens: int) -> float:
+        """A high quantile of the synchronous time of a call that may answer with so many tokens.
+
+        Small allowances are counted as used up. Of a large one only a quarter is: agents ask for 32,000 tokens
+        as a matter of course, and would otherwise never have room for a batch.
+        """
+        small = min(max_output_tokens, 4096)
+        counted = small + max(0, max_output_tokens - small) / 4
+        return min(SYNC_CAP, self.sync_floor + counted / self.tokens_per_s)

@@ -1,0 +1,116 @@
+"""The arithmetic of the books: what a purchase cost, what it would have cost on `now`, and the sums for people."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from decimal import Decimal
+
+from carpool.model import Entry, EntryKind, Lane, Totals, Usage
+from carpool.prices import PriceBook
+
+_NANO = Decimal(1_000_000_000)
+_DIGITS = 4  # of an amount below a dollar
+
+
+def attempt(
+    *,
+    ticket: int,
+    purchase: int,
+    at: float,
+    provider: str,
+    credential: str,
+    model: str,
+    lane: Lane = Lane.NOW,
+    kind: EntryKind = EntryKind.PURCHASE,
+    reason: str = "",
+    tags: Mapping[str, str] | None = None,
+) -> Entry:
+    """A purchase that is about to be tried. Its price is unknown until an answer says otherwise."""
+    return Entry(ticket, purchase, at, lane, kind, provider, credential, model, reason=reason, tags=dict(tags or {}))
+
+
+def bought(
+    *,
+    ticket: int,
+    purchase: int,
+    at: float,
+    provider: str,
+    dialect: str,
+    credential: str,
+    model: str,
+    lane: Lane,
+    kind: EntryKind,
+    usage: Usage | None,
+    book: PriceBook,
+    reason: str = "",
+    tags: Mapping[str, str] | None = None,
+) -> Entry:
+    """A purchase with its answer; without usage its price stays unknown."""
+    entry = attempt(
+        ticket=ticket,
+        purchase=purchase,
+        at=at,
+        provider=provider,
+        credential=credential,
+        model=model,
+        lane=lane,
+        kind=kind,
+        reason=reason,
+        tags=tags,
+    )
+    return priced(entry, dialect, usage, book)
+
+
+def priced(entry: Entry, dialect: str, usage: Usage | None, book: PriceBook) -> Entry:
+    """The entry with its money: paid, and would have paid for the same usage on `now`.
+
+    The same usage is a simplification: a synchronous call might have found a warm cache where a batch found none, and
+    then `would_have_paid` is too high. Until the cache is planned, nobody knows how warm it would have been.
+
+    Where `paid` is unknown, so is the other: half of the pair would bend the sums.
+    """
+    if usage is None:
+        return entry
+    paid = book.price(dialect, entry.model, usage, entry.lane, entry.at)
+    would = None if paid is None else book.price(dialect, entry.model, usage, Lane.NOW, entry.at)
+    return replace(entry, usage=usage, paid=paid, would_have_paid=would)
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """The books in one line. `paid` and `saved` leave out the `unknown` purchases."""
+
+    purchases: int
+    unknown: int
+    paid: int
+    would_have_paid: int
+
+    @classmethod
+    def of(cls, totals: Iterable[Totals]) -> Summary:
+        rows = list(totals)
+        return cls(
+            purchases=sum(row.purchases for row in rows),
+            unknown=sum(row.unknown for row in rows),
+            paid=sum(row.paid for row in rows),
+            # Without carpool nobody would have bought the same call twice.
+            would_have_paid=sum(row.would_have_paid for row in rows if row.kind is not EntryKind.DUPLICATE),
+        )
+
+    @property
+    def saved(self) -> int:
+        return self.would_have_paid - self.paid
+
+    @property
+    def share(self) -> float | None:
+        """The saved share of what would have been paid; None when there is nothing to compare with."""
+        return self.saved / self.would_have_paid if self.would_have_paid else None
+
+
+def dollars(nano: int) -> str:
+    """Nano-dollars for people: cents from a dollar on, below it four digits, and never finer than they are."""
+    amount = abs(Decimal(nano) / _NANO)
+    places = 2 if amount >= 1 or not amount else max(2, min(9, _DIGITS - 1 - amount.adjusted()))
+    text = f"{round(amount, places):,f}"
+    whole, _, cents = text.partition(".")
+    return f"{'-' if nano < 0 else ''}${whole}.{cents.rstrip('0').ljust(2, '0')}"

@@ -1,0 +1,89 @@
+"""The ASGI app: finds the endpoint, and puts the provider's headers on every answer."""
+
+import re
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+
+from carpool.mock import batches_api, messages_api, models_api
+from carpool.mock.bill import Kind
+from carpool.mock.clock import http_date
+from carpool.mock.errors import ApiError
+from carpool.mock.http import Receive, Reply, Request, Scope, Send, json_reply, read_request
+from carpool.mock.state import State, credential_of
+
+Handler = Callable[..., Awaitable[Reply]]
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    name: str
+    method: str
+    pattern: re.Pattern[str]
+    handler: Handler
+    kind: Kind = "sync"
+
+
+def _route(name: str, method: str, path: str, handler: Handler, kind: Kind = "sync") -> Route:
+    return Route(name, method, re.compile(path.replace("{id}", "([^/]+)")), handler, kind)
+
+
+_BATCHES = "/v1/messages/batches"
+ROUTES = (
+    _route("messages", "POST", "/v1/messages", messages_api.create_message),
+    _route("count_tokens", "POST", "/v1/messages/count_tokens", messages_api.count),
+    _route("create", "POST", _BATCHES, batches_api.create, "batch"),
+    _route("list", "GET", _BATCHES, batches_api.listing, "batch"),
+    _route("retrieve", "GET", f"{_BATCHES}/{{id}}", batches_api.retrieve, "batch"),
+    _route("cancel", "POST", f"{_BATCHES}/{{id}}/cancel", batches_api.cancel, "batch"),
+    _route("delete", "DELETE", f"{_BATCHES}/{{id}}", batches_api.delete, "batch"),
+    _route("results", "GET", f"{_BATCHES}/{{id}}/results", batches_api.results, "batch"),
+    _route("models", "GET", "/v1/models", models_api.listing),
+    _route("model", "GET", "/v1/models/{id}", models_api.retrieve),
+)
+_OPEN = {("HEAD", "/"), ("HEAD", "/api/hello"), ("GET", "/"), ("GET", "/api/hello")}
+
+
+class App:
+    def __init__(self, state: State) -> None:
+        self._state = state
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answers one request. Raises ConnectionCut where the connection is to end instead."""
+        if scope["type"] != "http":
+            raise ValueError(f"this app speaks HTTP only, not {scope['type']}")
+        request = read_request(scope, receive, self._state.new_id("req"))
+        headers: dict[str, str] = {}
+        try:
+            reply = await self._answer(request, headers)
+        except ApiError as error:
+            reply = json_reply(error.body(request.request_id), error.status, error.headers)
+        headers |= self._common_headers(request)
+        await reply.send(send, headers, head_only=request.method == "HEAD")
+
+    def _common_headers(self, request: Request) -> dict[str, str]:
+        config = self._state.config
+        return {
+            "date": http_date(self._state.now() + config.faults.clock_offset_s),
+            "request-id": request.request_id,
+            "anthropic-organization-id": config.organization,
+        }
+
+    async def _answer(self, request: Request, headers: dict[str, str]) -> Reply:
+        """The endpoint's reply; what it owes to the caller's limits goes into `headers`, also when it fails."""
+        if (request.method, request.path) in _OPEN:
+            return Reply(200)
+        route, parts = _find(request)
+        self._state.seen.add(route.name, credential_of(request))
+        caller = self._state.caller(request)
+        try:
+            return await route.handler(self._state, caller, request, *parts)
+        finally:
+            headers |= self._state.limit_headers(caller, route.kind)
+
+
+def _find(request: Request) -> tuple[Route, tuple[str, ...]]:
+    for route in ROUTES:
+        match = route.pattern.fullmatch(request.path)
+        if match is not None and route.method == request.method:
+            return route, match.groups()
+    raise ApiError("not_found_error", f"{request.method} {request.path} is not an endpoint")

@@ -1,0 +1,188 @@
+"""One batch: its members, their schedule, and what it looks like at a given time.
+
+Nothing here runs by itself. When each request starts and ends is fixed at creation; `run` carries out what is due,
+and every view of the batch is a function of the time it is asked for.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import IntEnum
+
+from carpool.mock.bill import Usage
+from carpool.mock.clock import rfc3339
+from carpool.mock.digest import Digest, Failure
+
+FOREVER = float("inf")
+
+
+class Outcome(IntEnum):
+    PENDING = 0
+    SUCCEEDED = 1
+    ERRORED = 2
+    CANCELED = 3
+    EXPIRED = 4
+
+
+_DONE = (Outcome.SUCCEEDED, Outcome.ERRORED, Outcome.CANCELED, Outcome.EXPIRED)
+
+
+@dataclass(slots=True)
+class Batch:
+    id: str
+    workspace: str
+    credential: str
+    created: float
+    expires: float
+    archives: float
+    seed: int
+    custom_ids: Sequence[str]
+    requests: Sequence[Digest | Failure]
+    starts: array[float]
+    ends: array[float]
+    line_faults: Mapping[str, frozenset[int]]
+    unlucky: frozenset[int]
+    """Requests that will not find a cache entry even where there is one."""
+    listed_from: float
+    clock_offset: float = 0.0
+    stranger: bool = False
+    held_since: float | None = None
+    cancel_at: float | None = None
+    cancel_s: float = 0.0
+    deleted: bool = False
+    usages: list[Usage | None] = field(init=False)
+    outcomes: bytearray = field(init=False)
+    closed: bool = field(init=False, default=False)
+    ends_at: float = field(init=False)
+    _order: array[int] = field(init=False)
+    _cursor: int = field(init=False, default=0)
+
+    def __post_init__(self) -> None:
+        self.usages = [None] * self.size
+        self.outcomes = bytearray(self.size)
+        self._order = array("l", range(self.size))
+        self._schedule()
+
+    @property
+    def size(self) -> int:
+        return len(self.custom_ids)
+
+    @property
+    def tag(self) -> str:
+        return self.id.removeprefix("msgbatch_")[:16]
+
+    # -- the schedule
+
+    def _schedule(self) -> None:
+        """Sorts what has not started by its start, and works out when the batch will have ended."""
+        self._order = array("l", sorted(self._order[self._cursor :], key=self.starts.__getitem__))
+        self._cursor = 0
+        self.ends_at = self._end()
+
+    def _end(self) -> float:
+        if self.cancel_at is not None:
+            executing = (end for end, state in zip(self.ends, self.outcomes, strict=True) if state)
+            return min(self.expires, max(self.cancel_at + self.cancel_s, max(executing, default=0.0)))
+        if self.held_since is not None:
+            return self.expires
+        return min(self.expires, max(self.ends))
+
+    @property
+    def next_start(self) -> float:
+        """When the next request is due; never, while the batch is held or cancelled."""
+        if self.held_since is not None or self.cancel_at is not None or self._cursor == len(self._order):
+            return FOREVER
+        start = self.starts[self._order[self._cursor]]
+        return start if start < self.expires else FOREVER
+
+    def run(self, until: float, execute: Callable[[Batch, int], Outcome]) -> None:
+        """Executes, in order, every request that starts no later than `until`."""
+        while self.next_start <= until:
+            index = self._order[self._cursor]
+            self._cursor += 1
+            self.outcomes[index] = execute(self, index)
+
+    def close(self, now: float) -> None:
+        """Once ended, what never ran is cancelled or expired."""
+        if self.closed or now < self.ends_at:
+            return
+        rest = Outcome.EXPIRED if self.cancel_at is None else Outcome.CANCELED
+        self.outcomes = self.outcomes.replace(b"\x00", bytes([rest]))
+        self.closed = True
+
+    @property
+    def waiting(self) -> int:
+        return 0 if self.closed else len(self._order) - self._cursor
+
+    # -- what tests and clients do to it
+
+    def cancel(self, now: float, takes: float) -> None:
+        if self.cancel_at is None and not self.closed:
+            self.cancel_at, self.cancel_s = now, takes
+            self.ends_at = self._end()
+
+    def hold(self, now: float) -> None:
+        """Nothing more starts until `release`; what is executing finishes."""
+        self.held_since = now
+        self.ends_at = self._end()
+
+    def release(self, now: float) -> None:
+        if self.held_since is None:
+            return
+        delay, self.held_since = now - self.held_since, None
+        self._move(lambda at: at + delay)
+
+    def hurry(self, now: float) -> None:
+        """Everything still open starts and ends now."""
+        self.held_since = None
+        if self.cancel_at is not None:
+            self.cancel_s = now - self.cancel_at
+        for index, state in enumerate(self.outcomes):
+            if state:
+                self.ends[index] = min(self.ends[index], now)
+        self._move(lambda at: min(at, now))
+
+    def _move(self, shift: Callable[[float], float]) -> None:
+        for index in self._order[self._cursor :]:
+            self.starts[index] = shift(self.starts[index])
+            self.ends[index] = shift(self.ends[index])
+        self._schedule()
+
+    def discard(self) -> None:
+        """Deleted: nobody can ask for its members any more."""
+        self.deleted = True
+        self.requests, self.usages = (), []
+
+    # -- how it looks
+
+    @property
+    def status(self) -> str:
+        if self.closed:
+            return "ended"
+        return "in_progress" if self.cancel_at is None else "canceling"
+
+    def view(self, now: float, base_url: str) -> dict[str, object]:
+        """The wire's MessageBatch. It must have been run and closed up to `now`."""
+        ended, archived = self.closed, now >= self.archives
+        results = f"{base_url}/v1/messages/batches/{self.id}/results"
+        return {
+            "id": self.id,
+            "type": "message_batch",
+            "processing_status": self.status,
+            "request_counts": self._counts(ended),
+            "created_at": self._stamp(self.created),
+            "expires_at": self._stamp(self.expires),
+            "ended_at": self._stamp(self.ends_at) if ended else None,
+            "cancel_initiated_at": None if self.cancel_at is None else self._stamp(self.cancel_at),
+            "archived_at": self._stamp(self.archives) if archived else None,
+            "results_url": results if ended and not archived else None,
+        }
+
+    def _counts(self, ended: bool) -> dict[str, int]:
+        done = {outcome.name.lower(): self.outcomes.count(outcome) if ended else 0 for outcome in _DONE}
+        return {"processing": 0 if ended else self.size, **done}
+
+    def _stamp(self, at: float) -> str:
+        return rfc3339(at + self.clock_offset)

@@ -1,0 +1,18 @@
+"""One seed, several streams: looking at the provider more often must not move the fate of the next batch."""
+
+import random
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Dice:
+    ids: random.Random
+    batches: random.Random
+    sync: random.Random
+    control: random.Random
+    faults: random.Random
+
+
+def dice(seed: int) -> Dice:
+    root = random.Random(seed)  # noqa: S311 - a simulation, not a secret
+    return Dice(*(random.Random(root.getrandbits(64)) for _ in range(5)))  # noqa: S311

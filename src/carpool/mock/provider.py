@@ -1,0 +1,82 @@
+"""The provider as tests and simulations hold it: the app, the bill, and a hand on its controls."""
+
+from collections.abc import Sequence
+
+from carpool.mock.app import App
+from carpool.mock.batch import Batch
+from carpool.mock.bill import Bill
+from carpool.mock.clock import Now, wall
+from carpool.mock.config import MockConfig
+from carpool.mock.state import Seen, State
+
+
+class MockAnthropic:
+    def __init__(self, config: MockConfig | None = None, now: Now = wall) -> None:
+        self.config = config or MockConfig()
+        self._state = State(self.config, now)
+        self.app = App(self._state)
+
+    # -- looking
+
+    @property
+    def bill(self) -> Bill:
+        """Everything charged up to now, strangers' batches excepted."""
+        self._state.advance()
+        return self._state.bill
+
+    @property
+    def strangers_bill(self) -> Bill:
+        self._state.advance()
+        return self._state.strangers_bill
+
+    @property
+    def batches(self) -> Sequence[Batch]:
+        """All batches, oldest first within a workspace, strangers' and deleted ones included."""
+        self._state.advance()
+        return [batch for workspace in self._state.workspaces.values() for batch in workspace.batches]
+
+    @property
+    def requests_seen(self) -> Seen:
+        return self._state.seen
+
+    @property
+    def faults_struck(self) -> dict[str, int]:
+        return {name: times for name, times in self._state.box.struck.items() if times}
+
+    @property
+    def canceled(self) -> Sequence[str]:
+        """Ids of the batches that somebody asked to cancel."""
+        return self._state.canceled
+
+    def batch(self, batch_id: str) -> Batch:
+        """This batch, caught up with the time. KeyError when there is none."""
+        self._state.advance()
+        for workspace in self._state.workspaces.values():
+            batch = workspace.find(batch_id)
+            if batch is not None:
+                return batch
+        raise KeyError(batch_id)
+
+    def workspace_of(self, credential: str) -> str:
+        return self._state.workspace(credential).id
+
+    # -- acting
+
+    def script(self, fault: str, times: int = 1) -> None:
+        """The next `times` occasions for this fault take it, whatever its probability."""
+        self._state.box.script(fault, times)
+
+    def end_batch(self, batch_id: str) -> None:
+        batch = self.batch(batch_id)
+        self._state.workspaces[batch.workspace].hurry(batch, self._state.now())
+
+    def hold_batch(self, batch_id: str) -> None:
+        """The batch gets stuck: nothing more starts. It can be cancelled, released, ended, or it expires."""
+        self.batch(batch_id).hold(self._state.now())
+
+    def release_batch(self, batch_id: str) -> None:
+        self.batch(batch_id).release(self._state.now())
+
+    def add_stranger(self, credential: str, size: int) -> Batch:
+        """A batch of somebody else in this credential's workspace."""
+        return self._state.add_stranger(self._state.workspace(credential), size)

@@ -1,0 +1,144 @@
+"""What the endpoints share: time, dice, workspaces, the bill."""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from hashlib import sha256
+
+from carpool.mock.batch import Batch
+from carpool.mock.bill import Bill, Kind
+from carpool.mock.clock import Now, rfc3339
+from carpool.mock.config import MockConfig
+from carpool.mock.dice import dice
+from carpool.mock.digest import Digest, Failure
+from carpool.mock.errors import ApiError
+from carpool.mock.faults import FaultBox
+from carpool.mock.http import Request
+from carpool.mock.intake import Intake
+from carpool.mock.limits import TokenBucket, retry_after
+from carpool.mock.strangers import stranger_requests
+from carpool.mock.workspace import Workspace
+
+VERSIONS = frozenset({"2023-06-01", "2026-10-21"})
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    credential: str
+    workspace: Workspace
+
+
+class Seen:
+    """Counts the requests that arrived, refused ones included."""
+
+    def __init__(self) -> None:
+        self._counts: Counter[tuple[str, str]] = Counter()
+
+    def add(self, endpoint: str, credential: str) -> None:
+        self._counts[endpoint, credential] += 1
+
+    def count(self, endpoint: str | None = None, credential: str | None = None) -> int:
+        return sum(
+            number
+            for (where, who), number in self._counts.items()
+            if endpoint in (None, where) and credential in (None, who)
+        )
+
+    def as_dict(self) -> dict[tuple[str, str], int]:
+        return dict(self._counts)
+
+
+class State:
+    def __init__(self, config: MockConfig, now: Now) -> None:
+        self.config = config
+        self.now = now
+        self.dice = dice(config.seed)
+        self.box = FaultBox(config.faults, self.dice.faults)
+        self.bill = Bill()
+        self.strangers_bill = Bill()
+        self.seen = Seen()
+        self.canceled: list[str] = []
+        self.workspaces: dict[str, Workspace] = {}
+        self.intake = Intake(config, self.dice.batches, self.box)
+
+    def new_id(self, prefix: str) -> str:
+        return f"{prefix}_{self.dice.ids.getrandbits(96):024x}"
+
+    # -- who calls
+
+    def caller(self, request: Request) -> Caller:
+        """The authenticated caller; raises 401 or 400 as the provider does."""
+        credential = credential_of(request)
+        if not credential:
+            raise ApiError("authentication_error", "x-api-key header is required")
+        if self.config.keys is not None and credential not in self.config.keys:
+            raise ApiError("authentication_error", "invalid x-api-key")
+        version = request.headers.get("anthropic-version")
+        if version is None:
+            raise ApiError("invalid_request_error", "anthropic-version: header is required")
+        if version not in VERSIONS:
+            raise ApiError("invalid_request_error", f"anthropic-version: {version} is not a valid version")
+        return Caller(credential, self.workspace(credential))
+
+    def workspace(self, credential: str) -> Workspace:
+        own = f"wrkspc_{sha256(credential.encode()).hexdigest()[:16]}"
+        name = self.config.workspaces.get(credential, own)
+        if name not in self.workspaces:
+            self.workspaces[name] = Workspace(name, self.config, self.bill, self.strangers_bill, self.now())
+        return self.workspaces[name]
+
+    # -- limits
+
+    def limit(self, caller: Caller, kind: Kind) -> None:
+        wait = self.bucket(caller, kind).take(self.now())
+        if wait > 0:
+            message = "This request would exceed your rate limit of requests per minute."
+            raise ApiError("rate_limit_error", message, {"retry-after": retry_after(wait)})
+
+    def bucket(self, caller: Caller, kind: Kind) -> TokenBucket:
+        return caller.workspace.batch_bucket if kind == "batch" else caller.workspace.sync_bucket
+
+    def limit_headers(self, caller: Caller, kind: Kind) -> dict[str, str]:
+        bucket, now = self.bucket(caller, kind), self.now()
+        reset = rfc3339(bucket.full_at(now) + self.config.faults.clock_offset_s)
+        headers = {
+            "anthropic-workspace-id": caller.workspace.id,
+            "anthropic-ratelimit-requests-limit": str(int(bucket.per_minute or 1_000_000)),
+            "anthropic-ratelimit-requests-remaining": str(bucket.remaining(now)),
+            "anthropic-ratelimit-requests-reset": reset,
+        }
+        for family, most in (("tokens", 2_400_000), ("input-tokens", 2_000_000), ("output-tokens", 400_000)):
+            headers[f"anthropic-ratelimit-{family}-limit"] = str(most)
+            headers[f"anthropic-ratelimit-{family}-remaining"] = str(most)
+            headers[f"anthropic-ratelimit-{family}-reset"] = reset
+        return headers
+
+    # -- batches
+
+    def accept(self, caller: Caller, custom_ids: Sequence[str], requests: Sequence[Digest | Failure]) -> Batch:
+        now, workspace = self.now(), caller.workspace
+        workspace.advance(now)
+        batch = self.intake.make(workspace.id, caller.credential, custom_ids, requests, now)
+        workspace.add(batch)
+        if self.box.roll("stranger"):
+            self.add_stranger(workspace, len(custom_ids))
+        return batch
+
+    def add_stranger(self, workspace: Workspace, size: int) -> Batch:
+
+        ids, requests = stranger_requests(size, self.config.mean_output_tokens)
+        batch = self.intake.make(workspace.id, "stranger", ids, requests, self.now(), stranger=True)
+        workspace.add(batch)
+        return batch
+
+    def advance(self) -> None:
+        now = self.now()
+        for workspace in self.workspaces.values():
+            workspace.advance(now)
+
+
+def credential_of(request: Request) -> str:
+    """The key, from either of the two headers that clients send it in."""
+    key = request.headers.get("x-api-key", "")
+    scheme, _, token = request.headers.get("authorization", "").partition(" ")
+    return key or (token.strip() if scheme.lower() == "bearer" else "")

@@ -1,0 +1,298 @@
+"""What tokens cost: rate cards made from genai-prices and from the prices in the config.
+
+A look-up in genai-prices costs too much to be made for every line of a batch, so its prices become cards of exact
+integers, kept per provider, model, lane and quarter of an hour (prices change at days or at times of day, and no such
+time is finer than a quarter). What a card does not know is None: unknown, never free and never guessed.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, fields
+from datetime import UTC, datetime
+from decimal import Decimal
+from fnmatch import fnmatchcase
+from fractions import Fraction
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+from carpool.errors import ConfigError
+from carpool.model import Lane, Usage
+
+Amount = int | float | str | Decimal
+
+_NANO_PER_MTOK_DOLLAR = 1000  # $1 per million tokens is 1,000 nano-dollars per token
+_NANO_PER_KCOUNT_DOLLAR = 1_000_000  # $1 per thousand searches is 1,000,000 nano-dollars per search
+_SLOT_S = 900
+
+# The classes of things paid for, in the order of `Rates`, as genai-prices names them.
+_TOKEN_KEYS = ("input_mtok", "output_mtok", "cache_read_mtok", "cache_write_mtok", "cache_write_1h_mtok")
+_SEARCH_KEY = "web_searches_kcount"
+_REQUEST_KEY = "requests_kcount"
+
+_STANDARD: Mapping[str, str] = {}
+_CONTEXTS: Mapping[Lane, Mapping[str, str]] = {
+    Lane.NOW: _STANDARD,
+    Lane.MERGE: _STANDARD,  # one synchronous call upstream
+    Lane.FLEX: {"service_tier": "flex"},
+    Lane.BATCH: {"processing": "batch"},
+}
+
+# Surcharges that genai-prices does not know. They cover tokens, not fees.
+_US_ONLY = Fraction(11, 10)
+_US_ONLY_SINCE = (4, 6)
+_FAST = Fraction(2)
+_EVERYWHERE = (None, "", "global", "not_available")
+_UNHURRIED = (None, "", "standard")
+_VERSION = re.compile(r"claude-[a-z]+-(\d{1,2})(?:[-.](\d{1,2}))?(?![\d.])")
+
+
+@dataclass(frozen=True, slots=True)
+class Price:
+    """A price from the config, in USD per million tokens (`web_search`: per thousand searches).
+
+    It replaces everything the table says about its model: what is not given here is unknown. Without
+    `batch_multiplier` the batch price is unknown too.
+    """
+
+    input: Amount
+    output: Amount
+    cache_read: Amount | None = None
+    cache_write_5m: Amount | None = None
+    cache_write_1h: Amount | None = None
+    batch_multiplier: Amount | None = None
+    web_search: Amount | None = None
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if value is not None and not _is_price(value):
+                raise ConfigError(f"The price `{field.name}` is {value!r}: give a number of dollars, zero or more.")
+
+
+Overrides = Mapping[str, Mapping[str, Price]]  # provider -> model name or glob -> price
+
+
+class Rates(NamedTuple):
+    """Nano-dollars for one of each, times `scale`, so that every rate is an integer."""
+
+    input: int | None
+    output: int | None
+    cache_read: int | None
+    cache_write_5m: int | None
+    cache_write_1h: int | None
+    web_search: int | None
+    scale: int
+
+
+Card = tuple[tuple[int, Rates], ...]  # (applies above so many input tokens, rates), highest first, the last at -1
+
+
+class PriceBook:
+    """Prices usage in integer nano-dollars. `provider` is the name of the dialect."""
+
+    def __init__(self, overrides: Overrides | None = None) -> None:
+        self._overrides = overrides or {}
+        self._card = lru_cache(maxsize=4096)(self._make_card)
+
+    def price(self, provider: str, model: str, usage: Usage, lane: Lane, at: float) -> int | None:
+        """What `usage` costs on `lane` at that time; None when any part of it is unknown."""
+        card = self._card(provider, model, lane, int(at // _SLOT_S), usage.inference_geo, usage.speed)
+        if card is None:
+            return None
+        if len(card) == 1:
+            return _cost(card[0][1], usage)
+        total = usage.total_input
+        return _cost(next(rates for above, rates in card if total > above), usage)
+
+    def _make_card(
+        self, provider: str, model: str, lane: Lane, slot: int, geo: str | None, speed: str | None
+    ) -> Card | None:
+        surcharge = _surcharge(provider, model, lane, geo, speed)
+        if surcharge is None:
+            return None
+        override = self._override(provider, model)
+        if override is not None:
+            return _card_of_override(override, lane, surcharge)
+        return _card_of_table(provider, model, lane, datetime.fromtimestamp(slot * _SLOT_S, UTC), surcharge)
+
+    def _override(self, provider: str, model: str) -> Price | None:
+        prices = self._overrides.get(provider, {})
+        if model in prices:
+            return prices[model]
+        return next((price for pattern, price in prices.items() if fnmatchcase(model, pattern)), None)
+
+
+def _cost(rates: Rates, usage: Usage) -> int | None:
+    total = 0
+    for count, rate in (
+        (usage.input_tokens, rates.input),
+        (usage.output_tokens, rates.output),
+        (usage.cache_read_tokens, rates.cache_read),
+        (usage.cache_write_5m_tokens, rates.cache_write_5m),
+        (usage.cache_write_1h_tokens, rates.cache_write_1h),
+        (usage.web_searches, rates.web_search),
+    ):
+        if count:
+            if rate is None:
+                return None
+            total += count * rate
+    return _half_even(total, rates.scale)
+
+
+def _half_even(numerator: int, denominator: int) -> int:
+    whole, rest = divmod(numerator, denominator)
+    if 2 * rest > denominator or (2 * rest == denominator and whole % 2):
+        return whole + 1
+    return whole
+
+
+# ---------------------------------------------------------------- surcharges
+
+
+def _surcharge(provider: str, model: str, lane: Lane, geo: str | None, speed: str | None) -> Fraction | None:
+    """The factor on every token; None for a combination whose price nobody stated."""
+    place = _place_factor(provider, model, geo)
+    pace = _pace_factor(provider, lane, speed)
+    return None if place is None or pace is None else place * pace
+
+
+def _place_factor(provider: str, model: str, geo: str | None) -> Fraction | None:
+    if provider != "anthropic" or geo in _EVERYWHERE:
+        return Fraction(1)
+    version = _version(model)
+    if geo != "us" or version is None:
+        return None
+    return _US_ONLY if version >= _US_ONLY_SINCE else Fraction(1)
+
+
+def _pace_factor(provider: str, lane: Lane, speed: str | None) -> Fraction | None:
+    if provider != "anthropic" or speed in _UNHURRIED:
+        return Fraction(1)
+    return _FAST if speed == "fast" and lane is Lane.NOW else None
+
+
+def _version(model: str) -> tuple[int, int] | None:
+    """`claude-opus-4-6` is (4, 6), `claude-sonnet-5-20260930` is (5, 0)."""
+    found = _VERSION.match(model)
+    return (int(found[1]), int(found[2] or 0)) if found else None
+
+
+# ---------------------------------------------------------------- cards
+
+
+def _card_of_override(price: Price, lane: Lane, surcharge: Fraction) -> Card | None:
+    factor = _lane_factor(price, lane)
+    if factor is None:
+        return None
+    amounts = (price.input, price.output, price.cache_read, price.cache_write_5m, price.cache_write_1h)
+    tokens = [_times(_nano(amount, _NANO_PER_MTOK_DOLLAR), factor * surcharge) for amount in amounts]
+    return ((-1, _rates([*tokens, _nano(price.web_search, _NANO_PER_KCOUNT_DOLLAR)])),)
+
+
+def _lane_factor(price: Price, lane: Lane) -> Fraction | None:
+    if _CONTEXTS[lane] is _STANDARD:
+        return Fraction(1)
+    if lane is Lane.BATCH and price.batch_multiplier is not None:
+        return Fraction(str(price.batch_multiplier))
+    return None
+
+
+def _card_of_table(provider: str, model: str, lane: Lane, at: datetime, surcharge: Fraction) -> Card | None:
+    table = _table_prices(provider, model, at, _CONTEXTS[lane])
+    if table is None:
+        return None
+    starts = sorted({-1, *(tier.start for price in table.values() for tier in _tiers(price))}, reverse=True)
+    return tuple((start, _rates_above(table, start, surcharge)) for start in starts)
+
+
+def _rates_above(table: Mapping[str, Any], start: int, surcharge: Fraction) -> Rates:
+    dollars = [_amount_above(table.get(key), start) for key in _TOKEN_KEYS]
+    tokens = [_times(_nano(amount, _NANO_PER_MTOK_DOLLAR), surcharge) for amount in dollars]
+    return _rates([*tokens, _nano(_amount_above(table.get(_SEARCH_KEY), start), _NANO_PER_KCOUNT_DOLLAR)])
+
+
+def _table_prices(provider: str, model: str, at: datetime, context: Mapping[str, str]) -> Mapping[str, Any] | None:
+    """The prices of a model under genai-prices' own keys; None when it has none for this way of travelling.
+
+    genai-prices fills what a variant lacks from the standard price, and a variant that has not started yet lacks
+    everything: both would be full price under a discount's name. So under a context only prices of active variants
+    count for tokens. Fees (searches) have no variants and stay as they are.
+    """
+    found = _find_model(provider, model)
+    if found is None:
+        return None
+    resolved: dict[str, Any] = dict(found.get_prices(at, context or None).__dict__)
+    if resolved.get(_REQUEST_KEY) is not None:
+        return None  # paid per request as well, which usage does not tell
+    if context:
+        covered = _covered(found.price_variants or (), at, context)
+        resolved = {key: price for key, price in resolved.items() if key in covered or key == _SEARCH_KEY}
+    if resolved.get("input_mtok") is None or resolved.get("output_mtok") is None:
+        return None
+    return resolved
+
+
+def _find_model(provider: str, model: str) -> Any | None:
+    # Imported on first use: the table takes a quarter of a second to load.
+    from genai_prices.data_snapshot import get_snapshot
+
+    try:
+        _, found = get_snapshot().find_provider_model(model, None, provider, None)
+    except LookupError:
+        return None
+    return found
+
+
+def _covered(variants: Iterable[Any], at: datetime, context: Mapping[str, str]) -> set[str]:
+    return {
+        key
+        for variant in variants
+        if variant.constraint is None or variant.constraint.active(at)
+        if all(context.get(name) == value for name, value in variant.when.items())
+        for key, price in variant.prices.__dict__.items()
+        if price is not None
+    }
+
+
+def _tiers(price: Any) -> Iterable[Any]:
+    return getattr(price, "tiers", ())
+
+
+def _amount_above(price: Any, start: int) -> Amount | None:
+    """The price that holds above `start` input tokens: crossing a threshold reprices every token."""
+    amount: Amount | None = getattr(price, "base", price)
+    for tier in _tiers(price):  # ascending
+        if tier.start <= start:
+            amount = tier.price
+    return amount
+
+
+# ---------------------------------------------------------------- exact numbers
+
+
+def _is_price(value: object) -> bool:
+    try:
+        number = Decimal(str(value))
+    except ArithmeticError:
+        return False
+    return not isinstance(value, bool) and number.is_finite() and number >= 0
+
+
+def _nano(amount: Amount | None, per_dollar: int) -> Fraction | None:
+    # Through `str`, so that a float from a config file means the digits that were written there.
+    return None if amount is None else Fraction(str(amount)) * per_dollar
+
+
+def _times(rate: Fraction | None, factor: Fraction) -> Fraction | None:
+    return None if rate is None else rate * factor
+
+
+def _rates(rates: Iterable[Fraction | None]) -> Rates:
+    """Brings the rates to one denominator."""
+    exact = tuple(rates)
+    scale = math.lcm(*(rate.denominator for rate in exact if rate is not None))
+    fresh, output, read, write_5m, write_1h, search = (None if rate is None else int(rate * scale) for rate in exact)
+    return Rates(fresh, output, read, write_5m, write_1h, search, scale)

@@ -1,0 +1,144 @@
+"""Which lane a call takes, and which calls may share a batch. Pure: a call and the time in, a decision out."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Final
+
+from carpool.errors import BadCall
+from carpool.forecast import Forecast
+from carpool.model import Call, Lane, PoolKey
+from carpool.policy import RoutingPolicy
+
+TIGHT_MS: Final = 5_000.0  # budgets up to this are answered synchronously, unless the policy says otherwise
+RESCUE_MARGIN: Final = 2.0  # for noticing that the time has come, and for getting the request out
+DEFAULT_WINDOW_MS: Final = 30_000.0  # how long a minimum size may be waited for when no window is set
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    lane: Lane
+    reason: str
+    rescue_at: float | None = None
+
+
+def route(
+    call: Call,
+    policy: RoutingPolicy,
+    forecast: Forecast,
+    now: float,
+    *,
+    can_batch: str | None = None,
+    default: Lane = Lane.BATCH,
+    beta: float = 0.5,
+    q: float = 0.25,
+) -> Decision:
+    """Chooses the lane. `can_batch` says why this credential or model may not batch (None: it may), `beta` is the
+    batch's price relative to `now`, `q` the chance that a batch copy is billed although its call was rescued."""
+    obstacle = call.unbatchable or can_batch
+    if call.lane is not None:
+        return _forced(call, call.lane, obstacle, forecast)
+    if obstacle is not None:
+        return Decision(Lane.NOW, obstacle)
+    if call.deadline is None:
+        return _patient(default)
+    return _in_time(call, call.deadline, policy, forecast, now, beta, q)
+
+
+def _forced(call: Call, lane: Lane, obstacle: str | None, forecast: Forecast) -> Decision:
+    if lane is Lane.NOW:
+        return Decision(lane, "The lane now was asked for.")
+    if lane is not Lane.BATCH:
+        raise BadCall(f"The lane {lane} is not available yet: ask for now or batch, or leave the choice to carpool.")
+    if obstacle is not None:
+        raise BadCall(f"The lane batch was asked for, but this call can't take it. {obstacle}")
+    return Decision(lane, "The lane batch was asked for.", rescue_time(call, forecast))
+
+
+def _patient(default: Lane) -> Decision:
+    said = "it can wait for a batch" if default is Lane.BATCH else "it goes at once"
+    return Decision(default, f"No budget was given, so {said}.")
+
+
+def _in_time(
+    call: Call, deadline: float, policy: RoutingPolicy, forecast: Forecast, now: float, beta: float, q: float
+) -> Decision:
+    budget = deadline - call.arrived
+    tight = (TIGHT_MS if policy.sync_max_latency_ms is None else policy.sync_max_latency_ms) / 1000
+    if budget <= tight:
+        return Decision(Lane.NOW, f"The budget of {_span(budget)} is tight: up to {_span(tight)} goes at once.")
+    latest_end = deadline - forecast.sync_seconds(call.max_output_tokens) - forecast.cancel_seconds
+    if latest_end - policy.linger_ms / 1000 <= now:
+        return Decision(Lane.NOW, f"A budget of {_span(budget)} leaves no room for a batch and a rescue.")
+    rescue_at = rescue_time(call, forecast)
+    if policy.sync_max_latency_ms is not None:
+        return Decision(Lane.BATCH, f"The budget of {_span(budget)} is above {_span(tight)}.", rescue_at)
+    chance = forecast.batch_cdf(latest_end - pool_wait(policy) - now, call.model, size_class(call.max_output_tokens))
+    said = f"A batch is back in time with a chance of {chance:.0%}"
+    needed = break_even(beta, q)
+    if chance > needed:
+        return Decision(Lane.BATCH, f"{said}; it pays above {needed:.0%}.", rescue_at)
+    return Decision(Lane.NOW, f"{said}; it would pay above {needed:.0%}.")
+
+
+def rescue_time(call: Call, forecast: Forecast) -> float | None:
+    """When a call must be resent on `now` at the latest. None for a patient one."""
+    if call.deadline is None:
+        return None
+    return call.deadline - forecast.sync_seconds(call.max_output_tokens) - RESCUE_MARGIN
+
+
+def break_even(beta: float, q: float) -> float:
+    """The chance of being in time above which "batch, then rescue" is cheaper than `now`."""
+    if beta >= 1:
+        return math.inf  # a batch that saves nothing is never worth the risk
+    return beta * q / (1 - beta * (1 - q))
+
+
+def pool_wait(policy: RoutingPolicy) -> float:
+    """Seconds that a call may wait in its pool before it is submitted."""
+    if policy.batch_window_ms is not None:
+        return policy.batch_window_ms / 1000
+    if policy.batch_min_size is not None:
+        return DEFAULT_WINDOW_MS / 1000
+    return policy.linger_ms / 1000
+
+
+def pool_key(call: Call, mixes_models: bool, now: float) -> PoolKey:
+    return PoolKey(
+        provider=call.provider,
+        dialect=call.dialect,
+        credential=call.credential,
+        endpoint=call.endpoint,
+        headers=call.headers,
+        model="" if mixes_models else call.model,
+        size_class=size_class(call.max_output_tokens),
+        deadline_class=deadline_class(call.deadline, now),
+    )
+
+
+def size_class(max_output_tokens: int) -> str:
+    """A batch ends with its slowest member, so long answers travel apart. Each class costs submissions: few."""
+    if max_output_tokens <= 1024:
+        return "s"
+    return "m" if max_output_tokens <= 8192 else "l"
+
+
+def deadline_class(deadline: float | None, now: float) -> str:
+    """`patient`, or the power of two below the minutes left: `8m` holds 8 up to 16 minutes.
+
+    Calls of one class come due together, so that a late batch can be cancelled before all of it is resent.
+    Below two minutes and above 17 hours there is one class each.
+    """
+    if deadline is None:
+        return "patient"
+    minutes = (deadline - now) / 60
+    exponent = math.floor(math.log2(minutes)) if minutes >= 1 else 0
+    return f"{2 ** min(exponent, 10)}m"
+
+
+def _span(seconds: float) -> str:
+    if seconds < 120:
+        return f"{seconds:.3g} s"
+    return f"{seconds / 60:.3g} min" if seconds < 7200 else f"{seconds / 3600:.3g} h"

@@ -1,0 +1,138 @@
+"""How calls come in: by key, by adoption, or as fresh tickets; many at once."""
+
+from __future__ import annotations
+
+from math import inf
+
+import msgspec
+
+from carpool.errors import KeyConflict
+from carpool.lifecycle import TicketState
+from carpool.model import Admission, Admitted, Call, Lane, Outcome
+from carpool.stores._codec import Row, outcome_value, signed, tags_text, to_json
+from carpool.stores._session import Session
+
+RETRY_WINDOW = 60.0  # seconds for which a delivered answer is given again to a client that says it retries
+_SMALL_BODY = 65_536  # larger bodies are inserted one by one: a statement copies what is bound to it
+
+
+def admit(session: Session, admissions: list[Admission]) -> list[Admitted | KeyConflict]:
+    """Admits in order. Calls that can't meet anything known are gathered and inserted together."""
+    gathered = _Gathered(session, admissions)
+    results = [_fresh(one) if gathered.take(one) else _with_care(session, gathered, one) for one in admissions]
+    gathered.insert()
+    return results
+
+
+class _Gathered:
+    """Fresh calls on their way into the store, and the fingerprints that a later call could adopt."""
+
+    def __init__(self, session: Session, admissions: list[Admission]) -> None:
+        self._session = session
+        self._calls: list[Row] = []
+        self._bodies: list[Row] = []
+        asked = to_json([signed(one.call.fingerprint) for one in admissions if one.call.key is None])
+        row = session.row("known_fingerprints", (asked,))
+        self._adoptable: set[int] = set(msgspec.json.decode(row[0])) if row else set()
+
+    def take(self, admission: Admission) -> bool:
+        """Takes a call that provably has no earlier ticket: no key, no retry, nothing to adopt."""
+        call = admission.call
+        if call.key is not None or call.retry or signed(call.fingerprint) in self._adoptable:
+            return False
+        self.add(admission)
+        return True
+
+    def add(self, admission: Admission) -> None:
+        call = admission.call
+        self._calls.append(_call_row(self._session, admission))
+        self._bodies.append((call.ticket, call.body))
+        if admission.awaiter is None:
+            self._adoptable.add(signed(call.fingerprint))
+
+    def insert(self) -> None:
+        self._session.insert("insert_calls", self._calls)
+        small = [row for row in self._bodies if len(row[1]) <= _SMALL_BODY]
+        self._session.insert("insert_bodies", small)
+        if len(small) < len(self._bodies):
+            for row in self._bodies:
+                if len(row[1]) > _SMALL_BODY:
+                    self._session.insert("insert_bodies", [row])
+        self._calls.clear()
+        self._bodies.clear()
+
+
+def _with_care(session: Session, gathered: _Gathered, admission: Admission) -> Admitted | KeyConflict:
+    """The prose of the contract, for one call, with all earlier ones in the tables."""
+    gathered.insert()
+    call = admission.call
+    credential = session.credential(call.credential)
+    if call.key is not None:
+        row = session.row("call_by_key", (credential, call.key))
+        if row is not None and row[1] != signed(call.fingerprint):
+            return KeyConflict(f"The key {call.key[:80]!r} was used for another call. Use a new key for a new call.")
+        ticket = None if row is None else row[0]
+    else:
+        ticket = _adoptable(session, call, credential)
+    if ticket is not None:
+        return _hand_over(session, ticket, admission)
+    gathered.add(admission)
+    return _fresh(admission)
+
+
+def _adoptable(session: Session, call: Call, credential: int) -> int | None:
+    fingerprint = signed(call.fingerprint)
+    row = session.row("adoptable", (fingerprint, credential))
+    if row is None and call.retry:
+        row = session.row("lately_delivered", (fingerprint, call.arrived - RETRY_WINDOW, credential))
+    return None if row is None else row[0]
+
+
+def _hand_over(session: Session, ticket: int, admission: Admission) -> Admitted:
+    rescue_at = inf if admission.rescue_at is None else admission.rescue_at
+    changes = {
+        "ticket": ticket,
+        "awaiter": admission.awaiter,
+        "deadline": admission.call.deadline,
+        "rescue_at": rescue_at,
+        "reason": admission.reason,
+    }
+    [(state, lane, deadline)] = session.rows("hand_over", changes)
+    outcome = outcome_of(session, ticket) if state == TicketState.SETTLED else None
+    return Admitted(ticket, False, TicketState(state), Lane(lane), deadline, outcome)
+
+
+def outcome_of(session: Session, ticket: int) -> Outcome | None:
+    row = session.row("outcome_of", (ticket,))
+    return None if row is None else outcome_value(row)
+
+
+def _fresh(admission: Admission) -> Admitted:
+    return Admitted(admission.call.ticket, True, _first_state(admission.lane), admission.lane, admission.call.deadline)
+
+
+def _first_state(lane: Lane) -> TicketState:
+    return TicketState.QUEUED if lane is Lane.BATCH else TicketState.SENDING
+
+
+def _call_row(session: Session, admission: Admission) -> Row:
+    call = admission.call
+    return (
+        call.ticket,
+        session.pool(admission.pool),
+        session.credential(call.credential),
+        _first_state(admission.lane).value,
+        admission.lane.value,
+        call.arrived,
+        call.deadline,
+        inf if admission.rescue_at is None else admission.rescue_at,
+        len(call.body),
+        signed(call.fingerprint),
+        call.key,
+        admission.awaiter,
+        call.stream,
+        call.max_output_tokens,
+        call.model,
+        admission.reason,
+        tags_text(call.tags),
+    )

@@ -1,0 +1,143 @@
+"""Engines' leases, and batches from the intent to their end."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+import msgspec
+
+from carpool.errors import IllegalMove, Misuse
+from carpool.lifecycle import BatchState, check_batch_move
+from carpool.model import Batch, Intent, Lane, OpenCalls
+from carpool.stores._codec import batch_value, to_json
+from carpool.stores._session import Session
+from carpool.stores._statements import SQL, sources
+
+FIELDS = frozenset(
+    {"sent_at", "resolved_at", "provider_id", "expires_at", "ended_at", "clock_offset", "abandoned", "note"}
+)
+LINES_PER_CHUNK = 512
+BYTES_PER_CHUNK = 4_000_000
+
+
+def join(session: Session, engine: str, now: float, ttl: float) -> None:
+    session.run("join", (engine, now + ttl))
+
+
+def leave(session: Session, engine: str) -> None:
+    session.run("leave", (engine,))
+
+
+def take_over(session: Session, engine: str, credentials: Iterable[str], now: float) -> int:
+    known = to_json(session.known_credentials(credentials))
+    taken = session.run("take_batches", {"engine": engine, "credentials": known, "now": now}).rowcount
+    for statement in ("return_orphans", "forget_awaiters"):
+        session.run(statement, {"now": now})
+    return taken
+
+
+def intend(session: Session, intent: Intent) -> Batch | None:
+    if intent.max_count < 1 or session.row("anything_waiting", (intent.pool,)) is None:
+        return None
+    row = {"pool": intent.pool, "nonce": intent.nonce, "owner": intent.owner, "at": intent.at}
+    number = session.run("insert_batch", row).lastrowid
+    limits = {"max_count": intent.max_count, "max_bytes": intent.max_bytes}
+    session.run("claim", {"batch": number, "pool": intent.pool} | limits)
+    session.run("sum_claim", {"batch": number})
+    assert number is not None
+    return batch(session, number)
+
+
+def still_mine(session: Session, batch: int, owner: str, until: float) -> bool:
+    return session.row("still_mine", (batch, owner, until)) is not None
+
+
+def lines(session: Session, batch: int, after: int) -> list[tuple[int, bytes]]:
+    """The next chunk: few enough lines, and few enough bytes, to hold up nobody else; at least one."""
+    sizes = session.rows("line_sizes", (batch, after, LINES_PER_CHUNK))
+    if not sizes:
+        return []
+    last, total = sizes[0]
+    for ticket, size in sizes[1:]:
+        total += size
+        if total > BYTES_PER_CHUNK:
+            break
+        last = ticket
+    return session.rows("line_bodies", (batch, after, last))
+
+
+def move(session: Session, batch: int, target: BatchState, changes: Mapping[str, object]) -> Batch:
+    _move(session, batch, target, changes)
+    return _existing(session, batch)
+
+
+def annotate(session: Session, batch: int, changes: Mapping[str, object]) -> None:
+    assignments = _assignments(changes)
+    if assignments:
+        statement = SQL["set_batch"].replace("{changes}", assignments)
+        if session.connection.execute(statement, [*changes.values(), batch]).rowcount == 0:
+            _existing(session, batch)
+
+
+def release(session: Session, batch: int, target: BatchState, lane: Lane, now: float, reason: str) -> int:
+    _move(session, batch, target, {"abandoned": True} if target is BatchState.ABANDONED else {})
+    change = {"batch": batch, "lane": lane.value, "now": now, "reason": reason}
+    returned = session.run("release_boarded", change).rowcount
+    session.run("release_sending", {"batch": batch})
+    return returned
+
+
+def _move(session: Session, batch: int, target: BatchState, changes: Mapping[str, object]) -> None:
+    assignments = ", ".join(filter(None, ("state = ?", _assignments(changes))))
+    statement = SQL["move_batch"].replace("{changes}", assignments).replace("{sources}", sources(target))
+    if session.connection.execute(statement, [target.value, *changes.values(), batch]).rowcount == 0:
+        check_batch_move(_existing(session, batch).state, target)
+
+
+def _assignments(changes: Mapping[str, object]) -> str:
+    for name in changes.keys() - FIELDS:
+        raise Misuse(f"A batch has no field {name!r} that may be set.")
+    return ", ".join(f"{name} = ?" for name in changes)
+
+
+def batch(session: Session, number: int) -> Batch | None:
+    row = session.row("batch", (number,))
+    return None if row is None else batch_value(row, session.pool_key(row[1]))
+
+
+def _existing(session: Session, number: int) -> Batch:
+    found = batch(session, number)
+    if found is None:
+        raise IllegalMove(f"There is no batch {number}.")
+    return found
+
+
+def batches(session: Session, owner: str) -> list[Batch]:
+    return [batch_value(row, session.pool_key(row[1])) for row in session.rows("batches", (owner,))]
+
+
+def open_calls(session: Session, batch: int) -> OpenCalls:
+    row = session.row("open_calls", (batch,))
+    assert row is not None
+    return OpenCalls(*row)
+
+
+def open_tickets(session: Session, batch: int, limit: int) -> list[int]:
+    row = session.row("open_tickets", (batch, limit))
+    assert row is not None
+    return msgspec.json.decode(row[0], type=list[int])
+
+
+def known_provider_ids(session: Session, credential: str) -> set[str]:
+    found: set[str] = set()
+    for number in session.known_credentials([credential]):
+        found.update(row[0] for row in session.rows("known_provider_ids", {"credential": number}))
+    return found
+
+
+def suspect(session: Session, batch: int, provider_id: str, verdict: str) -> None:
+    session.run("suspect", (batch, provider_id, verdict))
+
+
+def suspects(session: Session, batch: int) -> dict[str, str]:
+    return dict(session.rows("suspects", (batch,)))

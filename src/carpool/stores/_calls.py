@@ -1,0 +1,93 @@
+"""Calls while they wait: who awaits them, what is due, what may be removed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from carpool.lifecycle import TicketState
+from carpool.model import Due, Lane, Outcome, Parcel, PoolView, TicketView
+from carpool.stores._codec import BIGGEST, finite, outcome_row, outcome_value, to_json
+from carpool.stores._session import Session
+
+
+def await_ticket(session: Session, ticket: int, awaiter: str | None) -> None:
+    session.run("await_ticket", (awaiter, ticket))
+
+
+def delivered(session: Session, tickets: Sequence[int], now: float) -> None:
+    session.run("delivered", {"tickets": to_json(list(tickets)), "now": now})
+
+
+def outcome(session: Session, ticket: int, credential: str) -> Outcome | None:
+    if ticket > BIGGEST:  # thirteen letters can spell numbers that no ticket has
+        return None
+    row = session.row("outcome", (ticket, credential))
+    return None if row is None else outcome_value(row)
+
+
+def parcel(session: Session, ticket: int) -> Parcel | None:
+    row = session.row("parcel", (ticket,))
+    return None if row is None else Parcel(row[0], session.pool_key(row[1]), *row[2:])
+
+
+def views(session: Session, tickets: Sequence[int]) -> list[TicketView]:
+    return [
+        TicketView(ticket, TicketState(state), requeues, finite(rescue_at), deadline, bool(awaited))
+        for ticket, state, requeues, rescue_at, deadline, awaited in session.rows("views", (to_json(tickets),))
+    ]
+
+
+def cancel(session: Session, ticket: int, outcome: Outcome) -> bool:
+    if session.run("cancel", (outcome.at, ticket)).rowcount == 0:
+        return False
+    session.insert("insert_outcomes", [outcome_row(ticket, None, outcome)])
+    session.run("remove_bodies", (to_json([ticket]),))
+    session.run("add_tally", ("tickets.settled", 1))
+    return True
+
+
+def pools(session: Session, credentials: Iterable[str]) -> list[PoolView]:
+    rows = session.rows("pools", (session.pools_of(credentials),))
+    return [
+        PoolView(number, session.pool_key(number), count, size, oldest, newest, finite(rescue))
+        for number, count, size, oldest, newest, rescue in rows
+    ]
+
+
+def due(session: Session, credentials: Iterable[str], until: float, limit: int) -> list[Due]:
+    known = to_json(session.known_credentials(credentials))
+    rows = session.rows("due", {"credentials": known, "until": until, "limit": limit})
+    return [
+        Due(ticket, TicketState(state), Lane(lane), batch, rescue_at, deadline)
+        for ticket, state, lane, batch, rescue_at, deadline in rows
+    ]
+
+
+def next_due(session: Session, credentials: Iterable[str]) -> float | None:
+    found = [session.row("next_due", (number,)) for number in session.known_credentials(credentials)]
+    return min((row[0] for row in found if row and row[0] is not None), default=None)
+
+
+def counts(session: Session) -> dict[str, int]:
+    tally = session.row("tally", ("tickets.settled",))
+    bought = session.row("batches_bought")
+    found = {f"tickets.{state}": 0 for state in TicketState}
+    found |= {f"tickets.{state}": count for state, count in session.rows("call_counts")}
+    found["tickets.settled"] = tally[0] if tally else 0
+    found |= {f"batches.{state}": count for state, count in session.rows("batch_counts")}
+    found["batches.bought"] = bought[0] if bought else 0
+    return found
+
+
+def retain(session: Session, before: float, undelivered_before: float, limit: int) -> int:
+    tickets = [row[0] for row in session.rows("removable_done", {"before": before, "limit": limit})]
+    rest = {"before": undelivered_before, "limit": limit - len(tickets)}
+    tickets += [row[0] for row in session.rows("removable_unclaimed", rest)]
+    if not tickets:
+        return 0
+    asked = (to_json(tickets),)
+    session.run("remove_outcomes", asked)
+    session.run("remove_bodies", asked)
+    session.run("remove_calls", asked)
+    session.run("add_tally", ("tickets.settled", -len(tickets)))
+    return len(tickets)

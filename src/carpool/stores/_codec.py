@@ -1,0 +1,134 @@
+"""Values of the model as columns, and back."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from functools import lru_cache
+from math import inf
+from typing import Any
+
+import msgspec
+
+from carpool.lifecycle import BatchState
+from carpool.model import Batch, Entry, EntryKind, Headers, Lane, Outcome, OutcomeKind, PoolKey, Usage
+
+BIGGEST = 2**63 - 1  # what SQLite can hold
+
+Row = tuple[Any, ...]
+
+_headers_type = tuple[tuple[str, str], ...]
+_headers_decoder = msgspec.json.Decoder(_headers_type)
+_usage_decoder = msgspec.json.Decoder(Usage)
+_tags_decoder = msgspec.json.Decoder(dict[str, str])
+
+
+def to_json(value: object) -> str:
+    return msgspec.json.encode(value).decode()
+
+
+@lru_cache(maxsize=1024)  # few kinds of headers, many calls
+def headers_text(headers: Headers) -> str:
+    return to_json(headers)
+
+
+@lru_cache(maxsize=1024)
+def headers_value(text: str) -> Headers:
+    return _headers_decoder.decode(text)
+
+
+def tags_text(tags: Mapping[str, str]) -> str | None:
+    return to_json(dict(tags)) if tags else None
+
+
+def signed(fingerprint: int) -> int:
+    """A 64-bit number of either kind in SQLite's signed 64 bits."""
+    return ((fingerprint + 2**63) & (2**64 - 1)) - 2**63
+
+
+def finite(time: float | None) -> float | None:
+    return None if time is None or time == inf else time
+
+
+def distinct(names: Iterable[str]) -> list[str]:
+    return list(dict.fromkeys(names))
+
+
+def outcome_row(ticket: int, purchase: int | None, outcome: Outcome) -> Row:
+    return (
+        ticket,
+        purchase,
+        outcome.kind.value,
+        outcome.status,
+        outcome.at,
+        outcome.lane.value,
+        outcome.reason,
+        headers_text(outcome.headers),
+        outcome.batch,
+        outcome.body,
+    )
+
+
+def outcome_value(row: Row) -> Outcome:
+    kind, status, body, at, lane, reason, headers, batch = row
+    return Outcome(OutcomeKind(kind), status, body, at, Lane(lane), reason, headers_value(headers), batch)
+
+
+def entry_row(entry: Entry, credential: int, kind: EntryKind, would_have_paid: int | None, tags: str | None) -> Row:
+    return (
+        entry.ticket,
+        entry.purchase,
+        entry.at,
+        entry.lane.value,
+        kind.value,
+        entry.provider,
+        credential,
+        entry.model,
+        None if entry.usage is None else to_json(entry.usage),
+        entry.paid,
+        would_have_paid,
+        entry.reason,
+        tags_text(entry.tags) or tags,
+    )
+
+
+def entry_value(row: Row) -> Entry:
+    ticket, purchase, at, lane, kind, provider, credential, model, usage, paid, would, reason, tags = row
+    return Entry(
+        ticket=ticket,
+        purchase=purchase,
+        at=at,
+        lane=Lane(lane),
+        kind=EntryKind(kind),
+        provider=provider,
+        credential=credential,
+        model=model,
+        usage=None if usage is None else _usage_decoder.decode(usage),
+        paid=paid,
+        would_have_paid=would,
+        reason=reason,
+        tags={} if tags is None else _tags_decoder.decode(tags),
+    )
+
+
+def batch_value(row: Row, key: PoolKey) -> Batch:
+    number, pool, nonce, state, owner, count, size, intended_at, *rest = row
+    sent_at, resolved_at, provider_id, expires_at, ended_at, clock_offset, abandoned, note = rest
+    return Batch(
+        id=number,
+        pool=pool,
+        key=key,
+        nonce=nonce,
+        state=BatchState(state),
+        owner=owner,
+        count=count,
+        bytes=size,
+        intended_at=intended_at,
+        sent_at=sent_at,
+        resolved_at=resolved_at,
+        provider_id=provider_id,
+        expires_at=expires_at,
+        ended_at=ended_at,
+        clock_offset=clock_offset,
+        abandoned=bool(abandoned),
+        note=note,
+    )

@@ -1,0 +1,103 @@
+"""Settling: outcomes and returns to the queue, each with its ledger line, many in one transaction."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import msgspec
+
+from carpool.lifecycle import TicketState
+from carpool.model import Lane, Outcome, Settlement
+from carpool.stores._codec import Row, outcome_row, to_json
+from carpool.stores._ledger import Books
+from carpool.stores._session import Session
+
+Asked = tuple[Sequence[Settlement], float]
+
+
+def settle(session: Session, asked: list[Asked]) -> list[list[bool]]:
+    settling = _Settling(session, {one.ticket for settlements, _ in asked for one in settlements})
+    results = [[settling.take(one) for one in settlements] for settlements, _ in asked]
+    times = [now for _, now in asked]
+    settling.write(min(times), max(times))
+    return results
+
+
+@dataclass(slots=True)
+class _Standing:
+    """A ticket as it stands in the middle of the transaction."""
+
+    state: str
+    batch: int | None
+    winner: int | None  # the purchase that gave its outcome
+    submitting: bool | None  # its batch is being sent, so its body is still wanted
+    tags: str | None
+
+
+class _Settling:
+    """Decides in memory, in order, against what stood in the tables; then writes each kind of change at once."""
+
+    def __init__(self, session: Session, tickets: set[int]) -> None:
+        self._session = session
+        asked = to_json(sorted(tickets))
+        row = session.row("standing_calls", (asked,))
+        self._calls = {ticket: _Standing(*rest) for ticket, *rest in msgspec.json.decode(row[0])} if row else {}
+        self._books = Books(session, asked)
+        self._settled: list[int] = []
+        self._outcomes: list[Row] = []
+        self._requeued: dict[int, tuple[int, str, str]] = {}
+        self._unboarded: list[int] = []
+        self._useless_bodies: list[int] = []
+
+    def take(self, settlement: Settlement) -> bool:
+        call = self._calls.get(settlement.ticket)
+        entry = settlement.entry
+        purchase = None if entry is None else entry.purchase
+        won = settlement.outcome is not None and call is not None and call.state != TicketState.SETTLED
+        if won and call is not None and settlement.outcome is not None:
+            self._settle(settlement.ticket, call, purchase, settlement.outcome)
+        elif settlement.requeue is not None and call is not None:
+            self._requeue(settlement, call, settlement.requeue)
+        if entry is not None:
+            late = settlement.outcome is not None and (call is None or call.winner != entry.purchase)
+            self._books.write(entry, late, None if call is None else call.tags)
+        return won
+
+    def _settle(self, ticket: int, call: _Standing, purchase: int | None, outcome: Outcome) -> None:
+        call.state = TicketState.SETTLED
+        call.winner = purchase
+        self._settled.append(ticket)
+        self._outcomes.append(outcome_row(ticket, purchase, outcome))
+        self._requeued.pop(ticket, None)
+        if not call.submitting:
+            self._useless_bodies.append(ticket)
+
+    def _requeue(self, settlement: Settlement, call: _Standing, lane: Lane) -> None:
+        entry = settlement.entry
+        if call.state == TicketState.SETTLED:
+            return
+        if entry is not None and entry.purchase > 0 and entry.purchase != call.batch:
+            return  # the ticket left that batch long ago, and may be aboard another
+        call.batch = None
+        call.submitting = None
+        if call.state == TicketState.SENDING:
+            self._unboarded.append(settlement.ticket)
+            return
+        call.state = TicketState.QUEUED
+        self._requeued[settlement.ticket] = (settlement.ticket, lane.value, settlement.reason)
+
+    def write(self, earliest: float, latest: float) -> None:
+        """Requests that were made together share their times: due at once means due for the first of them."""
+        session = self._session
+        if self._requeued:
+            requeues = to_json(list(self._requeued.values()))
+            session.run("requeue_calls", {"requeues": requeues, "now": earliest})
+        if self._unboarded:
+            session.run("unboard_calls", (to_json(self._unboarded),))
+        if self._settled:
+            session.run("settle_calls", (latest, to_json(self._settled)))
+            session.insert("insert_outcomes", self._outcomes)
+            session.run("remove_bodies", (to_json(self._useless_bodies),))
+            session.run("add_tally", ("tickets.settled", len(self._settled)))
+        self._books.close()

@@ -1,0 +1,59 @@
+"""The SQL of the store by name, read from the files beside this module.
+
+Sets of states are written into the text from the lifecycle tables, so a guarded UPDATE can't drift from them.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from importlib.resources import files
+
+from carpool.lifecycle import BATCH_MOVES, TICKET_MOVES, UNFINISHED, BatchState, TicketState
+
+_LIVE = "(SELECT name FROM engines WHERE lease_until >= :now)"
+
+
+def _quoted(states: Iterable[str]) -> str:
+    return ", ".join(f"'{state}'" for state in sorted(states))
+
+
+def sources(target: BatchState) -> str:
+    """The batch states that may move to `target`, as an SQL list."""
+    return _quoted(source for source, targets in BATCH_MOVES.items() if target in targets)
+
+
+def _ticket_sources(target: TicketState) -> str:
+    return _quoted(source for source, targets in TICKET_MOVES.items() if target in targets)
+
+
+_WORDS = {
+    "unfinished": _quoted(UNFINISHED),
+    "orphan": (
+        f"CASE WHEN sender IS NOT NULL THEN sender NOT IN {_LIVE} ELSE awaiter IS NULL OR awaiter NOT IN {_LIVE} END"
+    ),
+    "aboard": (
+        f"EXISTS (SELECT 1 FROM batches b WHERE b.id = calls.batch AND b.state IN ({_quoted(UNFINISHED)}))"  # noqa: S608
+    ),
+} | {f"into_{target}": _ticket_sources(target) for target in TicketState}
+
+
+def _load(name: str) -> dict[str, str]:
+    text = (files("carpool.stores") / "sql" / name).read_text("utf-8")
+    for word, meaning in _WORDS.items():
+        text = text.replace("{" + word + "}", meaning)
+    parts = re.split(r"^-- name: (\w+)\n", text, flags=re.MULTILINE)
+    return {name: _bare(body) for name, body in zip(parts[1::2], parts[2::2], strict=True)}
+
+
+def _bare(body: str) -> str:
+    return "\n".join(line for line in body.splitlines() if not line.startswith("--")).strip()
+
+
+SQL: dict[str, str] = _load("calls.sql") | _load("batches.sql") | _load("ledger.sql")
+
+
+def migrations() -> dict[int, str]:
+    """The numbered schema files, in order."""
+    found = [item for item in (files("carpool.stores") / "sql").iterdir() if re.match(r"\d{4}_", item.name)]
+    return {int(item.name[:4]): item.read_text("utf-8") for item in sorted(found, key=lambda item: item.name)}

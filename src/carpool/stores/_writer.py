@@ -1,0 +1,215 @@
+"""Group commit: everything that is waiting is done in one transaction, and paid for with one sync of the disk."""
+
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from carpool.errors import CarpoolError, Closed, StoreError
+from carpool.stores._session import Session
+from carpool.stores._trouble import translate
+
+Work = Callable[[Session, list[Any]], list[Any]]
+
+LARGEST_GROUP = 4_000  # bounds how long the first of a group waits for the last
+
+
+def each(operation: Callable[..., Any]) -> Work:
+    """The work of an operation that takes its items one at a time; an item is the tuple of its arguments."""
+
+    def work(session: Session, items: list[Any]) -> list[Any]:
+        return [operation(session, *item) for item in items]
+
+    return work
+
+
+@dataclass(slots=True, eq=False)
+class Job:
+    """One operation: `work` over a list of items. Neighbours with the same `work` are done in one go.
+
+    An item of the answer that is an exception is raised for its own caller only.
+    """
+
+    work: Work
+    item: Any
+    future: asyncio.Future[Any] | None = None
+    result: Any = None
+    error: BaseException | None = None
+
+    def resolve(self) -> None:
+        if self.future is None or self.future.done():  # a caller that was cancelled has gone; the work is done anyway
+            return
+        if self.error is not None:
+            self.future.set_exception(self.error)
+        else:
+            self.future.set_result(self.result)
+
+
+class Groups:
+    """Runs groups of jobs, each in one transaction with a savepoint per run of equal jobs."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self.commits = 0
+
+    def run(self, jobs: Sequence[Job]) -> None:
+        """Leaves a result or an error in every job. Never raises."""
+        connection = self._session.connection
+        try:
+            connection.execute("BEGIN IMMEDIATE")
+            for run in _runs(jobs):
+                self._savepoint(run)
+            connection.execute("COMMIT")
+            self.commits += 1
+        except Exception as error:  # noqa: BLE001  whatever it is, it belongs to the callers, not to the thread
+            self._undo(jobs, error)
+
+    def _savepoint(self, run: list[Job]) -> None:
+        connection = self._session.connection
+        connection.execute("SAVEPOINT job")
+        try:
+            results = run[0].work(self._session, [job.item for job in run])
+        except Exception as error:
+            if not connection.in_transaction:  # SQLite gave up the whole transaction: disk full, I/O error
+                raise
+            connection.execute("ROLLBACK TO job")
+            connection.execute("RELEASE job")
+            self._session.forget()
+            self._alone(run, error)
+            return
+        connection.execute("RELEASE job")
+        for job, result in zip(run, results, strict=True):
+            if isinstance(result, BaseException):
+                job.error = result
+            else:
+                job.result = result
+
+    def _alone(self, run: list[Job], error: Exception) -> None:
+        """One of these failed: done one by one, each fails for itself only."""
+        if len(run) == 1:
+            run[0].error = self._worded(error)
+            return
+        for job in run:
+            self._savepoint([job])
+
+    def _undo(self, jobs: Sequence[Job], error: Exception) -> None:
+        worded = self._worded(error)
+        try:
+            if self._session.connection.in_transaction:
+                self._session.connection.execute("ROLLBACK")
+            self._session.forget()
+        except sqlite3.Error as second:
+            worded = translate(second, self._session.name)
+        for job in jobs:
+            job.error = worded
+
+    def _worded(self, error: Exception) -> Exception:
+        if isinstance(error, CarpoolError):
+            return error
+        if isinstance(error, sqlite3.Error):
+            worded = translate(error, self._session.name)
+        elif isinstance(error, OverflowError):
+            worded = StoreError(f"The store {self._session.name} can't hold a number that large.")
+        else:
+            return error
+        worded.__cause__ = error
+        return worded
+
+
+def _runs(jobs: Sequence[Job]) -> list[list[Job]]:
+    runs: list[list[Job]] = []
+    for job in jobs:
+        if runs and runs[-1][0].work is job.work:
+            runs[-1].append(job)
+        else:
+            runs.append([job])
+    return runs
+
+
+class InlineWriter:
+    """Does each job at once in the caller's thread, and never suspends: for a simulator that must be deterministic."""
+
+    def __init__(self, groups: Groups) -> None:
+        self._groups = groups
+        self._closed = False
+
+    async def do(self, work: Work, item: Any) -> Any:
+        if self._closed:
+            raise Closed("The store is closed.")
+        job = Job(work, item)
+        self._groups.run([job])
+        if job.error is not None:
+            raise job.error
+        return job.result
+
+    async def aclose(self) -> None:
+        self._closed = True
+
+
+class ThreadWriter:
+    """Hands jobs to one thread, which does all that are waiting as one group."""
+
+    def __init__(self, groups: Groups) -> None:
+        self._groups = groups
+        self._lock = threading.Lock()
+        self._wake = threading.Event()
+        self._waiting: list[Job] = []
+        self._closing = False
+        self._thread = threading.Thread(target=self._work, name="carpool-store", daemon=True)
+        self._thread.start()
+
+    async def do(self, work: Work, item: Any) -> Any:
+        future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        with self._lock:
+            if self._closing:
+                raise Closed("The store is closed.")
+            self._waiting.append(Job(work, item, future))
+            first = len(self._waiting) == 1
+        if first:
+            self._wake.set()
+        return await future
+
+    async def aclose(self) -> None:
+        """Finishes what was accepted, then ends the thread."""
+        with self._lock:
+            self._closing = True
+        self._wake.set()
+        await asyncio.get_running_loop().run_in_executor(None, self._thread.join)
+
+    def _work(self) -> None:
+        while True:
+            self._wake.wait()
+            self._wake.clear()
+            while group := self._next_group():
+                self._groups.run(group)
+                _resolve(group)
+            if self._closing and not self._waiting:
+                return
+
+    def _next_group(self) -> list[Job]:
+        with self._lock:
+            group = self._waiting[:LARGEST_GROUP]
+            del self._waiting[:LARGEST_GROUP]
+            return group
+
+
+def _resolve(group: list[Job]) -> None:
+    """Wakes the callers, with one call per event loop."""
+    loops: dict[asyncio.AbstractEventLoop, list[Job]] = {}
+    for job in group:
+        if job.future is not None:
+            loops.setdefault(job.future.get_loop(), []).append(job)
+    for loop, jobs in loops.items():
+        try:
+            loop.call_soon_threadsafe(_resolve_all, jobs)
+        except RuntimeError:  # that loop is closed, nobody is left to be told
+            continue
+
+
+def _resolve_all(jobs: list[Job]) -> None:
+    for job in jobs:
+        job.resolve()

@@ -1,0 +1,147 @@
+-- Statements about engines and batches.
+
+-- name: join
+INSERT INTO engines (name, lease_until) VALUES (?, ?) ON CONFLICT DO UPDATE SET lease_until = excluded.lease_until
+
+-- name: leave
+DELETE FROM engines WHERE name = ?
+
+-- Whoever held the file before is dead: its leases end, and its names may be used again without meaning it.
+-- name: void_engines
+DELETE FROM engines
+
+-- name: void_owners
+UPDATE batches SET owner = '' WHERE state NOT IN ('collected', 'refused', 'void', 'lost') AND owner <> ''
+
+-- name: void_awaiters
+UPDATE calls SET awaiter = NULL WHERE awaiter IS NOT NULL
+
+-- name: void_senders
+UPDATE calls SET sender = NULL WHERE state = 'sending' AND sender IS NOT NULL
+
+-- name: take_batches
+UPDATE batches SET owner = :engine,
+  resolved_at = CASE state WHEN 'submitting' THEN :now ELSE resolved_at END,
+  state = CASE state WHEN 'submitting' THEN 'unknown' ELSE state END
+WHERE state NOT IN ('collected', 'refused', 'void', 'lost')
+  AND owner NOT IN (SELECT name FROM engines WHERE lease_until >= :now)
+  AND credential IN (SELECT value FROM json_each(:credentials))
+
+-- A call that travels is an orphan when the engine behind it, or else the one that awaits it, has no lease.
+-- name: return_orphans
+UPDATE calls SET
+  state = CASE WHEN {aboard} THEN 'boarded' ELSE 'queued' END,
+  batch = CASE WHEN {aboard} THEN batch END,
+  sender = NULL
+WHERE state = 'sending' AND lane = 'batch' AND {orphan}
+
+-- Steps from one name to the next in the index, so that it costs as much as there are engines, not calls.
+-- name: forget_awaiters
+WITH RECURSIVE names (name) AS (
+  SELECT min(awaiter) FROM calls WHERE awaiter IS NOT NULL
+  UNION ALL
+  SELECT (SELECT min(awaiter) FROM calls WHERE awaiter IS NOT NULL AND awaiter > names.name)
+  FROM names WHERE names.name IS NOT NULL
+)
+UPDATE calls SET awaiter = NULL
+WHERE awaiter IS NOT NULL AND awaiter IN (
+  SELECT name FROM names WHERE name NOT IN (SELECT name FROM engines WHERE lease_until >= :now)
+)
+
+-- name: insert_batch
+INSERT INTO batches (pool, credential, nonce, state, owner, count, bytes, intended_at)
+SELECT id, credential, :nonce, 'submitting', :owner, 0, 0, :at FROM pools WHERE id = :pool
+
+-- name: anything_waiting
+SELECT 1 FROM calls WHERE state = 'queued' AND state <> 'settled' AND pool = ? AND lane = 'batch' LIMIT 1
+
+-- name: claim
+UPDATE calls SET state = 'boarded', batch = :batch
+WHERE state IN ({into_boarded}) AND id IN (
+  SELECT id FROM (
+    SELECT id, row_number() OVER pressing AS place, sum(bytes) OVER pressing AS total
+    FROM (
+      SELECT id, bytes, rescue_at, arrived FROM calls
+      WHERE state = 'queued' AND state <> 'settled' AND pool = :pool AND lane = 'batch'
+      ORDER BY rescue_at, arrived, id LIMIT :max_count
+    )
+    WINDOW pressing AS (ORDER BY rescue_at, arrived, id ROWS UNBOUNDED PRECEDING)
+  )
+  WHERE place = 1 OR total <= :max_bytes
+)
+
+-- name: sum_claim
+UPDATE batches SET (count, bytes) = (
+  SELECT count(*), coalesce(sum(bytes), 0) FROM calls WHERE batch = :batch AND batch IS NOT NULL
+)
+WHERE id = :batch
+
+-- name: batch
+SELECT id, pool, nonce, state, owner, count, bytes, intended_at, sent_at, resolved_at, provider_id, expires_at,
+  ended_at, clock_offset, abandoned, note
+FROM batches WHERE id = ?
+
+-- name: batches
+SELECT id, pool, nonce, state, owner, count, bytes, intended_at, sent_at, resolved_at, provider_id, expires_at,
+  ended_at, clock_offset, abandoned, note
+FROM batches WHERE owner = ? AND state NOT IN ('collected', 'refused', 'void', 'lost')
+ORDER BY id
+
+-- name: still_mine
+SELECT 1 FROM batches b JOIN engines e ON e.name = b.owner
+WHERE b.id = ? AND b.state = 'submitting' AND b.owner = ? AND e.lease_until >= ?
+
+-- name: batch_state
+SELECT state FROM batches WHERE id = ?
+
+-- name: set_batch
+UPDATE batches SET {changes} WHERE id = ?
+
+-- name: move_batch
+UPDATE batches SET {changes} WHERE id = ? AND state IN ({sources})
+
+-- name: line_sizes
+SELECT id, bytes FROM calls WHERE batch = ? AND batch IS NOT NULL AND id > ? ORDER BY id LIMIT ?
+
+-- name: line_bodies
+SELECT c.id, b.body FROM calls c CROSS JOIN bodies b ON b.ticket = c.id
+WHERE c.batch = ? AND c.batch IS NOT NULL AND c.id > ? AND c.id <= ? ORDER BY c.id
+
+-- name: release_boarded
+UPDATE calls SET state = 'queued', batch = NULL, lane = :lane, reason = :reason, requeues = requeues + 1,
+  rescue_at = CASE :lane WHEN 'batch' THEN rescue_at ELSE min(rescue_at, :now) END
+WHERE batch = :batch AND batch IS NOT NULL AND state <> 'settled' AND state = 'boarded'
+
+-- name: release_sending
+UPDATE calls SET batch = NULL
+WHERE batch = :batch AND batch IS NOT NULL AND state <> 'settled' AND state = 'sending'
+
+-- name: open_calls
+SELECT count(*), coalesce(sum(awaiter IS NULL OR rescue_at >= 9e999), 0),
+  max(CASE WHEN awaiter IS NOT NULL AND rescue_at < 9e999 THEN rescue_at END)
+FROM calls INDEXED BY calls_aboard WHERE batch = ? AND batch IS NOT NULL AND state <> 'settled'
+
+-- name: open_tickets
+SELECT json_group_array(id) FROM (
+  SELECT id FROM calls INDEXED BY calls_aboard
+  WHERE batch = ? AND batch IS NOT NULL AND state <> 'settled' AND state = 'boarded' LIMIT ?
+)
+
+-- name: known_provider_ids
+SELECT provider_id FROM batches WHERE credential = :credential AND provider_id IS NOT NULL
+UNION
+SELECT s.provider_id FROM suspects s JOIN batches b ON b.id = s.batch
+WHERE s.verdict = 'stranger' AND b.credential = :credential
+
+-- name: suspect
+INSERT INTO suspects (batch, provider_id, verdict) VALUES (?, ?, ?)
+ON CONFLICT DO UPDATE SET verdict = excluded.verdict
+
+-- name: suspects
+SELECT provider_id, verdict FROM suspects WHERE batch = ?
+
+-- name: batch_counts
+SELECT state, count(*) FROM batches GROUP BY state
+
+-- name: batches_bought
+SELECT count(*) FROM batches WHERE provider_id IS NOT NULL

@@ -1,0 +1,136 @@
+-- Statements about calls. Words in braces are filled in when the file is loaded: sets of states from the lifecycle
+-- tables, and `rows`, which becomes as many tuples of placeholders as there are rows.
+
+-- name: insert_credential
+INSERT INTO credentials (name) VALUES (?)
+
+-- name: credentials
+SELECT name, id FROM credentials
+
+-- name: insert_pool
+INSERT INTO pools (credential, provider, dialect, endpoint, headers, model, size_class, deadline_class)
+VALUES (?, ?, ?, ?, ?, ?, ?, ?)
+
+-- name: all_pools
+SELECT p.id, p.provider, p.dialect, c.name, p.endpoint, p.headers, p.model, p.size_class, p.deadline_class
+FROM pools p JOIN credentials c ON c.id = p.credential
+
+-- name: insert_calls
+INSERT INTO calls (id, pool, credential, state, lane, arrived, deadline, rescue_at, bytes, fingerprint, key, awaiter,
+                   stream, max_output_tokens, model, reason, tags)
+VALUES {rows}
+
+-- name: insert_bodies
+INSERT INTO bodies (ticket, body) VALUES {rows}
+
+-- name: known_fingerprints
+SELECT json_group_array(DISTINCT fingerprint) FROM calls INDEXED BY calls_adoptable
+WHERE fingerprint IN (SELECT value FROM json_each(?)) AND delivered_at IS NULL AND awaiter IS NULL
+
+-- name: call_by_key
+SELECT id, fingerprint FROM calls WHERE credential = ? AND key = ? AND key IS NOT NULL
+
+-- name: adoptable
+SELECT id FROM calls
+WHERE fingerprint = ? AND delivered_at IS NULL AND awaiter IS NULL AND credential = ?
+ORDER BY arrived, id LIMIT 1
+
+-- name: lately_delivered
+SELECT id FROM calls
+WHERE fingerprint = ? AND delivered_at IS NOT NULL AND delivered_at >= ? AND credential = ? AND state = 'settled'
+ORDER BY delivered_at DESC LIMIT 1
+
+-- A call that is due on a lane of its own must stay due, whatever the newcomer's rescue time is.
+-- name: hand_over
+UPDATE calls SET
+  awaiter = coalesce(:awaiter, awaiter),
+  reason = CASE state WHEN 'settled' THEN reason ELSE :reason END,
+  deadline = CASE state WHEN 'settled' THEN deadline ELSE :deadline END,
+  rescue_at = CASE WHEN state = 'settled' THEN rescue_at
+                   WHEN lane = 'batch' THEN :rescue_at
+                   ELSE min(rescue_at, :rescue_at) END
+WHERE id = :ticket
+RETURNING state, lane, deadline
+
+-- name: await_ticket
+UPDATE calls SET awaiter = ? WHERE id = ?
+
+-- name: delivered
+UPDATE calls SET delivered_at = :now, awaiter = NULL WHERE id IN (SELECT value FROM json_each(:tickets))
+
+-- name: outcome
+SELECT o.kind, o.status, o.body, o.at, o.lane, o.reason, o.headers, o.batch
+FROM outcomes o JOIN calls c ON c.id = o.ticket JOIN credentials r ON r.id = c.credential
+WHERE o.ticket = ? AND r.name = ?
+
+-- name: outcome_of
+SELECT kind, status, body, at, lane, reason, headers, batch FROM outcomes WHERE ticket = ?
+
+-- name: parcel
+SELECT c.id, c.pool, b.body, c.model, c.requeues, c.reason
+FROM calls c JOIN bodies b ON b.ticket = c.id WHERE c.id = ? AND c.state <> 'settled'
+
+-- name: views
+SELECT c.id, c.state, c.requeues, c.rescue_at, c.deadline, c.awaiter IS NOT NULL
+FROM json_each(?) j CROSS JOIN calls c ON c.id = j.value WHERE c.state <> 'settled'
+
+-- Nobody will come for it, so it is as good as delivered: no newcomer adopts it.
+-- name: cancel
+UPDATE calls SET state = 'settled', settled_at = ?, delivered_at = 0 WHERE id = ? AND state = 'queued'
+
+-- name: pools
+SELECT pool, count(*), sum(bytes), min(arrived), max(arrived), min(rescue_at) FROM calls
+WHERE state = 'queued' AND state <> 'settled' AND lane = 'batch' AND pool IN (SELECT value FROM json_each(?))
+GROUP BY pool
+
+-- name: due
+SELECT id, state, lane, batch, rescue_at, deadline FROM calls INDEXED BY calls_due
+WHERE credential IN (SELECT value FROM json_each(:credentials)) AND rescue_at <= :until
+  AND state IN ('queued', 'boarded') AND rescue_at < 9e999 AND (awaiter IS NOT NULL OR lane = 'now')
+ORDER BY rescue_at, id LIMIT :limit
+
+-- name: next_due
+SELECT min(rescue_at) FROM calls INDEXED BY calls_due
+WHERE credential = ?
+  AND state IN ('queued', 'boarded') AND rescue_at < 9e999 AND (awaiter IS NOT NULL OR lane = 'now')
+
+-- The engine behind an attempt is the one whose door holds the client, or else the one that owns the batch.
+-- name: start_sending
+UPDATE calls SET state = 'sending',
+  sender = coalesce(awaiter, (SELECT owner FROM batches b WHERE b.id = calls.batch))
+WHERE id = ? AND (state = 'sending' OR state IN ({into_sending}))
+RETURNING tags
+
+-- name: stop_sending
+UPDATE calls SET state = 'boarded', rescue_at = 9e999, sender = NULL
+WHERE id = ? AND state = 'sending' AND {aboard}
+
+-- name: call_counts
+SELECT state, count(*) FROM calls WHERE state <> 'settled' GROUP BY state
+
+-- name: add_tally
+INSERT INTO tallies (name, count) VALUES (?, ?) ON CONFLICT DO UPDATE SET count = count + excluded.count
+
+-- name: tally
+SELECT count FROM tallies WHERE name = ?
+
+-- name: removable_done
+SELECT id FROM calls INDEXED BY calls_done
+WHERE state = 'settled' AND delivered_at IS NOT NULL AND delivered_at < :before AND settled_at < :before
+  AND NOT EXISTS (SELECT 1 FROM batches b WHERE b.id = calls.batch AND b.state IN ({unfinished}))
+ORDER BY delivered_at LIMIT :limit
+
+-- name: removable_unclaimed
+SELECT id FROM calls INDEXED BY calls_unclaimed
+WHERE state = 'settled' AND delivered_at IS NULL AND settled_at < :before
+  AND NOT EXISTS (SELECT 1 FROM batches b WHERE b.id = calls.batch AND b.state IN ({unfinished}))
+ORDER BY settled_at LIMIT :limit
+
+-- name: remove_calls
+DELETE FROM calls WHERE id IN (SELECT value FROM json_each(?)) AND state = 'settled'
+
+-- name: remove_outcomes
+DELETE FROM outcomes WHERE ticket IN (SELECT value FROM json_each(?))
+
+-- name: remove_bodies
+DELETE FROM bodies WHERE ticket IN (SELECT value FROM json_each(?))

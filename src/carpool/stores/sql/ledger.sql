@@ -1,0 +1,67 @@
+-- Statements about settling, the ledger and memory.
+
+-- name: standing_calls
+SELECT json_group_array(json_array(c.id, c.state, c.batch, o.purchase, b.state = 'submitting', c.tags))
+FROM json_each(?) j CROSS JOIN calls c ON c.id = j.value
+LEFT JOIN outcomes o ON o.ticket = c.id LEFT JOIN batches b ON b.id = c.batch
+
+-- name: standing_entries
+SELECT json_group_array(json_array(e.ticket, e.purchase, e.lane, e.kind, e.paid, e.would_have_paid))
+FROM json_each(?) j CROSS JOIN entries e ON e.ticket = j.value
+
+-- name: settle_calls
+UPDATE calls SET state = 'settled', settled_at = ?, sender = NULL
+WHERE id IN (SELECT value FROM json_each(?)) AND state IN ({into_settled})
+
+-- name: insert_outcomes
+INSERT INTO outcomes (ticket, purchase, kind, status, at, lane, reason, headers, batch, body) VALUES {rows}
+
+-- name: requeue_calls
+UPDATE calls SET state = 'queued', batch = NULL, lane = r.lane, reason = r.reason, sender = NULL,
+  requeues = requeues + 1, rescue_at = CASE r.lane WHEN 'batch' THEN rescue_at ELSE min(rescue_at, :now) END
+FROM (
+  SELECT value ->> 0 AS ticket, value ->> 1 AS lane, value ->> 2 AS reason FROM json_each(:requeues)
+) r
+WHERE calls.id = r.ticket AND (calls.state = 'queued' OR calls.state IN ({into_queued}))
+
+-- name: unboard_calls
+UPDATE calls SET batch = NULL WHERE id IN (SELECT value FROM json_each(?)) AND state = 'sending'
+
+-- name: write_entries
+INSERT INTO entries (ticket, purchase, at, lane, kind, provider, credential, model, usage, paid, would_have_paid,
+                     reason, tags)
+VALUES {rows}
+ON CONFLICT DO UPDATE SET at = excluded.at, lane = excluded.lane, kind = excluded.kind, provider = excluded.provider,
+  credential = excluded.credential, model = excluded.model, usage = excluded.usage, paid = excluded.paid,
+  would_have_paid = excluded.would_have_paid, reason = excluded.reason, tags = excluded.tags
+WHERE paid IS NULL
+
+-- name: add_totals
+INSERT INTO totals (lane, kind, purchases, unknown, paid, would_have_paid) VALUES (?, ?, ?, ?, ?, ?)
+ON CONFLICT DO UPDATE SET purchases = purchases + excluded.purchases, unknown = unknown + excluded.unknown,
+  paid = paid + excluded.paid, would_have_paid = would_have_paid + excluded.would_have_paid
+
+-- name: totals
+SELECT lane, kind, purchases, unknown, paid, would_have_paid FROM totals WHERE purchases > 0 ORDER BY lane, kind
+
+-- name: entries
+SELECT e.ticket, e.purchase, e.at, e.lane, e.kind, e.provider, c.name, e.model, e.usage, e.paid, e.would_have_paid,
+  e.reason, e.tags
+FROM entries e JOIN credentials c ON c.id = e.credential
+WHERE e.ticket = ? ORDER BY e.at, e.purchase DESC
+
+-- name: attempts
+SELECT count(*) FROM entries WHERE ticket = ? AND purchase < 0
+
+-- name: remember
+INSERT INTO memos (kind, key, value, at) VALUES (?, ?, ?, ?)
+ON CONFLICT DO UPDATE SET value = excluded.value, at = excluded.at
+
+-- name: recall
+SELECT key, value FROM memos WHERE kind = ? ORDER BY key
+
+-- name: meta
+SELECT value FROM meta WHERE name = ?
+
+-- name: set_meta
+INSERT INTO meta (name, value) VALUES (?, ?) ON CONFLICT DO UPDATE SET value = excluded.value

@@ -1,0 +1,244 @@
+"""The store in one SQLite file, or in memory."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sqlite3
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from typing import Any, Concatenate, ParamSpec, Self, TypeVar
+
+from carpool.lifecycle import BatchState
+from carpool.model import (
+    Admission,
+    Admitted,
+    Batch,
+    Due,
+    Entry,
+    Intent,
+    Lane,
+    OpenCalls,
+    Outcome,
+    Parcel,
+    PoolView,
+    Settlement,
+    TicketView,
+    Totals,
+)
+from carpool.stores import _admission, _batches, _calls, _ledger, _opening, _settling
+from carpool.stores._lock import FileLock
+from carpool.stores._session import Session
+from carpool.stores._trouble import translate
+from carpool.stores._writer import Groups, InlineWriter, ThreadWriter, Work, each
+from carpool.stores.secret import load_secret
+
+_MEMORY = "in memory"
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+# One work per operation, made once: neighbours in the queue are recognised by it.
+_WORKS: dict[Callable[..., Any], Work] = {
+    operation: each(operation)
+    for module in (_batches, _calls, _ledger)
+    for operation in vars(module).values()
+    if callable(operation) and getattr(operation, "__module__", None) == module.__name__
+}
+
+
+class SqliteStore:
+    """Implements `ports.Store`. Several engines of one process may share it; a second process is kept out."""
+
+    def __init__(self, session: Session, lock: FileLock | None, secret: bytes, threaded: bool) -> None:
+        self._session = session
+        self._secret = secret
+        self._lock = lock
+        self._groups = Groups(session)
+        self._writer = ThreadWriter(self._groups) if threaded else InlineWriter(self._groups)
+        self._released = False
+
+    @classmethod
+    async def open(cls, path: str | None, *, threaded: bool = True, secret: bytes | None = None) -> Self:
+        """Opens or makes the store; `path` None keeps it in memory. `threaded` False works in the caller's thread."""
+        opened = await asyncio.to_thread(_open, path, secret) if threaded else _open(path, secret)
+        return cls(*opened, threaded)
+
+    @property
+    def durable(self) -> bool:
+        return self._lock is not None
+
+    @property
+    def pepper(self) -> bytes:
+        return self._secret
+
+    @property
+    def commits(self) -> int:
+        """How many transactions were committed."""
+        return self._groups.commits
+
+    async def _do(self, operation: Callable[Concatenate[Session, P], R], *item: P.args, **_: P.kwargs) -> R:
+        result: R = await self._writer.do(_WORKS[operation], item)
+        return result
+
+    # engines
+    async def join(self, engine: str, now: float, ttl: float) -> None:
+        await self._do(_batches.join, engine, now, ttl)
+
+    async def leave(self, engine: str) -> None:
+        await self._do(_batches.leave, engine)
+
+    async def take_over(self, engine: str, credentials: Iterable[str], now: float) -> int:
+        return await self._do(_batches.take_over, engine, list(credentials), now)
+
+    # calls
+    async def admit(self, admission: Admission) -> Admitted:
+        admitted: Admitted = await self._writer.do(_admission.admit, admission)
+        return admitted
+
+    async def await_ticket(self, ticket: int, awaiter: str | None) -> None:
+        await self._do(_calls.await_ticket, ticket, awaiter)
+
+    async def delivered(self, tickets: Sequence[int], now: float) -> None:
+        await self._do(_calls.delivered, list(tickets), now)
+
+    async def outcome(self, ticket: int, credential: str) -> Outcome | None:
+        return await self._do(_calls.outcome, ticket, credential)
+
+    async def parcel(self, ticket: int) -> Parcel | None:
+        return await self._do(_calls.parcel, ticket)
+
+    async def views(self, tickets: Sequence[int]) -> list[TicketView]:
+        return await self._do(_calls.views, list(tickets))
+
+    async def cancel(self, ticket: int, outcome: Outcome) -> bool:
+        return await self._do(_calls.cancel, ticket, outcome)
+
+    async def pools(self, credentials: Iterable[str]) -> list[PoolView]:
+        return await self._do(_calls.pools, list(credentials))
+
+    async def due(self, credentials: Iterable[str], until: float, limit: int) -> list[Due]:
+        return await self._do(_calls.due, list(credentials), until, limit)
+
+    async def next_due(self, credentials: Iterable[str]) -> float | None:
+        return await self._do(_calls.next_due, list(credentials))
+
+    async def start_sending(self, entry: Entry) -> bool:
+        return await self._do(_ledger.start_sending, entry)
+
+    async def stop_sending(self, ticket: int) -> bool:
+        return await self._do(_ledger.stop_sending, ticket)
+
+    async def attempts(self, ticket: int) -> int:
+        return await self._do(_ledger.attempts, ticket)
+
+    # batches
+    async def intend(self, intent: Intent) -> Batch | None:
+        return await self._do(_batches.intend, intent)
+
+    async def still_mine(self, batch: int, owner: str, until: float) -> bool:
+        return await self._do(_batches.still_mine, batch, owner, until)
+
+    async def lines(self, batch: int) -> AsyncIterator[list[tuple[int, bytes]]]:
+        after = -1
+        while chunk := await self._do(_batches.lines, batch, after):
+            after = chunk[-1][0]
+            yield chunk
+
+    async def move(self, batch: int, target: BatchState, **changes: object) -> Batch:
+        return await self._do(_batches.move, batch, target, changes)
+
+    async def annotate(self, batch: int, **changes: object) -> None:
+        await self._do(_batches.annotate, batch, changes)
+
+    async def release(self, batch: int, target: BatchState, lane: Lane, now: float, reason: str) -> int:
+        return await self._do(_batches.release, batch, target, lane, now, reason)
+
+    async def batches(self, owner: str) -> list[Batch]:
+        return await self._do(_batches.batches, owner)
+
+    async def batch(self, batch: int) -> Batch | None:
+        return await self._do(_batches.batch, batch)
+
+    async def open_calls(self, batch: int) -> OpenCalls:
+        return await self._do(_batches.open_calls, batch)
+
+    async def open_tickets(self, batch: int, limit: int) -> list[int]:
+        return await self._do(_batches.open_tickets, batch, limit)
+
+    async def known_provider_ids(self, credential: str) -> set[str]:
+        return await self._do(_batches.known_provider_ids, credential)
+
+    async def suspect(self, batch: int, provider_id: str, verdict: str) -> None:
+        await self._do(_batches.suspect, batch, provider_id, verdict)
+
+    async def suspects(self, batch: int) -> dict[str, str]:
+        return await self._do(_batches.suspects, batch)
+
+    # settling
+    async def settle(self, settlements: Sequence[Settlement], now: float) -> list[bool]:
+        settled: list[bool] = await self._writer.do(_settling.settle, (settlements, now))
+        return settled
+
+    # books and memory
+    async def record(self, entry: Entry) -> None:
+        await self._writer.do(_ledger.record, entry)
+
+    async def totals(self) -> list[Totals]:
+        return await self._do(_ledger.totals)
+
+    async def entries(self, ticket: int) -> list[Entry]:
+        return await self._do(_ledger.entries, ticket)
+
+    async def counts(self) -> Mapping[str, int]:
+        return await self._do(_calls.counts)
+
+    async def remember(self, kind: str, key: str, value: str, now: float) -> None:
+        await self._do(_ledger.remember, kind, key, value, now)
+
+    async def recall(self, kind: str) -> Mapping[str, str]:
+        return await self._do(_ledger.recall, kind)
+
+    async def retain(self, before: float, undelivered_before: float, limit: int) -> int:
+        return await self._do(_calls.retain, before, undelivered_before, limit)
+
+    async def aclose(self) -> None:
+        """Finishes what was accepted, then lets go of the file. May be called twice."""
+        await self._writer.aclose()
+        if not self._released:
+            self._released = True
+            self._session.connection.close()
+            if self._lock is not None:
+                self._lock.release()
+
+
+def _open(path: str | None, secret: bytes | None) -> tuple[Session, FileLock | None, bytes]:
+    """The secret, where none is given, is the one in the environment or beside the file."""
+    if path is None:
+        secret = secret or load_secret(None, os.environ)
+        return _session(None, secret), None, secret
+    real = os.path.realpath(path)  # two names of one file share one lock
+    _opening.check_path(real)
+    lock = FileLock(real)
+    lock.acquire()
+    try:
+        secret = secret or load_secret(real, os.environ)
+        return _session(real, secret), lock, secret
+    except BaseException:
+        lock.release()
+        raise
+
+
+def _session(path: str | None, secret: bytes) -> Session:
+    name = path or _MEMORY
+    try:
+        connection = _opening.connect(path)
+        try:
+            _opening.migrate(connection, name)
+            _opening.check_secret(connection, secret, name)
+            _opening.void_the_dead(connection)
+            return Session(connection, name)
+        except BaseException:
+            connection.close()
+            raise
+    except sqlite3.Error as error:
+        raise translate(error, name) from error

@@ -1,0 +1,165 @@
+"""Sends through the user's own blocking httpx client, in worker threads."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from typing import Any, TypeVar
+
+from carpool.errors import NotConnected
+from carpool.model import Headers
+from carpool.ports import StreamedBody, WireRequest
+from carpool.wires.addresses import host_of
+from carpool.wires.bodies import Unmade, blocks
+from carpool.wires.httpx_shared import bare_request, check_client, headers_of, read_before, wire_error
+
+_T = TypeVar("_T")
+_CONNECTED = ("connection.connect_tcp.complete", "connection.start_tls.complete")
+
+
+class ThreadedHttpxWire:
+    """Any `httpx.Client` or `httpx2.Client` as a wire, for programs that have no event loop of their own.
+
+    As with `HttpxWire`, only the client's TLS, proxies, mounts and transport hold, and it is not closed. At most
+    `threads` requests wait for their answers at the same time; others queue for a thread.
+
+    Cancelling ends an upload, an answer, or the wait for one on a fresh connection, at once. On a connection that was
+    used before, the wait ends when the answer's head arrives or time runs out: until then httpx does not name it.
+    """
+
+    def __init__(self, client: Any, threads: int = 64) -> None:
+        check_client(client, asynchronous=False)
+        self._client = client
+        self._threads = ThreadPoolExecutor(threads, thread_name_prefix="carpool-wire")
+        self._closed = False
+
+    async def send(self, request: WireRequest) -> ThreadedResponse:
+        host = host_of(request.url)
+        line = _Line()
+        outgoing = self._prepare(request, host, line)
+        work = asyncio.get_running_loop().run_in_executor(self._threads, line.send, self._client, outgoing)
+        try:
+            response = await asyncio.shield(work)
+        except asyncio.CancelledError:
+            work.add_done_callback(_retrieve)
+            line.cut()
+            raise
+        except Exception as error:
+            raise wire_error(error, host) from error
+        return ThreadedResponse(response, host, line, self._threads)
+
+    def _prepare(self, request: WireRequest, host: str, line: _Line) -> Any:
+        if self._closed or self._client.is_closed:
+            raise NotConnected("The wire, or the client that it was given, is closed.")
+        content = line.upload(request.body) if isinstance(request.body, StreamedBody) else request.body
+        try:
+            return bare_request(self._client, request, content, {"trace": line.watch})
+        except Exception as error:
+            raise NotConnected(f"This is no request that can be sent to {host}.") from error
+
+    async def aclose(self) -> None:
+        """Ends the threads once they are idle; the client is the user's."""
+        self._closed = True
+        self._threads.shutdown(wait=False)
+
+
+class _Line:
+    """What the event loop and the working thread share of one request, so that the loop can cut it off."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._socket: socket.socket | None = None
+        self._cut = False
+
+    def send(self, client: Any, outgoing: Any) -> Any:
+        """In the thread. An answer that comes after the cut is given up at once."""
+        self._check()
+        response = client.send(outgoing, stream=True, auth=None, follow_redirects=False)
+        self._socket = _socket_of(response.extensions.get("network_stream"))
+        if self._cut:
+            response.close()
+        self._check()
+        return response
+
+    def upload(self, body: StreamedBody) -> Iterator[bytes]:
+        """In the thread: fetches one block at a time from the loop, so no more than that is ever in memory."""
+        source = blocks(body)
+        try:
+            while True:
+                self._check()
+                block = asyncio.run_coroutine_threadsafe(_next(source), self._loop).result()
+                if block is None:
+                    return
+                yield block
+        finally:
+            asyncio.run_coroutine_threadsafe(source.aclose(), self._loop)
+
+    def watch(self, event: str, info: dict[str, Any]) -> None:
+        """In the thread: httpcore tells of each step; a fresh connection's stream is in its result."""
+        if event in _CONNECTED:
+            self._socket = _socket_of(info.get("return_value"))
+            self._check()
+
+    def cut(self) -> None:
+        """In the loop. Closing a socket does not wake a thread that reads from it; shutting it down does."""
+        self._cut = True
+        if self._socket is not None:
+            with suppress(OSError):
+                self._socket.shutdown(socket.SHUT_RDWR)
+
+    def _check(self) -> None:
+        if self._cut:
+            raise Unmade("Nobody waits for the answer any more.")
+
+
+class ThreadedResponse:
+    def __init__(self, response: Any, host: str, line: _Line, threads: ThreadPoolExecutor) -> None:
+        self._response = response
+        self._host = host
+        self._line = line
+        self._threads = threads
+        self.status: int = response.status_code
+        self.headers: Headers = headers_of(response)
+
+    async def chunks(self) -> AsyncIterator[bytes]:
+        body = read_before(self._response)
+        raw = self._response.iter_raw() if body is None else iter([body])
+        try:
+            while (chunk := await self._in_thread(lambda: next(raw, None))) is not None:
+                yield chunk
+        except Exception as error:
+            raise wire_error(error, self._host) from error
+
+    async def read(self) -> bytes:
+        return b"".join([chunk async for chunk in self.chunks()])
+
+    async def aclose(self) -> None:
+        if not self._response.is_closed:
+            self._line.cut()
+            await self._in_thread(self._response.close)
+
+    async def _in_thread(self, work: Callable[[], _T]) -> _T:
+        future = asyncio.get_running_loop().run_in_executor(self._threads, work)
+        try:
+            return await asyncio.shield(future)
+        except asyncio.CancelledError:
+            future.add_done_callback(_retrieve)
+            self._line.cut()
+            raise
+
+
+def _retrieve(future: asyncio.Future[Any]) -> None:
+    """Takes note of an error that nobody waits for any more."""
+    if not future.cancelled():
+        future.exception()
+
+
+async def _next(source: AsyncGenerator[bytes, None]) -> bytes | None:
+    return await anext(source, None)
+
+
+def _socket_of(stream: Any) -> socket.socket | None:
+    return stream.get_extra_info("socket") if hasattr(stream, "get_extra_info") else None

@@ -1,0 +1,94 @@
+"""Every dialect that the contract suite runs over, with samples of its provider's words."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from typing import Any
+
+from carpool.dialects import ANTHROPIC
+from carpool.ports import Dialect, RawRequest
+
+
+@dataclass(frozen=True)
+class Case:
+    """One dialect. `lines` are result lines by result; `spoken` decodes what a replayed stream adds up to."""
+
+    dialect: Dialect
+    path: str
+    headers: tuple[tuple[str, str], ...]
+    params: dict[str, Any]
+    answer: dict[str, Any]
+    lines: dict[str, bytes]
+    batch: dict[str, Any]
+    errors: dict[int, dict[str, Any]]
+    text_of_event: str  # what every event of a replayed answer begins with
+    secrets: tuple[str, ...] = field(default=())
+
+    def raw(self, body: bytes | None = None, extra: tuple[tuple[str, str], ...] = ()) -> RawRequest:
+        body = json.dumps(self.params).encode() if body is None else body
+        return RawRequest("POST", self.path, "", (*self.headers, *extra), body)
+
+    def page(self, *ids: str, more: bool = False) -> bytes:
+        data = [self.batch | {"id": name} for name in ids]
+        return json.dumps({"data": data, "has_more": more, "last_id": ids[-1] if ids else None}).encode()
+
+
+def line(result: dict[str, Any], custom_id: str = "nonce-1") -> bytes:
+    return json.dumps({"custom_id": custom_id, "result": result}).encode()
+
+
+def error(kind: str) -> dict[str, Any]:
+    return {"type": "error", "error": {"type": kind, "message": "No."}, "request_id": "req_1"}
+
+
+_ANSWER = {
+    "id": "msg_1",
+    "type": "message",
+    "role": "assistant",
+    "model": "claude-opus-5",
+    "content": [{"type": "text", "text": "Hello."}],
+    "stop_reason": "end_turn",
+    "stop_sequence": None,
+    "usage": {"input_tokens": 12, "output_tokens": 6, "service_tier": "batch"},
+}
+
+_ANTHROPIC = Case(
+    dialect=ANTHROPIC,
+    path="/v1/messages",
+    headers=(("anthropic-version", "2026-10-21"), ("authorization", "Bearer key-of-the-client"), ("host", "here")),
+    params={"model": "claude-opus-5", "max_tokens": 64, "messages": [{"role": "user", "content": "Hi"}]},
+    answer=_ANSWER,
+    lines={
+        "succeeded": line({"type": "succeeded", "message": _ANSWER}),
+        "errored": line({"type": "errored", "error": error("invalid_request_error")}),
+        "expired": line({"type": "expired"}),
+        "canceled": line({"type": "canceled"}),
+    },
+    batch={
+        "id": "msgbatch_1",
+        "type": "message_batch",
+        "processing_status": "in_progress",
+        "request_counts": {"processing": 3, "succeeded": 0, "errored": 0, "canceled": 0, "expired": 0},
+        "created_at": "2026-11-15T10:00:00Z",
+        "expires_at": "2026-11-16T10:00:00Z",
+        "ended_at": None,
+        "cancel_initiated_at": None,
+        "archived_at": None,
+        "results_url": None,
+    },
+    errors={
+        400: error("invalid_request_error"),
+        401: error("authentication_error"),
+        403: error("permission_error"),
+        404: error("not_found_error"),
+        413: error("request_too_large"),
+        429: error("rate_limit_error"),
+        500: error("api_error"),
+        529: error("overloaded_error"),
+    },
+    text_of_event="event: ",
+    secrets=("authorization", "x-api-key"),
+)
+
+CASES = {case.dialect.name: case for case in (_ANTHROPIC,)}

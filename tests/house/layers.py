@@ -1,0 +1,121 @@
+"""Which part may import which. Imports for type checking and imports inside functions count like all others."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from .sources import Module, component
+
+LAYERS: tuple[frozenset[str], ...] = (  # from the bottom to the top
+    frozenset({"ports", "lifecycle", "config", "model", "errors", "prices", "_version"}),
+    frozenset({"dialects", "stores", "wires", "clock"}),
+    frozenset({"routing", "pooling", "tracking", "caching", "forecast", "ledger", "budget", "policy"}),
+    frozenset({"engine"}),
+    frozenset({"doors"}),
+    frozenset({"cli", "dashboard", "sim", "many", "demo", "__main__", ""}),  # "" is carpool/__init__.py
+)
+RANK = {name: rank for rank, layer in enumerate(LAYERS) for name in layer}
+PLANNERS = LAYERS[2]
+
+APART = {"dialects", "stores", "wires"}  # know the ports, not each other
+MOCK_USERS = {"mock", "cli", "demo"}
+
+PURE = PLANNERS | {"dialects", "lifecycle", "model", "errors"}
+WORLDLY = {"asyncio", "pyreqwest", "socket", "sqlite3", "subprocess", "threading", "time", "uvicorn", "uvloop"}
+
+ENTRIES = ("carpool", "carpool.__main__", "carpool.cli", "carpool.mock")  # the mock is imported by users' tests
+
+
+def wrong_directions(modules: Sequence[Module]) -> list[str]:
+    return [sentence for module in modules for sentence in _wrong_imports(module, {known.name for known in modules})]
+
+
+def _wrong_imports(module: Module, names: set[str]) -> list[str]:
+    if module.component not in RANK and module.component != "mock":
+        return [f"{module.name} stands in no layer: add `{module.component}` to LAYERS in tests/house/layers.py."]
+    wrong = []
+    for found in module.imports:
+        if found.target.split(".")[0] != "carpool":
+            continue
+        target = found.reached(names)
+        reason = _forbidden(module.component, component(target))
+        if reason:
+            wrong.append(f"{module.name}:{found.line} imports {target}: {reason}.")
+    return wrong
+
+
+def _forbidden(source: str, target: str) -> str | None:
+    if source == target:
+        return None
+    if source == "mock":
+        return "the mock shares no code with what it checks"
+    if target == "mock":
+        return None if source in MOCK_USERS else "only the command line, the demo and tests may use the mock"
+    if target not in RANK:
+        return f"`{target}` stands in no layer"
+    if RANK[target] > RANK[source]:
+        return f"imports point downwards, and `{target or 'carpool'}` stands above `{source}`"
+    if (source in APART and target in APART) or (source == "dialects" and target == "clock"):
+        return f"`{source}` and `{target}` stand side by side and know only the ports"
+    return None
+
+
+def cycles(modules: Sequence[Module]) -> list[str]:
+    """Parts of one layer may use each other, but not in a circle."""
+    names = {module.name for module in modules}
+    uses: dict[str, set[str]] = {}
+    for module in modules:
+        reached = {component(found.reached(names)) for found in module.imports if _ours(found.target)}
+        uses.setdefault(module.component, set()).update(reached - {module.component})
+    return [
+        f"`{start or 'carpool'}` reaches itself through its imports: break the circle."
+        for start in sorted(uses)
+        if start in _reach(uses.get(start, ()), uses)
+    ]
+
+
+def _ours(target: str) -> bool:
+    return target.split(".")[0] == "carpool"
+
+
+def _reach(starts: Iterable[str], uses: dict[str, set[str]]) -> set[str]:
+    seen: set[str] = set()
+    waiting = list(starts)
+    while waiting:
+        name = waiting.pop()
+        if name not in seen:
+            seen.add(name)
+            waiting += uses.get(name, ())
+    return seen
+
+
+def impure(modules: Sequence[Module]) -> list[str]:
+    return [
+        f"{module.name}:{found.line} imports {found.target}: `{module.component}` is pure, so the engine does this."
+        for module in modules
+        if module.component in PURE
+        for found in module.imports
+        if found.target.split(".")[0] in WORLDLY
+    ]
+
+
+def dead(modules: Sequence[Module], entries: Iterable[str] = ENTRIES) -> list[str]:
+    """Modules that no entry point reaches."""
+    names = {module.name for module in modules}
+    uses = {module.name: _used(module, names) for module in modules}
+    alive = _reach([entry for entry in entries if entry in names], uses)
+    return [
+        f"{module.name} is dead: nothing that runs imports it. Use it or remove it."
+        for module in modules
+        if module.name not in alive and module.text.strip()
+    ]
+
+
+def _used(module: Module, names: set[str]) -> set[str]:
+    reached = {found.reached(names) for found in module.imports} | module.mentions
+    return {parent for name in reached & names for parent in _with_parents(name)}
+
+
+def _with_parents(name: str) -> list[str]:
+    parts = name.split(".")
+    return [".".join(parts[:end]) for end in range(1, len(parts) + 1)]

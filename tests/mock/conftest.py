@@ -1,0 +1,131 @@
+"""What the tests of the stand-in share: a client, a clock to turn, and a way to call the app without a network."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+from anthropic import AsyncAnthropic
+
+from carpool.mock import MockAnthropic, MockConfig, MockServer, serve
+
+MODEL = "claude-haiku-4-5"
+
+
+def ask(text: str = "hello", **more: Any) -> dict[str, Any]:
+    return {"model": MODEL, "max_tokens": 100, "messages": [{"role": "user", "content": text}], **more}
+
+
+def batch_of(*texts: str) -> list[dict[str, Any]]:
+    return [{"custom_id": f"c{i}", "params": ask(text)} for i, text in enumerate(texts)]
+
+
+@dataclass
+class Answer:
+    status: int
+    headers: dict[str, str]
+    body: bytes
+
+    def json(self) -> Any:
+        return json.loads(self.body)
+
+    def lines(self) -> dict[str, Any]:
+        return {line["custom_id"]: line["result"] for line in map(json.loads, self.body.splitlines())}
+
+
+class Turned:
+    """A provider in this process, with a clock that only moves when it is told to."""
+
+    def __init__(self, config: MockConfig | None = None) -> None:
+        self.time = 1_800_000_000.0
+        self.provider = MockAnthropic(config, now=lambda: self.time)
+
+    async def call(self, method: str, path: str, body: Any = None, key: str = "k", **headers: str) -> Answer:
+        raw = body if isinstance(body, bytes) else b"" if body is None else json.dumps(body).encode()
+        path, _, query = path.partition("?")
+        merged = {"x-api-key": key, "anthropic-version": "2023-06-01", "host": "mock.test", **headers}
+        scope = {
+            "type": "http",
+            "method": method,
+            "path": path,
+            "query_string": query.encode(),
+            "headers": [(name.encode(), value.encode()) for name, value in merged.items()],
+        }
+        answer = Answer(0, {}, b"")
+
+        async def receive() -> dict[str, Any]:
+            return {"type": "http.request", "body": raw, "more_body": False}
+
+        async def send(message: Any) -> None:
+            if message["type"] == "http.response.start":
+                answer.status = message["status"]
+                answer.headers = {name.decode(): value.decode() for name, value in message["headers"]}
+            else:
+                answer.body += message.get("body", b"")
+
+        await self.provider.app(scope, receive, send)
+        return answer
+
+    async def create(self, requests: list[dict[str, Any]], key: str = "k") -> str:
+        answer = await self.call("POST", "/v1/messages/batches", {"requests": requests}, key)
+        assert answer.status == 200, answer.body
+        return str(answer.json()["id"])
+
+    async def look(self, batch_id: str, key: str = "k") -> Any:
+        return (await self.call("GET", f"/v1/messages/batches/{batch_id}", key=key)).json()
+
+    async def results(self, batch_id: str) -> dict[str, Any]:
+        return (await self.call("GET", f"/v1/messages/batches/{batch_id}/results")).lines()
+
+
+@asynccontextmanager
+async def _connected(config: MockConfig | None = None, **options: Any) -> AsyncIterator[tuple[MockServer, Any]]:
+    options = {"api_key": "k", "max_retries": 0, "_strict_response_validation": True, **options}
+    async with serve(config) as server, AsyncAnthropic(base_url=server.url, **options) as client:
+        yield server, client
+
+
+@pytest.fixture
+def connected() -> Callable[..., Any]:
+    return _connected
+
+
+@pytest.fixture
+def turned() -> Callable[..., Turned]:
+    return Turned
+
+
+class VirtualLoop(asyncio.SelectorEventLoop):
+    """Time passes only by waiting, and waiting takes no time."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._virtual = 1_800_000_000.0
+        select = self._selector.select  # type: ignore[attr-defined]
+
+        def jump(timeout: float | None = None) -> Any:
+            self._virtual += timeout or 0.0
+            return select(0)
+
+        self._selector.select = jump  # type: ignore[attr-defined]
+
+    def time(self) -> float:
+        return self._virtual
+
+
+@pytest.fixture
+def virtual_loop() -> type[VirtualLoop]:
+    return VirtualLoop
+
+
+@pytest.fixture
+def body() -> Callable[..., dict[str, Any]]:
+    return ask
+
+
+@pytest.fixture
+def requests_of() -> Callable[..., list[dict[str, Any]]]:
+    return batch_of

@@ -1,0 +1,147 @@
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from carpool.budget import Bucket, Road, create_rate
+
+NOW = 1_800_000_000.0  # a real epoch: floating point is coarse there
+
+
+def test_a_bucket_fills_up_to_its_burst() -> None:
+    bucket = Bucket(rate_per_s=2, burst=5, tokens=0, at=NOW)
+    assert bucket.available(NOW + 1) == 2
+    assert bucket.available(NOW + 100) == 5
+    assert bucket.ready_at(4) == NOW + 2
+
+
+def test_debt_is_paid_before_the_next() -> None:
+    bucket = Bucket(1, 3, 3, NOW).take(NOW, 5)
+    assert bucket.tokens == -2
+    assert bucket.ready_at() == NOW + 3
+
+
+def test_a_clock_set_back_takes_nothing_away_and_stops_nothing() -> None:
+    bucket = Bucket(1, 3, 2, NOW)
+    assert bucket.available(NOW - 3600) == 2
+    spent = bucket.take(NOW - 3600, 2)
+    assert spent.available(NOW - 3600) == 0
+    assert spent.available(NOW - 3599) == 1  # it refills on the new clock, not an hour later
+
+
+def test_a_look_moves_the_creates_to_the_new_clock_too() -> None:
+    road = Road.new(60, 60, NOW)
+    for _ in range(3):
+        road = road.spend_create(NOW)
+    back = NOW - 3600
+    road = road.spend(back)
+    assert road.create_ready_at(back) < back + 10
+
+
+@settings(deadline=None)
+@given(
+    rate=st.floats(0.001, 1000),
+    steps=st.lists(st.tuples(st.floats(-100, 100), st.booleans()), max_size=40),
+)
+def test_a_bucket_never_exceeds_its_burst_and_never_loses_to_the_clock(
+    rate: float, steps: list[tuple[float, bool]]
+) -> None:
+    bucket, now = Bucket(rate, 3, 3, NOW), NOW
+    for delta, take in steps:
+        before = bucket.tokens
+        now += delta
+        assert before <= bucket.available(now) <= 3
+        ready = bucket.wait_until(now)
+        assert ready >= now
+        assert bucket.wait_until(ready) == ready  # when it says "then", then it is
+        if take and ready == now:
+            bucket = bucket.take(now)
+
+
+def test_the_rate_of_creates() -> None:
+    assert create_rate(50, 2) == pytest.approx(10)
+    assert create_rate(50, 60) == pytest.approx(24.5)
+    assert create_rate(50, 1) == pytest.approx(50 / 6)  # polling is stretched, buying never stops
+
+
+def test_a_burst_of_three_creates_then_the_rate() -> None:
+    road = Road.new(50, 2, NOW)
+    for _ in range(3):
+        assert road.can_create(NOW)
+        road = road.spend_create(NOW)
+    assert not road.can_create(NOW)
+    assert road.create_ready_at(NOW) == pytest.approx(NOW + 6, abs=1e-3)
+    assert road.can_create(road.create_ready_at(NOW))
+
+
+def test_creates_and_looks_share_the_minute() -> None:
+    road = Road.new(6, 60, NOW)
+    while road.can_ask(NOW):
+        road = road.spend(NOW)
+    road = road.spend(NOW)  # what had to go out
+    assert not road.can_create(NOW)
+    assert road.create_ready_at(NOW) > NOW + 5
+
+
+def test_polling_leaves_the_last_token_to_a_create() -> None:
+    road = Road.new(50, 2, NOW)
+    while road.can_ask(NOW):
+        road = road.spend(NOW)
+    assert road.can_create(NOW)
+    assert road.ask_ready_at(NOW) > NOW
+
+
+def test_with_no_create_allowed_polling_uses_everything() -> None:
+    road = Road.new(50, 2, NOW)
+    for _ in range(3):
+        road = road.spend_create(NOW)
+    assert road.can_ask(NOW)
+    road = road.spend(NOW)
+    road = road.spend(NOW)
+    assert road.requests.available(NOW) < 1
+    assert not road.can_ask(NOW)
+
+
+@settings(deadline=None)
+@given(rpm=st.integers(1, 4000), poll=st.floats(0.01, 100), greedy=st.booleans())
+def test_the_minute_is_never_overdrawn_and_nobody_starves(rpm: int, poll: float, greedy: bool) -> None:
+    road, now, creates, asks = Road.new(rpm, poll, NOW), NOW, 0, 0
+    burst = road.requests.burst
+    for _ in range(int(burst) + 200):
+        if greedy and road.can_ask(now):
+            road, asks = road.spend(now), asks + 1
+        elif road.can_create(now):
+            road, creates = road.spend_create(now), creates + 1
+        elif road.can_ask(now):
+            road, asks = road.spend(now), asks + 1
+        else:
+            later = min(road.create_ready_at(now), road.ask_ready_at(now))
+            assert later > now
+            now = later
+    assert creates + asks <= (now - NOW) * rpm / 60 + burst + 1e-3
+    assert creates >= 3
+    assert asks > 0
+
+
+def test_a_pause_stops_everything_and_is_never_shortened() -> None:
+    road = Road.new(50, 2, NOW).paused(NOW + 30).paused(NOW + 10)
+    assert road.create_ready_at(NOW) == NOW + 30
+    assert road.ask_ready_at(NOW) == NOW + 30
+    assert not road.can_create(NOW)
+    assert not road.can_ask(NOW + 29)
+    assert road.can_create(NOW + 30)
+
+
+def test_a_learned_limit_changes_the_pace_and_forgives_nothing() -> None:
+    road = Road.new(50, 2, NOW)
+    for _ in range(3):
+        road = road.spend_create(NOW)
+    faster = road.learned(4000)
+    assert faster.rpm == 4000
+    assert not faster.can_create(NOW)
+    assert faster.create_ready_at(NOW) < road.create_ready_at(NOW)
+    slower = Road.new(4000, 2, NOW).learned(50)
+    assert slower.requests.tokens == slower.requests.burst == 5
+    assert road.learned(50) is road
+    assert road.learned(0) is road

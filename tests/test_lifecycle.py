@@ -1,0 +1,102 @@
+from __future__ import annotations
+
+import pytest
+
+from carpool.errors import IllegalMove
+from carpool.lifecycle import (
+    BATCH_MOVES,
+    BOUGHT,
+    TICKET_MOVES,
+    UNFINISHED,
+    UNRESOLVED,
+    BatchState,
+    TicketState,
+    check_batch_move,
+    check_ticket_move,
+    diagram,
+)
+
+TABLES = [
+    pytest.param(TicketState, TICKET_MOVES, check_ticket_move, id="tickets"),
+    pytest.param(BatchState, BATCH_MOVES, check_batch_move, id="batches"),
+]
+
+
+def reachable(moves, start):
+    seen, waiting = set(), [start]
+    while waiting:
+        state = waiting.pop()
+        if state not in seen:
+            seen.add(state)
+            waiting += moves[state]
+    return seen
+
+
+@pytest.mark.parametrize(("states", "moves", "check"), TABLES)
+def test_every_state_has_its_row_and_is_reachable(states, moves, check):
+    assert set(moves) == set(states)
+    assert reachable(moves, next(iter(moves))) == set(states)
+
+
+@pytest.mark.parametrize(("states", "moves", "check"), TABLES)
+def test_every_state_can_come_to_an_end(states, moves, check):
+    ends = {state for state in states if not moves[state]}
+    assert all(reachable(moves, state) & ends for state in states)
+
+
+def test_the_ends():
+    assert {state for state in TicketState if not TICKET_MOVES[state]} == {TicketState.SETTLED}
+    assert set(BatchState) - UNFINISHED == {
+        BatchState.COLLECTED,
+        BatchState.REFUSED,
+        BatchState.VOID,
+        BatchState.LOST,
+    }
+
+
+@pytest.mark.parametrize(("states", "moves", "check"), TABLES)
+def test_exactly_the_moves_of_the_table_are_legal(states, moves, check):
+    for source in states:
+        for target in states:
+            if target in moves[source]:
+                check(source, target)
+            else:
+                with pytest.raises(IllegalMove, match=rf"can't move from {source} to {target}\.$"):
+                    check(source, target)
+
+
+@pytest.mark.parametrize(("states", "moves", "check"), TABLES)
+def test_no_state_moves_to_itself(states, moves, check):
+    assert not [state for state in states if state in moves[state]]
+
+
+def test_a_settled_ticket_stays_settled():
+    for target in TicketState:
+        with pytest.raises(IllegalMove):
+            check_ticket_move(TicketState.SETTLED, target)
+
+
+def test_only_a_provably_unbought_batch_is_refused():
+    sources = {state for state in BatchState if BatchState.REFUSED in BATCH_MOVES[state]}
+    assert sources == {BatchState.SUBMITTING}
+
+
+def test_an_abandoned_batch_can_still_prove_itself():
+    assert BatchState.OPEN in BATCH_MOVES[BatchState.ABANDONED]
+
+
+def test_the_groups_are_of_unfinished_batches_and_do_not_overlap():
+    assert BOUGHT | UNRESOLVED | {BatchState.SUBMITTING} == UNFINISHED
+    assert not BOUGHT & UNRESOLVED
+
+
+@pytest.mark.parametrize(("states", "moves", "check"), TABLES)
+def test_the_diagram_says_what_the_table_says(states, moves, check):
+    head, *lines = diagram(moves).splitlines()
+    drawn = {tuple(line.strip().split(" --> ")) for line in lines}
+    told = {(str(source), str(target)) for source, targets in moves.items() for target in targets}
+    told |= {(str(state), "[*]") for state in states if not moves[state]}
+    told.add(("[*]", str(next(iter(moves)))))
+    assert head == "stateDiagram-v2"
+    assert drawn == told
+    assert len(lines) == len(drawn)

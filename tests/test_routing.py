@@ -1,0 +1,188 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from carpool.errors import BadCall
+from carpool.forecast import Forecast
+from carpool.model import Call, Lane
+from carpool.policy import RoutingPolicy
+from carpool.routing import Decision, break_even, deadline_class, pool_key, pool_wait, route, size_class
+
+NOW = 1_800_000_000.0
+FORECAST = Forecast()
+WHY_NOT = "Calls with this field can't be batched."
+
+
+def a_call(budget: float | None = None, **changes: object) -> Call:
+    call = Call(
+        ticket=1,
+        provider="anthropic",
+        dialect="anthropic",
+        endpoint="/v1/messages",
+        body=b"{}",
+        headers=(("anthropic-version", "2023-06-01"),),
+        credential="c1",
+        model="claude-sonnet-5",
+        arrived=NOW,
+        deadline=None if budget is None else NOW + budget,
+        max_output_tokens=200,
+    )
+    return replace(call, **changes)  # type: ignore[arg-type]
+
+
+def routed(call: Call, policy: RoutingPolicy | None = None, **settings: object) -> Decision:
+    return route(call, policy or RoutingPolicy(), FORECAST, NOW, **settings)  # type: ignore[arg-type]
+
+
+def test_without_a_deadline_the_door_decides() -> None:
+    assert routed(a_call()) == Decision(Lane.BATCH, "No budget was given, so it can wait for a batch.", None)
+    assert routed(a_call(), default=Lane.NOW) == Decision(Lane.NOW, "No budget was given, so it goes at once.", None)
+
+
+def test_a_tight_budget_goes_now() -> None:
+    assert routed(a_call(5)).lane is Lane.NOW
+    assert "tight" in routed(a_call(5)).reason
+    assert "tight" in routed(a_call(400), RoutingPolicy(sync_max_latency_ms=400_000)).reason
+
+
+def test_no_room_for_a_rescue_goes_now_even_where_the_cap_would_batch() -> None:
+    # 9 s to answer, 20 s to cancel, half a second to linger
+    decision = routed(a_call(29.5), RoutingPolicy(sync_max_latency_ms=1000))
+    assert decision.lane is Lane.NOW
+    assert "no room" in decision.reason
+    assert routed(a_call(29.6), RoutingPolicy(sync_max_latency_ms=1000)).lane is Lane.BATCH
+
+
+def test_an_explicit_cap_is_obeyed_above_it() -> None:
+    assert routed(a_call(40)).lane is Lane.NOW  # by expected cost
+    assert routed(a_call(40), RoutingPolicy(sync_max_latency_ms=5000)).lane is Lane.BATCH
+
+
+def test_expected_cost_decides_the_rest() -> None:
+    assert routed(a_call(60)).lane is Lane.NOW
+    decision = routed(a_call(600))
+    assert decision.lane is Lane.BATCH
+    assert "pays above 20%" in decision.reason
+    assert decision.rescue_at == NOW + 600 - 9 - 2
+
+
+def test_the_chance_counts_the_wait_in_the_pool() -> None:
+    budget = 130.0
+    assert routed(a_call(budget)).lane is Lane.BATCH
+    assert routed(a_call(budget), RoutingPolicy(batch_window_ms=60_000)).lane is Lane.NOW
+
+
+def test_prices_and_billing_are_parameters() -> None:
+    assert routed(a_call(600), beta=0.5, q=1.0).lane is Lane.BATCH
+    assert routed(a_call(140), q=0.0).lane is Lane.BATCH
+    assert routed(a_call(140), q=1.0).lane is Lane.NOW
+    assert routed(a_call(600), beta=1.0, q=0.0).lane is Lane.NOW
+
+
+@pytest.mark.parametrize(("q", "chance"), [(0, 0), (0.25, 0.2), (0.5, 1 / 3), (1, 0.5)])
+def test_break_even(q: float, chance: float) -> None:
+    assert break_even(0.5, q) == pytest.approx(chance)
+
+
+@settings(deadline=None)
+@given(st.floats(0.01, 0.99), st.floats(0, 1), st.floats(0, 1))
+def test_break_even_is_where_both_cost_the_same(beta: float, q: float, p: float) -> None:
+    cost = beta * p + (1 - p) * (1 + beta * q)
+    if abs(p - break_even(beta, q)) > 1e-9:
+        assert (cost < 1 + 1e-9) if p > break_even(beta, q) else (cost > 1 - 1e-9)
+
+
+def test_what_can_not_batch_goes_now_and_says_why() -> None:
+    assert routed(a_call(600, unbatchable=WHY_NOT)) == Decision(Lane.NOW, WHY_NOT, None)
+    assert routed(a_call(), can_batch="This key has no batches.") == Decision(
+        Lane.NOW, "This key has no batches.", None
+    )
+
+
+def test_a_forced_lane_wins() -> None:
+    assert routed(a_call(lane=Lane.NOW)).lane is Lane.NOW
+    assert routed(a_call(60, lane=Lane.BATCH)).lane is Lane.BATCH
+    assert routed(a_call(60, lane=Lane.BATCH)).rescue_at == NOW + 60 - 11
+    assert routed(a_call(lane=Lane.BATCH), default=Lane.NOW).rescue_at is None
+
+
+def test_a_forced_batch_that_can_not_be_is_the_callers_mistake() -> None:
+    with pytest.raises(BadCall, match=WHY_NOT):
+        routed(a_call(lane=Lane.BATCH, unbatchable=WHY_NOT))
+    with pytest.raises(BadCall, match="no batches"):
+        routed(a_call(lane=Lane.BATCH), can_batch="This key has no batches.")
+
+
+@pytest.mark.parametrize("lane", [Lane.FLEX, Lane.MERGE])
+def test_lanes_that_do_not_exist_yet(lane: Lane) -> None:
+    with pytest.raises(BadCall, match=f"The lane {lane} is not available yet"):
+        routed(a_call(lane=lane))
+
+
+@settings(deadline=None)
+@given(st.floats(-100, 1e6), st.integers(0, 200_000), st.sampled_from([None, 0, 5000]))
+def test_whatever_is_batched_can_still_be_rescued_in_time(budget: float, tokens: int, cap: int | None) -> None:
+    call = a_call(budget, max_output_tokens=tokens)
+    decision = routed(call, RoutingPolicy(sync_max_latency_ms=cap))
+    assert decision.reason.endswith(".")
+    if decision.lane is Lane.BATCH:
+        assert decision.rescue_at is not None
+        assert NOW < decision.rescue_at < NOW + budget - FORECAST.sync_seconds(tokens)
+    else:
+        assert decision.rescue_at is None
+
+
+def test_the_wait_in_the_pool() -> None:
+    assert pool_wait(RoutingPolicy()) == 0.5
+    assert pool_wait(RoutingPolicy(batch_min_size=10)) == 30
+    assert pool_wait(RoutingPolicy(batch_min_size=10, batch_window_ms=7000)) == 7
+    assert pool_wait(RoutingPolicy(batch_window_ms=0)) == 0
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"provider": "other"},
+        {"dialect": "other"},
+        {"credential": "c2"},
+        {"endpoint": "/v1/other"},
+        {"headers": (("anthropic-beta", "x"),)},
+        {"model": "claude-haiku-4-5"},
+        {"max_output_tokens": 30_000},
+        {"deadline": NOW + 600},
+    ],
+)
+def test_what_must_not_share_a_batch_has_another_pool(changes: dict[str, object]) -> None:
+    assert pool_key(a_call(), False, NOW) != pool_key(a_call(**changes), False, NOW)
+
+
+def test_what_may_share_a_batch_has_the_same_pool() -> None:
+    same = a_call(ticket=2, body=b"{ }", max_output_tokens=300, tags={"a": "b"}, key="k", stream=True, arrived=NOW + 1)
+    assert pool_key(a_call(), False, NOW) == pool_key(same, False, NOW)
+    haiku = a_call(model="claude-haiku-4-5")
+    assert pool_key(a_call(), True, NOW) == pool_key(haiku, True, NOW)
+
+
+def test_size_classes() -> None:
+    assert [size_class(n) for n in (0, 1024, 1025, 8192, 8193)] == ["s", "s", "m", "m", "l"]
+
+
+def test_deadline_classes() -> None:
+    spans = {
+        30: "1m",
+        119: "1m",
+        120: "2m",
+        600: "8m",
+        959: "8m",
+        960: "16m",
+        3600: "32m",
+        86_400: "1024m",
+        9e9: "1024m",
+    }
+    assert {span: deadline_class(span, 0.0) for span in spans} == spans
+    assert deadline_class(None, NOW) == "patient"
+    assert deadline_class(NOW - 5, NOW) == "1m"
