@@ -61,7 +61,7 @@ BLOCKS: dict[str, dict[str, Any]] = {
         },
     },
     "container upload": {"type": "container_upload", "file_id": "file_1"},
-    "a block of the future": {"type": "hologram", "text": 7, "rays": [{"x": 1.0}]},
+    "a block of the future": {"type": "hologram", "text": "whole", "rays": [{"x": 1.0}]},
 }
 USAGE = {
     "input_tokens": 12,

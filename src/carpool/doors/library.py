@@ -13,7 +13,7 @@ from carpool.clock import SystemClock
 from carpool.dialects import get as get_dialect
 from carpool.doors.options import Options, parse_key, parse_lane
 from carpool.doors.transport import HELLO, Exchange, async_transport, current_options, flavour
-from carpool.engine import Engine, Hook, Keyring, Stats, Upstream
+from carpool.engine import Engine, Hook, Keyring, Probe, Stats, Upstream
 from carpool.errors import BadCall, BadParams, CarpoolError, Closed, NotStarted, WireError, WrongClient
 from carpool.model import Lane
 from carpool.policy import RoutingPolicy, parse_budget
@@ -33,6 +33,7 @@ class FleetDispatcher:
     `client` is an `AsyncAnthropic`; everything is sent through it, so its TLS, proxies, auth and base URL hold.
     `store` None keeps the calls in memory; a path keeps them in a file, where they survive a crash.
     `hooks` are called with every event. `close_timeout` bounds the end of the `async with` block, in seconds.
+    `probe` is awaited at every named point on the way of a call, so that tests can stop the process there.
     """
 
     def __init__(
@@ -44,6 +45,7 @@ class FleetDispatcher:
         hooks: tuple[Hook, ...] | list[Hook] = (),
         prices: PriceBook | None = None,
         close_timeout: float = 10.0,
+        probe: Probe | None = None,
     ) -> None:
         self._client = client
         self._lib = http_flavour(client, "AsyncClient")
@@ -52,6 +54,7 @@ class FleetDispatcher:
         self._hooks = tuple(hooks)
         self._prices = prices
         self._close_timeout = close_timeout
+        self._probe = probe
         self._stats = Stats()
         self._engine: Engine | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -74,7 +77,7 @@ class FleetDispatcher:
         clock = SystemClock()
         base_url = str(self._client.base_url).rstrip("/")
         upstream = Upstream(PROVIDER, base_url, get_dialect("anthropic"), HttpxWire(inner_http(self._client)))
-        self._engine = build_engine(store, clock, upstream, self.policy, self._prices, self._hooks)
+        self._engine = build_engine(store, clock, upstream, self.policy, self._prices, self._hooks, self._probe)
         self._loop = asyncio.get_running_loop()
         await self._engine.start()
         exchange = Exchange(self._engine, upstream, clock)
@@ -182,6 +185,7 @@ def build_engine(
     policy: RoutingPolicy,
     prices: PriceBook | None,
     hooks: tuple[Hook, ...],
+    probe: Probe | None = None,
 ) -> Engine:
     return Engine(
         store=store,
@@ -191,6 +195,7 @@ def build_engine(
         policy=policy,
         prices=prices,
         hooks=hooks,
+        probe=probe,
     )
 
 

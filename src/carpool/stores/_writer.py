@@ -7,6 +7,7 @@ import sqlite3
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 from carpool.errors import CarpoolError, Closed, StoreError
@@ -18,6 +19,7 @@ Work = Callable[[Session, list[Any]], list[Any]]
 LARGEST_GROUP = 4_000  # bounds how long the first of a group waits for the last
 
 
+@cache  # one work per operation: neighbours in the queue are recognised by it
 def each(operation: Callable[..., Any]) -> Work:
     """The work of an operation that takes its items one at a time; an item is the tuple of its arguments."""
 

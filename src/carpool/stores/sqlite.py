@@ -29,21 +29,13 @@ from carpool.stores import _admission, _batches, _calls, _ledger, _opening, _set
 from carpool.stores._lock import FileLock
 from carpool.stores._session import Session
 from carpool.stores._trouble import translate
-from carpool.stores._writer import Groups, InlineWriter, ThreadWriter, Work, each
+from carpool.stores._writer import Groups, InlineWriter, ThreadWriter, each
 from carpool.stores.secret import load_secret
 
 _MEMORY = "in memory"
 
 P = ParamSpec("P")
 R = TypeVar("R")
-
-# One work per operation, made once: neighbours in the queue are recognised by it.
-_WORKS: dict[Callable[..., Any], Work] = {
-    operation: each(operation)
-    for module in (_batches, _calls, _ledger)
-    for operation in vars(module).values()
-    if callable(operation) and getattr(operation, "__module__", None) == module.__name__
-}
 
 
 class SqliteStore:
@@ -77,7 +69,7 @@ class SqliteStore:
         return self._groups.commits
 
     async def _do(self, operation: Callable[Concatenate[Session, P], R], *item: P.args, **_: P.kwargs) -> R:
-        result: R = await self._writer.do(_WORKS[operation], item)
+        result: R = await self._writer.do(each(operation), item)
         return result
 
     # engines

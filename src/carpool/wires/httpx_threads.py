@@ -49,6 +49,8 @@ class ThreadedHttpxWire:
             raise
         except Exception as error:
             raise wire_error(error, host) from error
+        finally:
+            await line.end_upload()
         return ThreadedResponse(response, host, line, self._threads)
 
     def _prepare(self, request: WireRequest, host: str, line: _Line) -> Any:
@@ -72,6 +74,7 @@ class _Line:
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
         self._socket: socket.socket | None = None
+        self._source: AsyncGenerator[bytes, None] | None = None
         self._cut = False
 
     def send(self, client: Any, outgoing: Any) -> Any:
@@ -86,22 +89,25 @@ class _Line:
 
     def upload(self, body: StreamedBody) -> Iterator[bytes]:
         """In the thread: fetches one block at a time from the loop, so no more than that is ever in memory."""
-        source = blocks(body)
-        try:
-            while True:
-                self._check()
-                block = asyncio.run_coroutine_threadsafe(_next(source), self._loop).result()
-                if block is None:
-                    return
-                yield block
-        finally:
-            asyncio.run_coroutine_threadsafe(source.aclose(), self._loop)
+        self._source = source = blocks(body)
+        while True:
+            self._check()
+            block = asyncio.run_coroutine_threadsafe(_next(source), self._loop).result()
+            if block is None:
+                return
+            yield block
 
     def watch(self, event: str, info: dict[str, Any]) -> None:
         """In the thread: httpcore tells of each step; a fresh connection's stream is in its result."""
         if event in _CONNECTED:
             self._socket = _socket_of(info.get("return_value"))
             self._check()
+
+    async def end_upload(self) -> None:
+        """In the loop. Where a block is just being made, the thread ends the upload when it comes for it."""
+        if self._source is not None:
+            with suppress(RuntimeError):
+                await self._source.aclose()
 
     def cut(self) -> None:
         """In the loop. Closing a socket does not wake a thread that reads from it; shutting it down does."""

@@ -33,7 +33,7 @@ INSERT INTO entries (ticket, purchase, at, lane, kind, provider, credential, mod
 VALUES {rows}
 ON CONFLICT DO UPDATE SET at = excluded.at, lane = excluded.lane, kind = excluded.kind, provider = excluded.provider,
   credential = excluded.credential, model = excluded.model, usage = excluded.usage, paid = excluded.paid,
-  would_have_paid = excluded.would_have_paid, reason = excluded.reason, tags = excluded.tags
+  would_have_paid = excluded.would_have_paid, reason = excluded.reason, tags = coalesce(excluded.tags, tags)
 WHERE paid IS NULL
 
 -- name: add_totals
