@@ -27,6 +27,7 @@ def test_the_tail_is_heavy() -> None:
 def test_nothing_ends_before_it_begins() -> None:
     assert FORECAST.batch_cdf(0, "m", "s") == 0
     assert FORECAST.batch_cdf(-5, "m", "s") == 0
+    assert [FORECAST.batch_cdf(5e-324, "m", size) for size in "sml"] == [0, 0, 0]  # so small that dividing makes it 0
 
 
 @settings(deadline=None)

@@ -104,6 +104,10 @@ def test_a_look_before_the_purchase_is_none() -> None:
     assert next_poll([(NOW, NOW - 900, NOW + 150)], None, NOW) == NOW + 1
 
 
+def test_a_delay_after_a_failed_look_is_kept() -> None:
+    assert next_poll([(NOW - 150, NOW + 5, NOW)], None, NOW) == NOW + 7
+
+
 def test_a_clock_set_back_lists_at_once() -> None:
     assert next_poll([(NOW, NOW + 3600, NOW + 150)], None, NOW + 1) == NOW + 1
 

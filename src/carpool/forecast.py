@@ -21,7 +21,7 @@ class Part(NamedTuple):
     sigma: float
 
     def cdf(self, seconds: float) -> float:
-        return 0.5 * math.erfc(-math.log(seconds / self.median) / (self.sigma * math.sqrt(2)))
+        return 0.5 * math.erfc((math.log(self.median) - math.log(seconds)) / (self.sigma * math.sqrt(2)))
 
 
 # Small batches mostly end within two minutes, one in ten takes an hour, and some never come within the day.
@@ -39,10 +39,10 @@ class Forecast:
 
     def batch_cdf(self, seconds: float, model: str, size_class: str) -> float:
         """The chance that a batch bought now has ended after so many seconds."""
-        if seconds <= 0:
-            return 0.0
         scaled = seconds / STRETCH.get(size_class, 1.0)
-        return sum(part.share * part.cdf(scaled) for part in self.parts)
+        if scaled <= 0:
+            return 0.0
+        return min(1.0, sum(part.share * part.cdf(scaled) for part in self.parts))
 
     def batch_quantile(self, p: float, model: str, size_class: str) -> float:
         """The seconds after which a share p of the batches has ended."""

@@ -5,7 +5,7 @@ Whoever implements one of these obeys the prose; `tests/contract` proves it for 
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -179,6 +179,10 @@ class Store(Protocol):
         """Where these calls stand, those that are settled or unknown left out."""
         ...
 
+    async def outcomes(self, tickets: Sequence[int]) -> list[tuple[int, Outcome]]:
+        """The outcomes of those tickets that are settled, for an engine whose own doors await them."""
+        ...
+
     async def cancel(self, ticket: int, outcome: Outcome) -> bool:
         """Settles a ticket that is `queued`; False, and no change, when it is anywhere else."""
         ...
@@ -196,11 +200,11 @@ class Store(Protocol):
         """The earliest rescue time among the calls that `due` would ever return."""
         ...
 
-    async def start_sending(self, entry: Entry) -> bool:
+    async def start_sending(self, entry: Entry, engine: str, now: float) -> bool:
         """Before a purchase on `now`: the ticket becomes `sending` and the attempt stands in the ledger as unknown,
-        in one transaction. Idempotent under the entry's identity. A ticket that is `sending` already stays so: an
-        engine that sends it is in charge of it, and tries again under a new attempt. False, and no change, when the
-        ticket is settled or unknown."""
+        in one transaction. Idempotent under the entry's identity. The engine is then in charge of the ticket and may
+        try again under a new attempt. False, and no change, when the ticket is settled or unknown, or another engine
+        with a lease is sending it."""
         ...
 
     async def stop_sending(self, ticket: int) -> bool:
@@ -268,6 +272,11 @@ class Store(Protocol):
         that is complete stays; without tags it takes the call's. An entry whose outcome came second is written as
         `duplicate` (a `rescue` stays one), with nothing in `would_have_paid`: the answer that was used has that.
         Answers, for each, whether its outcome is now the ticket's outcome."""
+        ...
+
+    def subscribe(self, listener: Callable[[Sequence[int]], None]) -> Callable[[], None]:
+        """Calls the listener, on the event loop, with tickets that were settled, by whichever engine. What it gives
+        back ends that. A hint, not a promise: it may name tickets twice, and tickets that the listener never met."""
         ...
 
     # books and memory

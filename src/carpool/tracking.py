@@ -39,13 +39,14 @@ def next_look(age: float, expected_end: float, poll_interval: float | None) -> f
 
 def next_poll(batches: Sequence[tuple[float, float, float]], poll_interval: float | None, now: float) -> float:
     """When to LIST next for a credential with these batches, as (bought_at, last_look, expected_end), all absolute
-    times; a batch not looked at yet has its purchase as the last look. Infinite when there is nothing to look at."""
+    times; a batch not looked at yet has its purchase as the last look. Infinite when there is nothing to look at.
+    A last look up to a minute ahead is a delay after a failure, and is kept."""
     return max(now, min((_look_at(*batch, poll_interval, now) for batch in batches), default=math.inf))
 
 
 def _look_at(bought_at: float, last_look: float, expected_end: float, poll_interval: float | None, now: float) -> float:
     since = max(bought_at, last_look)
-    if since > now:  # the clock was set back: look at once rather than wait until it has caught up
+    if since > now + SLOW:  # the clock was set back: look at once rather than wait until it has caught up
         return now
     return since + next_look(since - bought_at, expected_end - bought_at, poll_interval)
 
@@ -190,8 +191,10 @@ def must_retry(
     awaited: bool = True,
 ) -> Lane | None:
     """Where a call goes whose line failed after so many attempts; None when the error is given back."""
-    if not retryable or attempts >= policy.max_attempts:
+    if not retryable:
         return None
+    if attempts >= policy.max_attempts:  # enough of batches; somebody who waits may still be answered on `now`
+        return Lane.NOW if awaited and deadline is not None and now < deadline else None
     # A call that nobody waits for has no hurry: the cheap lane, also past its deadline.
     if deadline is None or not awaited or deadline - sync_seconds - RETRY_ROOM > now:
         return Lane.BATCH

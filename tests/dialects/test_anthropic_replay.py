@@ -60,6 +60,7 @@ BLOCKS: dict[str, dict[str, Any]] = {
             "content": [],
         },
     },
+    "mcp tool use": {"type": "mcp_tool_use", "id": "mcptoolu_1", "name": "n", "server_name": "s", "input": {"a": 1}},
     "container upload": {"type": "container_upload", "file_id": "file_1"},
     "a block of the future": {"type": "hologram", "text": "whole", "rays": [{"x": 1.0}]},
 }

@@ -15,8 +15,8 @@ ROOM = {"carpool.ports": 450}  # contracts in prose; reads best in one piece
 CLOCKS = {f"time.{name}{unit}" for name in ("time", "monotonic", "perf_counter") for unit in ("", "_ns")}
 CLOCKS |= {"time.sleep", "datetime.datetime.now", "datetime.datetime.utcnow", "datetime.datetime.today"}
 CLOCKS |= {"datetime.date.today"}
-CLOCK_MODULES = {"carpool.clock", "carpool.mock.clock"}
-SLEEPERS = {"clock", "mock"}
+CLOCK_MODULES = {"carpool.clock", "carpool.mock.clock", "carpool.sim.timeline"}
+SLEEPERS = {"clock", "mock", "sim"}
 
 TASKS = {"asyncio.create_task", "asyncio.ensure_future"}
 TASK_MODULES = {"carpool.engine.tasks"}

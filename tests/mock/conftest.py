@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import pytest
-from anthropic import AsyncAnthropic
+from anthropic import AsyncAnthropic, DefaultAsyncHttpxClient
 
 from carpool.mock import MockAnthropic, MockConfig, MockServer, serve
 
@@ -27,7 +27,7 @@ def batch_of(*texts: str) -> list[dict[str, Any]]:
 class Answer:
     status: int
     headers: dict[str, str]
-    body: bytes
+    body: bytearray
 
     def json(self) -> Any:
         return json.loads(self.body)
@@ -54,7 +54,7 @@ class Turned:
             "query_string": query.encode(),
             "headers": [(name.encode(), value.encode()) for name, value in merged.items()],
         }
-        answer = Answer(0, {}, b"")
+        answer = Answer(0, {}, bytearray())
 
         async def receive() -> dict[str, Any]:
             return {"type": "http.request", "body": raw, "more_body": False}
@@ -83,7 +83,9 @@ class Turned:
 
 @asynccontextmanager
 async def _connected(config: MockConfig | None = None, **options: Any) -> AsyncIterator[tuple[MockServer, Any]]:
-    options = {"api_key": "k", "max_retries": 0, "_strict_response_validation": True, **options}
+    # No TLS here, and reading the certificates for every client would take most of the time of these tests.
+    http = DefaultAsyncHttpxClient(verify=False)
+    options = {"api_key": "k", "max_retries": 0, "_strict_response_validation": True, "http_client": http, **options}
     async with serve(config) as server, AsyncAnthropic(base_url=server.url, **options) as client:
         yield server, client
 
@@ -103,7 +105,8 @@ class VirtualLoop(asyncio.SelectorEventLoop):
 
     def __init__(self) -> None:
         super().__init__()
-        self._virtual = 1_800_000_000.0
+        # Counted from 0: added to the seconds of an epoch, a timer's last nanosecond would be lost and never pass.
+        self._virtual = 0.0
         select = self._selector.select  # type: ignore[attr-defined]
 
         def jump(timeout: float | None = None) -> Any:

@@ -171,3 +171,15 @@ async def test_markers_that_break_the_rules(turned, body):
     world.time += 1
     line = (await world.results(batch_id))["a"]
     assert line["error"]["error"]["type"] == "invalid_request_error"
+
+
+async def test_requests_of_different_batches_run_in_the_order_of_their_starts(turned):
+    world = turned(MockConfig(batch_latency=Uniform(10, 1000), per_request=True))
+    prefixes = [asking([marked(str(i) + LONG, "1h")]) for i in range(10)]
+    requests = [{"custom_id": f"c{i}", "params": prefixes[i % 10]} for i in range(40)]
+    await world.create(requests)
+    await world.create(requests)
+    world.time += 1000
+    # Whichever batch it is in, only the first request with a prefix pays for writing it.
+    writers = [charge for charge in world.provider.bill.charges if charge.usage.write_1h]
+    assert len(writers) == len(prefixes)

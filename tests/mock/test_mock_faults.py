@@ -103,7 +103,7 @@ async def test_a_stream_can_end_in_an_error_event(connected, body):
 
 
 async def test_a_cut_is_a_reset_of_the_connection(body):
-    async with serve() as server, httpx2.AsyncClient(headers=OLD) as http:
+    async with serve() as server, httpx2.AsyncClient(headers=OLD, verify=False) as http:
         server.provider.script("sync_cut_midway")
         async with http.stream("POST", f"{server.url}/v1/messages", json=body()) as reply:
             assert reply.status_code == 200

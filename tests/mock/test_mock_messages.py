@@ -7,7 +7,7 @@ import anthropic
 import httpx2
 import pytest
 
-from carpool.mock import Constant, Faults, MockConfig, expected_text, fingerprint, serve, serve_in_thread
+from carpool.mock import Constant, Faults, MockConfig, expected_text, fingerprint, run, serve, serve_in_thread
 
 OLD = {"x-api-key": "k", "anthropic-version": "2023-06-01"}
 TOOLS = [{"name": "lookup", "description": "Looks up.", "input_schema": {"type": "object"}}]
@@ -64,7 +64,7 @@ async def test_directives_choose_the_blocks(connected, body):
 
 async def test_stream_pings_while_it_waits(body):
     config = MockConfig(sync_latency=Constant(0.3), ping_s=0.01)
-    async with serve(config) as server, httpx2.AsyncClient(headers=OLD) as http:
+    async with serve(config) as server, httpx2.AsyncClient(headers=OLD, verify=False) as http:
         reply = await http.post(f"{server.url}/v1/messages?beta=true", json=body(stream=True))
     names = [line.removeprefix("event: ") for line in reply.text.splitlines() if line.startswith("event: ")]
     assert names[0] == "message_start"
@@ -121,14 +121,14 @@ async def test_zero_tokens_warm_the_cache_without_an_answer(turned, body):
     ],
 )
 async def test_authentication_and_version(body, headers, status):
-    async with serve(MockConfig(keys=frozenset({"k"}))) as server, httpx2.AsyncClient() as http:
+    async with serve(MockConfig(keys=frozenset({"k"}))) as server, httpx2.AsyncClient(verify=False) as http:
         reply = await http.post(f"{server.url}/v1/messages", json=body(), headers=headers)
     assert reply.status_code == status
 
 
 async def test_every_answer_carries_the_providers_headers(body):
     config = MockConfig(sync_rpm=10, faults=Faults(clock_offset_s=3600))
-    async with serve(config) as server, httpx2.AsyncClient(headers=OLD) as http:
+    async with serve(config) as server, httpx2.AsyncClient(headers=OLD, verify=False) as http:
         reply = await http.post(f"{server.url}/v1/messages", json=body())
         hello = await http.head(f"{server.url}/api/hello")
     assert hello.status_code == 200
@@ -178,10 +178,21 @@ def test_serves_blocking_clients_from_a_thread(body):
 
 
 async def test_stopping_the_server_leaves_nobody_waiting(body):
-    async with httpx2.AsyncClient(headers=OLD) as http:
+    async with httpx2.AsyncClient(headers=OLD, verify=False) as http:
         async with serve(MockConfig(sync_latency=Constant(60))) as server:
             waiting = asyncio.create_task(http.post(f"{server.url}/v1/messages", content=json.dumps(body())))
-            while not server.provider.bill.charges:
-                await asyncio.sleep(0.01)
+            await asyncio.sleep(0.1)
+            assert server.provider.bill.charges
         with pytest.raises(httpx2.TransportError):
             await waiting
+
+
+def test_run_serves_until_it_is_interrupted():
+    ports = []
+
+    def ready(server):
+        ports.append(int(server.url.rpartition(":")[2]))
+        raise KeyboardInterrupt
+
+    run(MockConfig(), port=0, ready=ready)
+    assert ports[0] > 0

@@ -35,7 +35,8 @@ def test_a_day_passes_in_a_moment_on_a_virtual_loop(virtual_loop, requests_of):
     async def poll_until_ended():
         loop = asyncio.get_running_loop()
         provider = MockAnthropic(
-            MockConfig(batch_latency=Constant(80_000), control_latency=Constant(0.5)), now=loop.time
+            MockConfig(batch_latency=Constant(80_000), control_latency=Constant(0.5)),
+            now=lambda: 1_800_000_000 + loop.time(),
         )
         begun = loop.time()
         status, looks = await _call(provider, "POST", "", {"requests": requests_of("a")}), 0
@@ -161,7 +162,7 @@ async def test_a_hundred_thousand_requests(turned):
     world = turned()
     params = {"model": "claude-haiku-4-5", "max_tokens": 50, "messages": [{"role": "user", "content": "hi"}]}
     raw = msgspec.json.encode({"requests": [{"custom_id": f"c{i}", "params": params} for i in range(100_000)]})
-    clock = time.perf_counter
+    clock = time.process_time  # whatever else this machine is doing
     begun = clock()
     created = (await world.call("POST", "/v1/messages/batches", raw)).json()
     accepted = clock() - begun

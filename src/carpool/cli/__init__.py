@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import io
 import sys
 
 import typer
 from rich.console import Console
+from rich.text import Text
 
 from carpool._version import __version__
 from carpool.cli.demo import demo
@@ -16,30 +18,42 @@ from carpool.errors import CarpoolError
 
 app = typer.Typer(
     name="carpool",
-    help="Buys every model call of your agents at the lowest price that its deadline allows.",
+    help="Buys every model call of your agents at the lowest price that its deadline allows.\n\n"
+    "See it work, without a key or a bill: carpool demo",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
+    rich_markup_mode=None,
 )
-app.command()(serve)
-app.command()(mock)
-app.command()(stats)
-app.command()(demo)
+app.command(short_help="Serve the proxy that your agents' base URL points at.")(serve)
+app.command(short_help="Serve a stand-in provider, to try things without a bill.")(mock)
+app.command(short_help="Show what was paid, and what would have been.")(stats)
+app.command(short_help="Watch a small fleet at work, in 20 seconds.")(demo)
 
 
-@app.callback(invoke_without_command=True)
-def root(
-    version: bool = typer.Option(False, "--version", help="Print the version and exit.", is_eager=True),
-) -> None:
-    if version:
+def _print_version(wanted: bool) -> None:
+    if wanted:
         typer.echo(f"carpool {__version__}")
         raise typer.Exit
 
 
+@app.callback()
+def root(
+    version: bool = typer.Option(
+        False, "--version", help="Print the version and exit.", is_eager=True, callback=_print_version
+    ),
+) -> None:
+    """Options of carpool itself."""
+
+
 def main() -> None:
     """Runs the command line. What went wrong is said in a sentence, not in a traceback."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")  # a terminal that can't show a sign shows another
     try:
         app()
     except CarpoolError as error:
-        Console(stderr=True).print(f"[bold red]carpool:[/] {error}", highlight=False)
+        said = Text.assemble(("carpool: ", "bold red"), str(error))
+        Console(stderr=True).print(said, soft_wrap=True)
         sys.exit(2)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from contextlib import suppress
+from dataclasses import fields, replace
+from difflib import get_close_matches
 from typing import Annotated
 
 import typer
 from rich.console import Console
 
+from carpool.cli.listening import listen
 from carpool.errors import ConfigError
 from carpool.mock import Faults, MockConfig, parse_latency, run
 
@@ -20,12 +23,16 @@ def mock(
     ] = "lognormal:median=20,sigma=0.5",
     sync_latency: Annotated[str, typer.Option(help="How long synchronous calls take.")] = "uniform:0.3,1.2",
     fault: Annotated[
-        list[str] | None, typer.Option(help="A fault and its chance, as in create_500=0.1. Repeat for several.")
+        list[str] | None,
+        typer.Option(help="A fault and its chance, as in create_500=0.1. Repeat for several.", metavar="NAME=CHANCE"),
     ] = None,
     batch_rpm: Annotated[float, typer.Option(help="Requests per minute on the batch endpoints.")] = 1000.0,
     seed: Annotated[int, typer.Option(help="Seed of everything random.")] = 0,
 ) -> None:
-    """Serve a stand-in for the Anthropic API: its limits, its timing, its faults, and a bill of its own."""
+    """Serve a stand-in for the Anthropic API: its limits, its timing, its faults, and a bill of its own.
+
+    It takes any key. Point an SDK, or carpool serve --upstream, at http://127.0.0.1:8788
+    """
     try:
         config = MockConfig(
             seed=seed,
@@ -36,15 +43,19 @@ def mock(
         )
     except ValueError as error:
         raise ConfigError(f"The stand-in can't be set up so: {error}.") from error
-    Console().print(f"A stand-in for the Anthropic API listens on [bold]http://{host}:{port}[/]. Stop it with Ctrl-C.")
-    run(config, host, port)
+    listen(host, port).close()  # says in a sentence when that can't be
+    Console().print(f"A stand-in for the Anthropic API listens on http://{host}:{port}. Stop it with Ctrl-C.")
+    with suppress(KeyboardInterrupt):
+        run(config, host, port)
 
 
 def _faults(pairs: list[str]) -> Faults:
     faults = Faults()
+    known = [field.name for field in fields(Faults)]
     for pair in pairs:
         name, _, chance = pair.partition("=")
-        if not hasattr(faults, name):
-            raise ValueError(f"there is no fault {name!r}")
+        if name not in known:
+            near = get_close_matches(name, known, n=1, cutoff=0.3)
+            raise ValueError(f"there is no fault {name!r}" + (f", but there is {near[0]}" if near else ""))
         faults = replace(faults, **{name: type(getattr(faults, name))(chance or 1)})
     return faults

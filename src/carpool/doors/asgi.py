@@ -43,6 +43,18 @@ async def gone(receive: Receive) -> None:
         continue
 
 
+class Once:
+    """A `send` that remembers whether the answer has begun."""
+
+    def __init__(self, send: Send) -> None:
+        self._send = send
+        self.begun = False
+
+    async def __call__(self, message: Scope) -> None:
+        self.begun = True
+        await self._send(message)
+
+
 async def send_head(send: Send, status: int, headers: Iterable[tuple[str, str]]) -> None:
     encoded = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in headers]
     await send({"type": "http.response.start", "status": status, "headers": encoded})

@@ -19,8 +19,8 @@ from carpool.doors.library import (
     http_flavour,
     inner_http,
     make_options,
+    raise_translated,
     retries_itself,
-    translated,
 )
 from carpool.doors.options import Options
 from carpool.doors.transport import HELLO, Exchange, blocking_transport, current_options, wait_for
@@ -58,7 +58,6 @@ class Fleet:
         self._close_timeout = close_timeout
         self._engine: Engine | None = None
         self._thread: threading.Thread | None = None
-        self._loop = asyncio.new_event_loop()
         self._closed = False
 
     # ------------------------------------------------------------ life
@@ -66,6 +65,7 @@ class Fleet:
     def __enter__(self) -> Self:
         if self._closed or self._thread is not None:
             raise Closed("This fleet was used already. Make a new one.")
+        self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="carpool", daemon=True)
         self._thread.start()
         try:
@@ -118,6 +118,10 @@ class Fleet:
     async def _end(self, timeout: float) -> None:
         assert self._engine is not None
         await self._engine.close(timeout)
+        rest = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in rest:  # calls on `now` that took too long: their threads must not wait for ever
+            task.cancel()
+        await asyncio.gather(*rest, return_exceptions=True)
         await self._wire.aclose()
 
     def _stop_loop(self) -> None:
@@ -156,7 +160,7 @@ class Fleet:
         try:
             return create_of(self._direct if retries_itself(options) else self._patient, params)(**params)
         except Exception as error:  # noqa: BLE001  translated and raised again
-            raise translated(error) from error.__cause__
+            raise_translated(error)
         finally:
             current_options.reset(token)
 

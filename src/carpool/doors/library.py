@@ -7,12 +7,12 @@ from collections.abc import Mapping
 from datetime import datetime
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, NoReturn, Self
 
 from carpool.clock import SystemClock
 from carpool.dialects import get as get_dialect
 from carpool.doors.options import Options, parse_key, parse_lane
-from carpool.doors.transport import HELLO, Exchange, async_transport, current_options, flavour
+from carpool.doors.transport import CARRIED, HELLO, Exchange, async_transport, current_options, flavour
 from carpool.engine import Engine, Hook, Keyring, Probe, Stats, Upstream
 from carpool.errors import BadCall, BadParams, CarpoolError, Closed, NotStarted, WireError, WrongClient
 from carpool.model import Lane
@@ -63,8 +63,8 @@ class FleetDispatcher:
     # ------------------------------------------------------------ life
 
     async def __aenter__(self) -> Self:
-        if self._closed:
-            raise Closed("This dispatcher was closed. Make a new one.")
+        if self._closed or self._engine is not None:
+            raise Closed("This dispatcher was used already. Make a new one.")
         store = await open_store(self._store_url)
         try:
             await self._start(store)
@@ -134,7 +134,7 @@ class FleetDispatcher:
         try:
             return await create_of(self._direct if retries_itself(options) else self._patient, params)(**params)
         except Exception as error:  # noqa: BLE001  translated and raised again
-            raise translated(error) from error.__cause__
+            raise_translated(error)
         finally:
             current_options.reset(token)
 
@@ -223,9 +223,15 @@ def make_options(
         budget=_seconds(latency_budget_ms, budget),
         deadline=_instant(deadline),
         lane=None if lane is None else parse_lane(lane),
-        tags={str(name): str(value) for name, value in (tags or {}).items()},
+        tags=_tags(tags),
         key=None if key is None else parse_key(key),
     )
+
+
+def _tags(tags: Mapping[str, str] | None) -> dict[str, str]:
+    if not isinstance(tags, Mapping | None):
+        raise BadCall(f"tags are names with values, such as {{'team': 'ci'}}, and not a {type(tags).__name__}.")
+    return {str(name): str(value) for name, value in (tags or {}).items()}
 
 
 def _seconds(latency_budget_ms: float | None, budget: str | float | None) -> float | None:
@@ -252,8 +258,18 @@ def create_of(client: Any, params: Mapping[str, Any]) -> Any:
     return client.beta.messages.create if "betas" in params else client.messages.create
 
 
+def raise_translated(error: Exception) -> NoReturn:
+    said = translated(error)
+    if isinstance(said, CarpoolError) and not isinstance(said, BadParams):
+        raise said from said.__cause__  # its own causes, not the SDK's wrapping of it
+    raise said from error.__cause__
+
+
 def translated(error: Exception) -> Exception:
     """carpool's own error where the SDK wrapped one; the SDK's errors as they are; TypeErrors in a sentence."""
+    request = getattr(getattr(error, "response", None), "request", None)
+    if request is not None and isinstance(carried := request.extensions.get(CARRIED), CarpoolError):
+        return carried
     cause: BaseException | None = error
     while cause is not None:
         if isinstance(cause, WireError):
@@ -261,6 +277,8 @@ def translated(error: Exception) -> Exception:
         if isinstance(cause, CarpoolError):
             return cause
         cause = cause.__cause__
-    if isinstance(error, TypeError):
+    if isinstance(error, UnicodeError):  # its own words would show the body
+        return BadParams("The SDK can't make a request of these parameters: a text is not valid Unicode.")
+    if isinstance(error, TypeError | ValueError | RecursionError):
         return BadParams(f"The SDK can't make a request of these parameters: {error}")
     return error

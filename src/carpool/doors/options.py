@@ -86,12 +86,14 @@ def _with(options: Options, name: str, value: str) -> Options:
 
 def parse_lane(text: str) -> Lane:
     try:
-        return Lane(text.strip().lower())
+        return Lane(str(text).strip().lower())
     except ValueError:
         raise BadCall(f"{text!r} is not a lane. The lanes are {', '.join(Lane)}.") from None
 
 
 def parse_key(text: str) -> str:
+    if not isinstance(text, str):
+        raise BadCall(f"A key has 1 to {MAX_KEY} characters; this one is a {type(text).__name__}.")
     if not 0 < len(text) <= MAX_KEY:
         raise BadCall(f"A key has 1 to {MAX_KEY} characters; this one has {len(text)}.")
     return text

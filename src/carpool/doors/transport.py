@@ -5,17 +5,19 @@ from __future__ import annotations
 import asyncio
 import contextvars
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator
-from dataclasses import dataclass
+from concurrent.futures import CancelledError
+from dataclasses import dataclass, replace
 from types import ModuleType
 from typing import Any
 
 from carpool.doors.intake import answer_headers, failure, latin, make_call
 from carpool.doors.options import PREFIX, Options, from_headers
 from carpool.engine import Engine, Passage, Reply, Upstream
-from carpool.errors import NotConnected, TimedOut, WireError
+from carpool.errors import CarpoolError, Closed, NotConnected, TimedOut, WireError
 from carpool.model import Call, Headers, Lane, ticket_text
 from carpool.ports import Clock, RawRequest
 
+CARRIED = "carpool.error"  # the extension of a request under which its own error travels
 HELLO = "x-carpool-hello"  # a request that only introduces its credential
 
 # Options of the call that is being submitted, where they do not come as headers.
@@ -52,10 +54,16 @@ class Exchange:
     async def handle(self, raw: RawRequest, options: Options) -> Passage | Whole:
         call = make_call(self._engine, self._upstream, self._clock, raw, options)
         if call.stream:
-            passage = await self._engine.forward(call, default=Lane.BATCH)
+            passage = await self._engine.forward(replace(call, body=raw.body), default=Lane.BATCH)
             if isinstance(passage, Passage):
                 return passage
         return self._whole(await self._submit(call), call.stream)
+
+    def refusal(self, error: CarpoolError, request: Any) -> dict[str, Any]:
+        """carpool's own error as an answer, since an SDK would retry an exception; the door finds the error again."""
+        request.extensions[CARRIED] = error
+        headers = {"content-type": "application/json", "x-should-retry": "false"}
+        return {"headers": headers, "content": self._upstream.dialect.error(error.status, error.code, str(error))}
 
     async def _submit(self, call: Call) -> Reply:
         reply = await self._engine.submit(call, gone="cancel")
@@ -110,6 +118,8 @@ def async_transport(lib: ModuleType, exchange: Exchange) -> Any:
                 answer = await exchange.handle(raw, options)
             except WireError as error:
                 raise http_error(lib, error, request) from error
+            except CarpoolError as error:
+                return lib.Response(error.status, **exchange.refusal(error, request))
             if isinstance(answer, Passage):
                 return lib.Response(answer.status, headers=_passing(answer), stream=Stream(answer.chunks))
             return lib.Response(answer.status, headers=list(answer.headers), content=answer.body)
@@ -141,6 +151,8 @@ def blocking_transport(lib: ModuleType, exchange: Exchange, loop: asyncio.Abstra
                 answer = wait_for(exchange.handle(raw, options), loop)
             except WireError as error:
                 raise http_error(lib, error, request) from error
+            except CarpoolError as error:
+                return lib.Response(error.status, **exchange.refusal(error, request))
             if isinstance(answer, Passage):
                 return lib.Response(answer.status, headers=_passing(answer), stream=Stream(answer.chunks))
             return lib.Response(answer.status, headers=list(answer.headers), content=answer.body)
@@ -160,9 +172,14 @@ def http_error(lib: ModuleType, error: WireError, request: Any) -> Exception:
 
 def wait_for(work: Any, loop: asyncio.AbstractEventLoop) -> Any:
     """Runs a coroutine on the engine's loop from another thread. An interrupt cancels it there."""
+    if loop.is_closed():
+        work.close()
+        raise Closed("This fleet is closed. Make a new one.")
     future = asyncio.run_coroutine_threadsafe(work, loop)
     try:
         return future.result()
+    except CancelledError:
+        raise Closed("carpool closed before this call was answered.") from None
     except BaseException:
         future.cancel()
         raise

@@ -54,6 +54,8 @@ class Collector:
             return
         if batch.key.credential in desk.keyring:
             self._busy.add(batch.id)
+            wait = min(RETRY_S * 2 ** self._failures[batch.id], RETRY_MAX_S)
+            self._retry_at[batch.id] = desk.now() + wait  # whatever goes wrong, it is not tried again at once
             desk.crew.spawn(self._collect(batch), f"collect {batch.id}")
 
     def wake(self, now: float) -> float | None:
@@ -70,10 +72,9 @@ class Collector:
         except CarpoolError as error:
             desk.trouble("collecting", error)
             self._failures[batch.id] += 1
-            wait = min(RETRY_S * 2 ** self._failures[batch.id], RETRY_MAX_S)
-            self._retry_at[batch.id] = desk.now() + wait
         else:
             self._retry_at.pop(batch.id, None)
+            self._failures.pop(batch.id, None)
         finally:
             self._busy.discard(batch.id)
             desk.wake_now()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Literal
 
 from carpool.engine.buying import Buyer
@@ -72,8 +72,15 @@ class Engine:
         self._follower = Follower(desk, collector, Reconciler(desk, collector))
         self._rescuer = Rescuer(desk, self._sender)
         self._loop: asyncio.Task[None] | None = None
+        self._unsubscribe: Callable[[], None] = lambda: None
+        self._direct = 0  # calls on `now` under way that are not on disk
 
     # ------------------------------------------------------------ life
+
+    @property
+    def name(self) -> str:
+        """The name under which this engine holds its lease."""
+        return self._desk.name
 
     @property
     def stats(self) -> Stats:
@@ -90,6 +97,7 @@ class Engine:
 
     async def start(self) -> None:
         await self._housekeeper.start(self._desk.now())
+        self._unsubscribe = self._desk.store.subscribe(self._settled_elsewhere)
         self._loop = self._desk.crew.spawn(self._run(), "engine")
 
     def enrol(self, provider: str, secret: Headers) -> str:
@@ -103,6 +111,16 @@ class Engine:
     def new_ticket(self) -> int:
         return self._desk.new_ticket()
 
+    def _settled_elsewhere(self, tickets: Sequence[int]) -> None:
+        """Another engine on the same store may have brought the answer that a client waits for at this one's door."""
+        mine = [ticket for ticket in tickets if ticket in self._desk.waiters]
+        if mine:
+            self._desk.crew.spawn(self._fetch(mine), "fetch")
+
+    async def _fetch(self, tickets: Sequence[int]) -> None:
+        for ticket, outcome in await self._desk.store.outcomes(tickets):
+            self._desk.waiters.resolve(Reply(ticket, outcome))
+
     async def _run(self) -> None:
         desk = self._desk
         while True:
@@ -110,7 +128,8 @@ class Engine:
             desk.alarm.clear()
             try:
                 desk.wake_by(await self.step(desk.now()))
-            except CarpoolError as error:
+            except Exception as error:  # noqa: BLE001  the loop must outlive anything, or every caller would hang
+                desk.crew.failures += not isinstance(error, CarpoolError)
                 desk.trouble("planning", error)
                 desk.wake_by(desk.now() + TROUBLE_PAUSE_S)
             await self._sleep()
@@ -120,7 +139,8 @@ class Engine:
         while (delay := desk.wake - desk.now()) > 0:
             desk.alarm.clear()
             try:
-                await asyncio.wait_for(desk.alarm.wait(), min(delay, 3600.0))
+                async with asyncio.timeout(min(delay, 3600.0)):  # unlike wait_for, it never swallows a cancel
+                    await desk.alarm.wait()
             except TimeoutError:
                 continue
 
@@ -140,7 +160,11 @@ class Engine:
         decision = self._route(call, default)
         if decision.lane is Lane.NOW and call.key is None:
             self._desk.stats.sync_calls += 1
-            return await self._sender.direct(Errand.of(call, decision.reason))
+            self._direct += 1
+            try:
+                return await self._sender.direct(Errand.of(call, decision.reason))
+            finally:
+                self._direct -= 1
         return await self._kept(call, decision, gone)
 
     async def forward(self, call: Call, *, default: Lane = Lane.NOW) -> Passage | Decision:
@@ -248,11 +272,14 @@ class Engine:
 
     async def _nobody_waits(self, ticket: int, call: Call, gone: Gone) -> None:
         desk = self._desk
-        await desk.store.await_ticket(ticket, None)
-        if gone == "cancel" and call.key is None:
+        if gone == "cancel" and call.key is None:  # while it is still ours, so that nobody can adopt it meanwhile
             body = desk.upstreams[call.provider].dialect.error(409, "conflict_error", "The caller cancelled this call.")
             outcome = Outcome(OutcomeKind.CANCELLED, 409, body, desk.now(), Lane.BATCH, "cancelled by its caller")
-            await desk.store.cancel(ticket, outcome)
+            if await desk.store.cancel(ticket, outcome):
+                return
+        await desk.store.await_ticket(ticket, None)
+        if ticket in desk.waiters:  # somebody came back for it meanwhile
+            await desk.store.await_ticket(ticket, desk.name)
 
     # ------------------------------------------------------------ the end
 
@@ -264,13 +291,18 @@ class Engine:
         desk.closing = True
         desk.wake_now()
         until = desk.now() + timeout
-        while len(desk.waiters) and desk.now() < until:
+        while (len(desk.waiters) or self._direct) and desk.now() < until:
             await desk.clock.sleep(min(0.02, max(0.0, until - desk.now())))
         self._loop.cancel()
+        self._unsubscribe()
         await desk.crew.rest(timeout=min(5.0, timeout + 1.0))
         await self._housekeeper.stop()
         desk.waiters.fail_all(self._parting)
         await desk.store.aclose()
+
+    def abort(self) -> None:
+        """Stops where it stands, as a crash would: nothing is written, nobody is told. For simulations."""
+        self._desk.crew.abort()
 
     def _parting(self, ticket: int) -> Closed:
         text = ticket_text(ticket)

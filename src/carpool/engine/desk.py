@@ -24,6 +24,7 @@ from carpool.prices import PriceBook
 
 DEFAULT_RPM = 50
 DEFAULT_PACE = 2.0
+LONGEST_PAUSE_S = 3600.0  # whatever a `retry-after` says
 CANNOT_BATCH_S = 3600.0  # how long a refusal of the batch road is believed
 TICKET_EPOCH_MS = 1_767_225_600_000  # 2026-01-01: keeps tickets inside 63 bits for centuries
 
@@ -91,7 +92,7 @@ class Desk:
         self.roads[credential] = self.road(credential).spend(self.now())
 
     def pause(self, credential: str, seconds: float) -> None:
-        self.roads[credential] = self.road(credential).paused(self.now() + seconds)
+        self.roads[credential] = self.road(credential).paused(self.now() + min(seconds, LONGEST_PAUSE_S))
 
     def heard(self, upstream: Upstream, credential: str, answer: Answer | WireResponse) -> None:
         """Learns from the headers of a batch endpoint: the provider's clock, and the account's rate."""

@@ -74,6 +74,7 @@ class Follower:
     async def _poll(self, credential: str, batches: list[Batch]) -> None:
         desk = self._desk
         upstream = desk.upstreams[batches[0].key.provider]
+        self._looked[credential] = desk.now() + FAILED_POLL_S  # whatever goes wrong, it is not tried again at once
         try:
             reports = await self._list(credential, upstream, batches)
             await desk.reached("polled")
@@ -83,7 +84,6 @@ class Follower:
                     await self._apply(batch, await self._report(batch, upstream, reports))
         except CarpoolError as error:  # any number of failed looks is survived
             desk.trouble("polling", error)
-            self._looked[credential] = desk.now() + FAILED_POLL_S
         else:
             self._looked[credential] = desk.now()
         finally:

@@ -53,28 +53,32 @@ class Reconciler:
         for provider_id in plan.new_suspects:
             await desk.store.suspect(batch.id, provider_id, "watched")
         for provider_id in plan.inspect:
-            if await self._is_ours(upstream, batch, provider_id):
+            nonce = await self._nonce(upstream, batch, provider_id)
+            if nonce == batch.nonce:
                 await self._found(batch, provider_id)
                 return
-            await desk.store.suspect(batch.id, provider_id, "stranger")
+            if nonce is None:  # one that is ours, but another's, stays a suspect: to that other it is the proof
+                await desk.store.suspect(batch.id, provider_id, "stranger")
             desk.wake_now()
         if plan.give_up:
             await self._give_up(batch)
 
-    async def _is_ours(self, upstream: Upstream, batch: Batch, provider_id: str) -> bool:
-        """Whether a result line carries our nonce. Nothing else of a stranger's batch is looked at or kept."""
+    async def _nonce(self, upstream: Upstream, batch: Batch, provider_id: str) -> str | None:
+        """The nonce of ours that a result line carries. Nothing else of a stranger's batch is looked at or kept."""
+        ours = {batch.nonce, *(one.nonce for one in self._desk.batches)}
         seen = 0
         async with aclosing(self._collector.result_lines(batch, upstream, provider_id)) as lines:
             async for raw in lines:
                 try:
-                    if upstream.dialect.result_line(raw).custom_id.startswith(f"{batch.nonce}-"):
-                        return True
+                    nonce = upstream.dialect.result_line(raw).custom_id.partition("-")[0]
                 except Garbled:
                     continue
+                if nonce in ours:
+                    return nonce
                 seen += 1
                 if seen >= LINES_TO_READ:
                     break
-        return False
+        return None
 
     async def _found(self, batch: Batch, provider_id: str) -> None:
         desk = self._desk

@@ -6,6 +6,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
+from carpool.budget import Bucket
 from carpool.engine.desk import Desk
 from carpool.engine.events import CallRescued
 from carpool.engine.sending import Errand, Sender
@@ -16,6 +17,7 @@ from carpool.model import Batch, Call, Due, EntryKind, Lane, ticket_text
 from carpool.tracking import early_start, rescue_plan
 
 ASK_SILENCE_S = 60.0
+CANCEL_AGAIN_S = 2.0  # a cancel that failed is not tried again before
 LOOK_AHEAD = 5000  # due calls planned in one step
 AT_ONCE = 64  # rescues under way at a time
 
@@ -25,7 +27,11 @@ class Rescuer:
         self._desk = desk
         self._sender = sender
         self._under_way: set[int] = set()
+        rpm = desk.policy.sync_rpm
+        self._gap = 0.0 if rpm is None else 60 / rpm
+        self._pace = None if rpm is None else Bucket(rpm / 60, max(1.0, rpm / 60), 1.0, desk.now())
         self._cancelling: set[int] = set()
+        self._cancel_after: dict[int, float] = {}  # batch → when a cancel that failed may be tried again
 
     async def step(self, now: float) -> float | None:
         """Sends what is due, cancels what had better be cancelled first. Says when to look again."""
@@ -33,7 +39,7 @@ class Rescuer:
         upcoming = await desk.store.next_due(desk.keyring)
         if upcoming is None:
             return None
-        horizon = desk.forecast.cancel_seconds
+        horizon = desk.forecast.cancel_seconds + LOOK_AHEAD * self._gap
         due = await desk.store.due(desk.keyring, now + horizon, LOOK_AHEAD)
         due = [one for one in due if one.ticket not in self._under_way]
         start = early_start([one.rescue_at for one in due], now, desk.policy.sync_rpm) if due else upcoming
@@ -58,17 +64,32 @@ class Rescuer:
             return min((one.rescue_at - shift for one in calls if one not in ready), default=None)
         opened = await desk.store.open_calls(batch.id)
         plan = rescue_plan(batch, calls, opened, now, desk.forecast.cancel_seconds, early=shift)
-        if plan.cancel and batch.id not in self._cancelling:
+        if plan.cancel and batch.id not in self._cancelling and self._cancel_after.get(batch.id, 0.0) <= now:
             self._cancelling.add(batch.id)
             desk.crew.spawn(self._cancel(batch), f"cancel {batch.id}")
         resend = set(plan.resend)
         self._send([one for one in calls if one.ticket in resend], batch)
+        if plan.cancel and (again := self._cancel_after.get(batch.id, 0.0)) > now:
+            return again if plan.wake is None else min(again, plan.wake)
         return plan.wake
 
     def _send(self, calls: Sequence[Due], batch: Batch | None) -> None:
         for one in calls[: AT_ONCE - len(self._under_way)]:
+            if not self._may_send():
+                return
             self._under_way.add(one.ticket)
             self._desk.crew.spawn(self._rescue(one, batch), f"rescue {ticket_text(one.ticket)}")
+
+    def _may_send(self) -> bool:
+        """Rescues share the synchronous rate that the policy leaves to them."""
+        if self._pace is None:
+            return True
+        now = self._desk.now()
+        if self._pace.available(now) < 1:
+            self._desk.wake_by(self._pace.wait_until(now))
+            return False
+        self._pace = self._pace.take(now)
+        return True
 
     def send_kept(self, call: Call, reason: str, ticket: int) -> None:
         """A call on `now` whose ticket is on disk, because its client gave it a key."""
@@ -128,9 +149,11 @@ class Rescuer:
             desk.spend(credential)
             ask = upstream.dialect.cancel(batch.key.headers, batch.provider_id)
             answer = await whole(await upstream.ask(ask, desk.keyring.secret(credential), timeout=ASK_SILENCE_S))
+            self._cancel_after[batch.id] = desk.now() + CANCEL_AGAIN_S
             if answer.ok:
                 await desk.store.move(batch.id, BatchState.CANCELLING, note="its calls are pressed for time")
         except CarpoolError as error:
+            self._cancel_after[batch.id] = desk.now() + CANCEL_AGAIN_S
             desk.trouble("cancelling", error)
         finally:
             self._cancelling.discard(batch.id)

@@ -76,16 +76,15 @@ class Sender:
 
     async def direct(self, errand: Errand) -> Reply:
         """Buys one call and brings its whole answer."""
-        response, entry = await self._answered(errand, self._note)
+        response, entry = await self._answered(errand, self._record)
         answer = await whole(response)
         entry = self._priced(errand, entry, answer)
-        await self._note(entry)
-        self._desk.stats.count(entry, used=True)
+        self._complete(entry)
         return Reply(errand.ticket, _outcome(answer, errand, self._desk.now()), entry)
 
     async def forward(self, errand: Errand) -> Passage:
         """Opens a streamed answer. Aborting the iteration aborts the request."""
-        response, entry = await self._answered(errand, self._note)
+        response, entry = await self._answered(errand, self._record)
         chunks = self._tapped(errand, entry, response)
         return Passage(errand.ticket, response.status, response.headers, chunks, errand.reason)
 
@@ -102,13 +101,17 @@ class Sender:
             usage = tap.usage() if ended else None  # cut short: what was billed is unknown
             dialect = self._upstream(errand).dialect.name
             final = _free(entry) if response.status >= 400 else ledger.priced(entry, dialect, usage, self._desk.prices)
-            self._desk.stats.count(final, used=True)
-            await self._note(final)
+            self._complete(final)
 
-    async def _note(self, entry: Entry) -> bool:
-        """Written behind the call's back: a direct call has nothing to recover, so it need not wait for the disk."""
-        self._desk.crew.spawn(self._desk.store.record(entry), "record")
+    async def _record(self, entry: Entry) -> bool:
+        """The attempt stands in the ledger before the bytes go out: a crash then leaves an unknown, not a gap."""
+        await self._desk.store.record(entry)
         return True
+
+    def _complete(self, entry: Entry) -> None:
+        """Written behind the answer's back: until then the attempt says unknown, which is true."""
+        self._desk.stats.count(entry, used=True)
+        self._desk.crew.spawn(self._desk.store.record(entry), "record")
 
     # tickets: rescues, and calls that are kept under a key
 
@@ -130,7 +133,7 @@ class Sender:
         return True
 
     async def _begin(self, entry: Entry) -> bool:
-        if not await self._desk.store.start_sending(entry):
+        if not await self._desk.store.start_sending(entry, self._desk.name, self._desk.now()):
             raise _Taken
         await self._desk.reached("attempted")
         return True

@@ -43,11 +43,15 @@ class Crew:
     def busy(self) -> bool:
         return bool(self._tasks)
 
+    def abort(self) -> None:
+        """Cancels everything at once."""
+        for task in list(self._tasks):
+            task.cancel()
+
     async def rest(self, timeout: float) -> None:
         """Waits for what is under way, at most so long, and cancels the rest."""
         if self._tasks:
             await asyncio.wait(list(self._tasks), timeout=timeout)
-        for task in list(self._tasks):
-            task.cancel()
+        self.abort()
         if self._tasks:
             await asyncio.wait(list(self._tasks), timeout=5)

@@ -44,6 +44,8 @@ class Charge(msgspec.Struct, frozen=True):
     usage: Usage
     nano_usd: int
     at: float
+    fingerprint: str
+    """Of the request's body, so that a charge can be told apart where no id came back."""
 
 
 def price_pico(spec: ModelSpec, usage: Usage, kind: Kind) -> int:

@@ -49,7 +49,7 @@ async def _half(body: bytes) -> AsyncIterator[bytes]:
 async def _stream(state: State, answer: Message, took: float) -> AsyncIterator[bytes]:
     parts = list(events(answer))
     first = took * state.config.first_token_share
-    pause = (took - first) / (len(parts) - 1)
+    pause = (took - first) / (len(parts) - 2)  # none before the last event, which follows at once
     middle = len(parts) // 2
     cut = state.box.roll("sync_cut_midway")
     broken = state.box.roll("sync_stream_error")
@@ -57,7 +57,7 @@ async def _stream(state: State, answer: Message, took: float) -> AsyncIterator[b
     yield parts[0]
     yield PING
     for position, part in enumerate(parts[1:], start=1):
-        async for ping in _pings(pause, state.config.ping_s):
+        async for ping in _pings(pause if position < len(parts) - 1 else 0.0, state.config.ping_s):
             yield ping
         if cut and position == middle:
             raise ConnectionCut(after_acceptance=True)

@@ -4,8 +4,8 @@ import asyncio
 import socket
 import struct
 import threading
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager, suppress
 from typing import Any
 
 import uvicorn
@@ -81,14 +81,21 @@ async def _stop(server: asyncio.Server, state: ServerState) -> None:
     await server.wait_closed()
 
 
-def run(config: MockConfig | None = None, host: str = "127.0.0.1", port: int = 8788) -> None:
-    """Serves until interrupted."""
+def run(
+    config: MockConfig | None = None,
+    host: str = "127.0.0.1",
+    port: int = 8788,
+    ready: Callable[[MockServer], None] | None = None,
+) -> None:
+    """Serves until interrupted; `ready` is called once it listens."""
 
     async def forever() -> None:
-        async with serve(config, host=host, port=port):
+        async with serve(config, host=host, port=port) as server:
+            if ready is not None:
+                ready(server)
             await asyncio.Event().wait()
 
-    with asyncio.Runner(loop_factory=_loop_factory()) as runner:
+    with suppress(KeyboardInterrupt), asyncio.Runner(loop_factory=_loop_factory()) as runner:
         runner.run(forever())
 
 

@@ -44,6 +44,9 @@ class Seen:
             if endpoint in (None, where) and credential in (None, who)
         )
 
+    def __repr__(self) -> str:
+        return f"Seen({dict(self._counts)})"
+
     def as_dict(self) -> dict[tuple[str, str], int]:
         return dict(self._counts)
 

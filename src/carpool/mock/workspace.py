@@ -134,6 +134,7 @@ class Workspace:
             usage=usage,
             nano_usd=price_nano(request.spec, usage, "batch"),
             at=at,
+            fingerprint=request.fingerprint,
         )
 
     def charge_sync(
@@ -141,5 +142,18 @@ class Workspace:
     ) -> None:
         price = price_nano(request.spec, usage, "sync")
         self._bill.add(
-            Charge(self.id, credential, "sync", None, None, request_id, message_id, request.model, usage, price, at)
+            Charge(
+                self.id,
+                credential,
+                "sync",
+                None,
+                None,
+                request_id,
+                message_id,
+                request.model,
+                usage,
+                price,
+                at,
+                request.fingerprint,
+            )
         )

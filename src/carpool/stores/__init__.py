@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
+import asyncio
+import sqlite3
+from collections.abc import Mapping
+from contextlib import closing
 from pathlib import Path
 from urllib.parse import unquote
 
-from carpool.errors import ConfigError
+from carpool.errors import ConfigError, StoreError
+from carpool.model import Totals
 from carpool.ports import Store
+from carpool.stores import _calls, _ledger
+from carpool.stores._opening import migrate
+from carpool.stores._session import Session
+from carpool.stores._trouble import translate
 from carpool.stores.secret import load_secret
 from carpool.stores.sqlite import SqliteStore
 
-__all__ = ["SqliteStore", "load_secret", "open_store", "sqlite_path"]
+__all__ = ["SqliteStore", "load_secret", "open_store", "peek", "sqlite_path"]
 
 _SQLITE = "sqlite://"
 
@@ -18,6 +27,31 @@ _SQLITE = "sqlite://"
 async def open_store(url: str | Path | None, *, secret: bytes | None = None) -> Store:
     """None keeps everything in memory; a path or `sqlite:///path` is a SQLite file."""
     return await SqliteStore.open(sqlite_path(url), secret=secret)
+
+
+async def peek(url: str | Path) -> tuple[list[Totals], Mapping[str, int]]:
+    """The ledger's sums and the counts by state of a store, also while another process works on it."""
+    path = sqlite_path(url)
+    if path is None:
+        raise ConfigError("A store in memory can't be looked at from outside. Name the store's file.")
+    return await asyncio.to_thread(_peek, path)
+
+
+def _peek(path: str) -> tuple[list[Totals], Mapping[str, int]]:
+    """Read-only and without the lock, so that it disturbs nobody."""
+    file = Path(path)
+    if not file.is_file():
+        raise StoreError(f"There is no store at {path}. Name the file that carpool keeps its calls in.")
+    try:
+        with closing(sqlite3.connect(f"{file.absolute().as_uri()}?mode=ro", uri=True, isolation_level=None)) as db:
+            if db.execute("SELECT count(*) FROM sqlite_schema").fetchone() == (0,):
+                return [], {}
+            migrate(db, path)  # on a read-only connection it can only check
+            db.execute("BEGIN")  # both as of one moment
+            session = Session(db, path)
+            return _ledger.totals(session), _calls.counts(session)
+    except sqlite3.Error as error:
+        raise translate(error, path) from error
 
 
 def sqlite_path(url: str | Path | None) -> str | None:
@@ -33,9 +67,7 @@ def sqlite_path(url: str | Path | None) -> str | None:
     if scheme != "sqlite":
         raise ConfigError(f"{scheme}:// is not a store. Use a path, sqlite:///path, or leave it out to use memory.")
     if not text.startswith(_SQLITE + "/"):
-        raise ConfigError(
-            f"{text} names no file. A relative file is sqlite:///carpool.db, an absolute one sqlite:////…"
-        )
+        raise ConfigError(f"{text} names no file. Write sqlite:///carpool.db, or sqlite:////var/lib/carpool.db.")
     return _file(unquote(text.removeprefix(_SQLITE + "/")))
 
 

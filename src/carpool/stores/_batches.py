@@ -136,7 +136,7 @@ def known_provider_ids(session: Session, credential: str) -> set[str]:
 
 
 def suspect(session: Session, batch: int, provider_id: str, verdict: str) -> None:
-    session.run("suspect", (batch, provider_id, verdict))
+    session.run("suspect", {"batch": batch, "provider_id": provider_id, "verdict": verdict})
 
 
 def suspects(session: Session, batch: int) -> dict[str, str]:

@@ -25,6 +25,10 @@ def outcome(session: Session, ticket: int, credential: str) -> Outcome | None:
     return None if row is None else outcome_value(row)
 
 
+def outcomes(session: Session, tickets: Sequence[int]) -> list[tuple[int, Outcome]]:
+    return [(row[0], outcome_value(row[1:])) for row in session.rows("outcomes", (to_json(list(tickets)),))]
+
+
 def parcel(session: Session, ticket: int) -> Parcel | None:
     row = session.row("parcel", (ticket,))
     return None if row is None else Parcel(row[0], session.pool_key(row[1]), *row[2:])

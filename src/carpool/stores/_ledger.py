@@ -82,8 +82,8 @@ def record(session: Session, entries: list[Entry]) -> list[None]:
     return [None] * len(entries)
 
 
-def start_sending(session: Session, entry: Entry) -> bool:
-    rows = session.rows("start_sending", (entry.ticket,))
+def start_sending(session: Session, entry: Entry, engine: str, now: float) -> bool:
+    rows = session.rows("start_sending", {"ticket": entry.ticket, "engine": engine, "now": now})
     if not rows:
         return False
     books = Books(session, to_json([entry.ticket]))

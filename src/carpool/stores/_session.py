@@ -13,7 +13,7 @@ from carpool.stores._statements import SQL
 
 # Every step of a statement gives up the interpreter's lock, and a busy event loop is slow to give it back. So many
 # rows go into one statement; the few sizes keep the cache of prepared statements small.
-_CHUNKS = (128, 16, 1)
+_CHUNKS = (256, 64, 16, 4, 1)
 
 Parameters = Sequence[Any] | Mapping[str, Any]
 

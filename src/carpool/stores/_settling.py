@@ -17,10 +17,10 @@ Asked = tuple[Sequence[Settlement], float]
 
 
 def settle(session: Session, asked: list[Asked]) -> list[list[bool]]:
-    settling = _Settling(session, {one.ticket for settlements, _ in asked for one in settlements})
-    results = [[settling.take(one) for one in settlements] for settlements, _ in asked]
     times = [now for _, now in asked]
-    settling.write(min(times), max(times))
+    settling = _Settling(session, {one.ticket for settlements, _ in asked for one in settlements}, min(times))
+    results = [[settling.take(one) for one in settlements] for settlements, _ in asked]
+    settling.write(max(times))
     return results
 
 
@@ -38,8 +38,9 @@ class _Standing:
 class _Settling:
     """Decides in memory, in order, against what stood in the tables; then writes each kind of change at once."""
 
-    def __init__(self, session: Session, tickets: set[int]) -> None:
+    def __init__(self, session: Session, tickets: set[int], now: float) -> None:
         self._session = session
+        self._now = now  # of those that ask together the earliest: due at once means due for the first
         asked = to_json(sorted(tickets))
         row = session.row("standing_calls", (asked,))
         self._calls = {ticket: _Standing(*rest) for ticket, *rest in msgspec.json.decode(row[0])} if row else {}
@@ -69,7 +70,6 @@ class _Settling:
         call.winner = purchase
         self._settled.append(ticket)
         self._outcomes.append(outcome_row(ticket, purchase, outcome))
-        self._requeued.pop(ticket, None)
         if not call.submitting:
             self._useless_bodies.append(ticket)
 
@@ -85,18 +85,23 @@ class _Settling:
             self._unboarded.append(settlement.ticket)
             return
         call.state = TicketState.QUEUED
+        if settlement.ticket in self._requeued:
+            self._write_requeues()
         self._requeued[settlement.ticket] = (settlement.ticket, lane.value, settlement.reason)
 
-    def write(self, earliest: float, latest: float) -> None:
-        """Requests that were made together share their times: due at once means due for the first of them."""
-        session = self._session
+    def _write_requeues(self) -> None:
         if self._requeued:
             requeues = to_json(list(self._requeued.values()))
-            session.run("requeue_calls", {"requeues": requeues, "now": earliest})
+            self._session.run("requeue_calls", {"requeues": requeues, "now": self._now})
+            self._requeued.clear()
+
+    def write(self, now: float) -> None:
+        session = self._session
+        self._write_requeues()
         if self._unboarded:
             session.run("unboard_calls", (to_json(self._unboarded),))
         if self._settled:
-            session.run("settle_calls", (latest, to_json(self._settled)))
+            session.run("settle_calls", (now, to_json(self._settled)))
             session.insert("insert_outcomes", self._outcomes)
             session.run("remove_bodies", (to_json(self._useless_bodies),))
             session.run("add_tally", ("tickets.settled", len(self._settled)))

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
+from functools import cache
 from importlib.resources import files
 
 from carpool.lifecycle import BATCH_MOVES, TICKET_MOVES, UNFINISHED, BatchState, TicketState
@@ -29,6 +30,7 @@ def _ticket_sources(target: TicketState) -> str:
 
 _WORDS = {
     "unfinished": _quoted(UNFINISHED),
+    "live": _LIVE,
     "orphan": (
         f"CASE WHEN sender IS NOT NULL THEN sender NOT IN {_LIVE} ELSE awaiter IS NULL OR awaiter NOT IN {_LIVE} END"
     ),
@@ -53,6 +55,7 @@ def _bare(body: str) -> str:
 SQL: dict[str, str] = _load("calls.sql") | _load("batches.sql") | _load("ledger.sql")
 
 
+@cache
 def migrations() -> dict[int, str]:
     """The numbered schema files, in order."""
     found = [item for item in (files("carpool.stores") / "sql").iterdir() if re.match(r"\d{4}_", item.name)]

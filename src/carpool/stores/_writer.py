@@ -63,8 +63,11 @@ class Groups:
         connection = self._session.connection
         try:
             connection.execute("BEGIN IMMEDIATE")
-            for run in _runs(jobs):
-                self._savepoint(run)
+            if len(jobs) == 1:  # the transaction itself is its savepoint
+                self._work(jobs)
+            else:
+                for run in _runs(jobs):
+                    self._savepoint(run)
             connection.execute("COMMIT")
             self.commits += 1
         except Exception as error:  # noqa: BLE001  whatever it is, it belongs to the callers, not to the thread
@@ -74,7 +77,7 @@ class Groups:
         connection = self._session.connection
         connection.execute("SAVEPOINT job")
         try:
-            results = run[0].work(self._session, [job.item for job in run])
+            self._work(run)
         except Exception as error:
             if not connection.in_transaction:  # SQLite gave up the whole transaction: disk full, I/O error
                 raise
@@ -84,6 +87,9 @@ class Groups:
             self._alone(run, error)
             return
         connection.execute("RELEASE job")
+
+    def _work(self, run: Sequence[Job]) -> None:
+        results = run[0].work(self._session, [job.item for job in run])
         for job, result in zip(run, results, strict=True):
             if isinstance(result, BaseException):
                 job.error = result
@@ -114,8 +120,8 @@ class Groups:
             return error
         if isinstance(error, sqlite3.Error):
             worded = translate(error, self._session.name)
-        elif isinstance(error, OverflowError):
-            worded = StoreError(f"The store {self._session.name} can't hold a number that large.")
+        elif isinstance(error, OverflowError | UnicodeError):
+            worded = StoreError(f"The store {self._session.name} can't hold such a value: {error}.")
         else:
             return error
         worded.__cause__ = error

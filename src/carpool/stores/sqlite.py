@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import os
-import sqlite3
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
-from typing import Any, Concatenate, ParamSpec, Self, TypeVar
+from typing import Concatenate, ParamSpec, Self, TypeVar
 
 from carpool.lifecycle import BatchState
 from carpool.model import (
@@ -25,14 +23,11 @@ from carpool.model import (
     TicketView,
     Totals,
 )
-from carpool.stores import _admission, _batches, _calls, _ledger, _opening, _settling
+from carpool.stores import _admission, _batches, _calls, _ledger, _settling
+from carpool.stores._files import let_go, open_aside, open_here
 from carpool.stores._lock import FileLock
 from carpool.stores._session import Session
-from carpool.stores._trouble import translate
 from carpool.stores._writer import Groups, InlineWriter, ThreadWriter, each
-from carpool.stores.secret import load_secret
-
-_MEMORY = "in memory"
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -48,11 +43,12 @@ class SqliteStore:
         self._groups = Groups(session)
         self._writer = ThreadWriter(self._groups) if threaded else InlineWriter(self._groups)
         self._released = False
+        self._listeners: list[Callable[[Sequence[int]], None]] = []
 
     @classmethod
     async def open(cls, path: str | None, *, threaded: bool = True, secret: bytes | None = None) -> Self:
         """Opens or makes the store; `path` None keeps it in memory. `threaded` False works in the caller's thread."""
-        opened = await asyncio.to_thread(_open, path, secret) if threaded else _open(path, secret)
+        opened = await open_aside(path, secret) if threaded else open_here(path, secret)
         return cls(*opened, threaded)
 
     @property
@@ -96,6 +92,9 @@ class SqliteStore:
     async def outcome(self, ticket: int, credential: str) -> Outcome | None:
         return await self._do(_calls.outcome, ticket, credential)
 
+    async def outcomes(self, tickets: Sequence[int]) -> list[tuple[int, Outcome]]:
+        return await self._do(_calls.outcomes, list(tickets))
+
     async def parcel(self, ticket: int) -> Parcel | None:
         return await self._do(_calls.parcel, ticket)
 
@@ -114,8 +113,8 @@ class SqliteStore:
     async def next_due(self, credentials: Iterable[str]) -> float | None:
         return await self._do(_calls.next_due, list(credentials))
 
-    async def start_sending(self, entry: Entry) -> bool:
-        return await self._do(_ledger.start_sending, entry)
+    async def start_sending(self, entry: Entry, engine: str, now: float) -> bool:
+        return await self._do(_ledger.start_sending, entry, engine, now)
 
     async def stop_sending(self, ticket: int) -> bool:
         return await self._do(_ledger.stop_sending, ticket)
@@ -169,7 +168,16 @@ class SqliteStore:
     # settling
     async def settle(self, settlements: Sequence[Settlement], now: float) -> list[bool]:
         settled: list[bool] = await self._writer.do(_settling.settle, (settlements, now))
+        won = [settlement.ticket for settlement, is_won in zip(settlements, settled, strict=True) if is_won]
+        if won and len(self._listeners) > 1:  # a lone engine wakes its own doors
+            loop = asyncio.get_running_loop()
+            for listener in self._listeners:
+                loop.call_soon(listener, won)
         return settled
+
+    def subscribe(self, listener: Callable[[Sequence[int]], None]) -> Callable[[], None]:
+        self._listeners.append(listener)
+        return lambda: self._listeners.remove(listener) if listener in self._listeners else None
 
     # books and memory
     async def record(self, entry: Entry) -> None:
@@ -198,39 +206,4 @@ class SqliteStore:
         await self._writer.aclose()
         if not self._released:
             self._released = True
-            self._session.connection.close()
-            if self._lock is not None:
-                self._lock.release()
-
-
-def _open(path: str | None, secret: bytes | None) -> tuple[Session, FileLock | None, bytes]:
-    """The secret, where none is given, is the one in the environment or beside the file."""
-    if path is None:
-        secret = secret or load_secret(None, os.environ)
-        return _session(None, secret), None, secret
-    real = os.path.realpath(path)  # two names of one file share one lock
-    _opening.check_path(real)
-    lock = FileLock(real)
-    lock.acquire()
-    try:
-        secret = secret or load_secret(real, os.environ)
-        return _session(real, secret), lock, secret
-    except BaseException:
-        lock.release()
-        raise
-
-
-def _session(path: str | None, secret: bytes) -> Session:
-    name = path or _MEMORY
-    try:
-        connection = _opening.connect(path)
-        try:
-            _opening.migrate(connection, name)
-            _opening.check_secret(connection, secret, name)
-            _opening.void_the_dead(connection)
-            return Session(connection, name)
-        except BaseException:
-            connection.close()
-            raise
-    except sqlite3.Error as error:
-        raise translate(error, name) from error
+            let_go(self._session, self._lock)

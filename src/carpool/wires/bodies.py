@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import aclosing
 
-from carpool.model import Headers
 from carpool.ports import StreamedBody, WireRequest
 
 BLOCK = 64 * 1024
@@ -23,10 +22,6 @@ def framed(request: WireRequest) -> list[tuple[str, str]]:
     if length or request.method.upper() in ("POST", "PUT", "PATCH"):
         headers.append(("content-length", str(length)))
     return headers
-
-
-def lower_cased(pairs: Iterable[tuple[str, str]]) -> Headers:
-    return tuple((name.lower(), value) for name, value in pairs)
 
 
 async def blocks(body: StreamedBody, progress: Callable[[], None] = lambda: None) -> AsyncGenerator[bytes, None]:

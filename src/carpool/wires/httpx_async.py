@@ -11,7 +11,7 @@ from carpool.model import Headers
 from carpool.ports import StreamedBody, WireRequest
 from carpool.wires.addresses import host_of
 from carpool.wires.bodies import blocks, sliced
-from carpool.wires.httpx_shared import bare_request, check_client, headers_of, read_before, wire_error
+from carpool.wires.httpx_shared import bare_request, check_client, giving_up, headers_of, read_before, wire_error
 
 
 class HttpxWire:
@@ -67,4 +67,5 @@ class HttpxResponse:
         return b"".join([chunk async for chunk in self.chunks()])
 
     async def aclose(self) -> None:
-        await self._response.aclose()
+        with giving_up(self._host):
+            await self._response.aclose()

@@ -3,12 +3,17 @@ their methods, exceptions by their names."""
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from carpool.errors import NotConnected, Severed, TimedOut, WireError, WrongClient
 from carpool.model import Headers
 from carpool.ports import WireRequest
 from carpool.wires.bodies import Unmade, framed
+
+_log = logging.getLogger(__name__)
 
 # Raised before a connection could carry a byte of the request.
 _UNCONNECTED = {
@@ -71,3 +76,12 @@ def wire_error(error: Exception, host: str) -> WireError:
     if isinstance(error, Unmade):
         return Severed(f"The request to {host} was broken off. {error}")
     return Severed(f"The connection to {host} broke before the whole answer was here.")
+
+
+@contextmanager
+def giving_up(host: str) -> Iterator[None]:
+    """Around the closing of an answer: the connection is gone either way, so trouble is only noted."""
+    try:
+        yield
+    except Exception as error:  # noqa: BLE001 - httpx has no base class that both flavours share
+        _log.debug("Closing a connection to %s raised %s.", host, type(error).__name__)

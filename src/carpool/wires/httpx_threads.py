@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import threading
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future
 from contextlib import suppress
 from typing import Any, TypeVar
 
@@ -14,7 +15,7 @@ from carpool.model import Headers
 from carpool.ports import StreamedBody, WireRequest
 from carpool.wires.addresses import host_of
 from carpool.wires.bodies import Unmade, blocks
-from carpool.wires.httpx_shared import bare_request, check_client, headers_of, read_before, wire_error
+from carpool.wires.httpx_shared import bare_request, check_client, giving_up, headers_of, read_before, wire_error
 
 _T = TypeVar("_T")
 _CONNECTED = ("connection.connect_tcp.complete", "connection.start_tls.complete")
@@ -33,25 +34,21 @@ class ThreadedHttpxWire:
     def __init__(self, client: Any, threads: int = 64) -> None:
         check_client(client, asynchronous=False)
         self._client = client
-        self._threads = ThreadPoolExecutor(threads, thread_name_prefix="carpool-wire")
+        self._free = asyncio.Semaphore(threads)
         self._closed = False
 
     async def send(self, request: WireRequest) -> ThreadedResponse:
         host = host_of(request.url)
         line = _Line()
         outgoing = self._prepare(request, host, line)
-        work = asyncio.get_running_loop().run_in_executor(self._threads, line.send, self._client, outgoing)
         try:
-            response = await asyncio.shield(work)
-        except asyncio.CancelledError:
-            work.add_done_callback(_retrieve)
-            line.cut()
-            raise
+            async with self._free:
+                response = await line.run(lambda: line.send(self._client, outgoing))
         except Exception as error:
             raise wire_error(error, host) from error
         finally:
             await line.end_upload()
-        return ThreadedResponse(response, host, line, self._threads)
+        return ThreadedResponse(response, host, line)
 
     def _prepare(self, request: WireRequest, host: str, line: _Line) -> Any:
         if self._closed or self._client.is_closed:
@@ -63,9 +60,8 @@ class ThreadedHttpxWire:
             raise NotConnected(f"This is no request that can be sent to {host}.") from error
 
     async def aclose(self) -> None:
-        """Ends the threads once they are idle; the client is the user's."""
+        """Sends no more. The client is the user's, and threads end with their requests."""
         self._closed = True
-        self._threads.shutdown(wait=False)
 
 
 class _Line:
@@ -76,6 +72,14 @@ class _Line:
         self._socket: socket.socket | None = None
         self._source: AsyncGenerator[bytes, None] | None = None
         self._cut = False
+
+    async def run(self, work: Callable[[], _T]) -> _T:
+        """Awaits what a thread does; cancelling cuts the line."""
+        try:
+            return await _in_thread(work)
+        except asyncio.CancelledError:
+            self.cut()
+            raise
 
     def send(self, client: Any, outgoing: Any) -> Any:
         """In the thread. An answer that comes after the cut is given up at once."""
@@ -122,45 +126,52 @@ class _Line:
 
 
 class ThreadedResponse:
-    def __init__(self, response: Any, host: str, line: _Line, threads: ThreadPoolExecutor) -> None:
+    def __init__(self, response: Any, host: str, line: _Line) -> None:
         self._response = response
         self._host = host
         self._line = line
-        self._threads = threads
         self.status: int = response.status_code
         self.headers: Headers = headers_of(response)
 
     async def chunks(self) -> AsyncIterator[bytes]:
-        body = read_before(self._response)
-        raw = self._response.iter_raw() if body is None else iter([body])
+        raw = self._raw()
         try:
-            while (chunk := await self._in_thread(lambda: next(raw, None))) is not None:
+            while (chunk := await self._line.run(lambda: next(raw, None))) is not None:
                 yield chunk
         except Exception as error:
             raise wire_error(error, self._host) from error
 
     async def read(self) -> bytes:
-        return b"".join([chunk async for chunk in self.chunks()])
+        try:
+            return await self._line.run(lambda: b"".join(self._raw()))
+        except Exception as error:
+            raise wire_error(error, self._host) from error
+
+    def _raw(self) -> Iterator[bytes]:
+        body = read_before(self._response)
+        raw: Iterator[bytes] = self._response.iter_raw() if body is None else iter([body])
+        return raw
 
     async def aclose(self) -> None:
         if not self._response.is_closed:
             self._line.cut()
-            await self._in_thread(self._response.close)
-
-    async def _in_thread(self, work: Callable[[], _T]) -> _T:
-        future = asyncio.get_running_loop().run_in_executor(self._threads, work)
-        try:
-            return await asyncio.shield(future)
-        except asyncio.CancelledError:
-            future.add_done_callback(_retrieve)
-            self._line.cut()
-            raise
+            with giving_up(self._host):
+                await self._line.run(self._response.close)
 
 
-def _retrieve(future: asyncio.Future[Any]) -> None:
-    """Takes note of an error that nobody waits for any more."""
-    if not future.cancelled():
-        future.exception()
+async def _in_thread(work: Callable[[], _T]) -> _T:
+    """A daemon thread, unlike an executor's, does not hold up the end of a program that is told to stop."""
+    done: Future[_T] = Future()
+    done.set_running_or_notify_cancel()
+    threading.Thread(target=_fulfil, args=(done, work), name="carpool-wire", daemon=True).start()
+    return await asyncio.wrap_future(done)
+
+
+def _fulfil(done: Future[_T], work: Callable[[], _T]) -> None:
+    try:
+        done.set_result(work())
+    except BaseException as error:  # noqa: BLE001 - it is raised where the result is awaited
+        done.set_exception(error)
 
 
 async def _next(source: AsyncGenerator[bytes, None]) -> bytes | None:

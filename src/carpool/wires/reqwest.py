@@ -92,6 +92,7 @@ class _Exchange:
         self._host = host
         self._timeout = timeout
         self._patience: asyncio.Timeout | None = None
+        self._alarm: asyncio.TimerHandle | None = None
         self._body: AsyncGenerator[bytes, None] | None = None
         self._broken_off = False
 
@@ -117,18 +118,29 @@ class _Exchange:
         """The client came for more of the body: the peer is alive, so patience starts anew."""
         if self._broken_off:
             raise Unmade("Nobody waits for the answer any more.")
-        if self._patience is not None and not self._patience.expired():
-            self._patience.reschedule(asyncio.get_running_loop().time() + self._timeout)
+        if self._patience is not None:
+            self._wind(self._patience)
 
     async def wait(self, step: Coroutine[Any, Any, _T]) -> _T:
         """Awaits one step of the exchange, as long as the silence may last."""
         try:
-            async with asyncio.timeout(self._timeout) as self._patience:
-                return await step
+            async with asyncio.timeout(None) as self._patience:
+                self._wind(self._patience)
+                try:
+                    return await step
+                finally:
+                    self._patience = None
+                    self._unwind()
         except Exception as error:
             raise _wire_error(error, self._host) from error
-        finally:
-            self._patience = None
+
+    def _wind(self, patience: asyncio.Timeout) -> None:
+        self._unwind()
+        self._alarm = asyncio.get_running_loop().call_later(self._timeout, patience.reschedule, 0.0)
+
+    def _unwind(self) -> None:
+        if self._alarm is not None:
+            self._alarm.cancel()
 
     async def break_off(self) -> None:
         """Stops an upload. Where the body is just being made, it stops at the next block."""

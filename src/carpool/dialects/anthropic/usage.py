@@ -39,11 +39,14 @@ class WireUsage(msgspec.Struct):
             if (value := getattr(later, field)) is not None:
                 setattr(self, field, value)
 
-    def words(self) -> Usage:
+    def words(self) -> Usage | None:
+        """None while one of the two counts that every bill needs is not said: unknown is never zero."""
+        if self.input_tokens is None or self.output_tokens is None:
+            return None
         short, long = self._cache_writes()
         return Usage(
-            self.input_tokens or 0,
-            self.output_tokens or 0,
+            self.input_tokens,
+            self.output_tokens,
             self.cache_read_input_tokens or 0,
             short,
             long,

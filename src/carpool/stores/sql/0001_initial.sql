@@ -99,11 +99,12 @@ CREATE INDEX batches_state ON batches (state);
 CREATE TABLE suspects (
   batch INTEGER NOT NULL REFERENCES batches,
   provider_id TEXT NOT NULL,
+  credential INTEGER NOT NULL REFERENCES credentials,
   verdict TEXT NOT NULL,
   PRIMARY KEY (batch, provider_id)
 ) WITHOUT ROWID;
 
-CREATE INDEX suspects_strangers ON suspects (batch, provider_id) WHERE verdict = 'stranger';
+CREATE INDEX suspects_strangers ON suspects (credential, provider_id) WHERE verdict = 'stranger';
 
 CREATE TABLE entries (
   ticket INTEGER NOT NULL,

@@ -91,9 +91,6 @@ ORDER BY id
 SELECT 1 FROM batches b JOIN engines e ON e.name = b.owner
 WHERE b.id = ? AND b.state = 'submitting' AND b.owner = ? AND e.lease_until >= ?
 
--- name: batch_state
-SELECT state FROM batches WHERE id = ?
-
 -- name: set_batch
 UPDATE batches SET {changes} WHERE id = ?
 
@@ -130,11 +127,11 @@ SELECT json_group_array(id) FROM (
 -- name: known_provider_ids
 SELECT provider_id FROM batches WHERE credential = :credential AND provider_id IS NOT NULL
 UNION
-SELECT s.provider_id FROM suspects s JOIN batches b ON b.id = s.batch
-WHERE s.verdict = 'stranger' AND b.credential = :credential
+SELECT provider_id FROM suspects WHERE credential = :credential AND verdict = 'stranger'
 
 -- name: suspect
-INSERT INTO suspects (batch, provider_id, verdict) VALUES (?, ?, ?)
+INSERT INTO suspects (batch, provider_id, credential, verdict)
+SELECT id, :provider_id, credential, :verdict FROM batches WHERE id = :batch
 ON CONFLICT DO UPDATE SET verdict = excluded.verdict
 
 -- name: suspects

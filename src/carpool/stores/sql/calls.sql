@@ -63,6 +63,10 @@ SELECT o.kind, o.status, o.body, o.at, o.lane, o.reason, o.headers, o.batch
 FROM outcomes o JOIN calls c ON c.id = o.ticket JOIN credentials r ON r.id = c.credential
 WHERE o.ticket = ? AND r.name = ?
 
+-- name: outcomes
+SELECT o.ticket, o.kind, o.status, o.body, o.at, o.lane, o.reason, o.headers, o.batch
+FROM json_each(?) j CROSS JOIN outcomes o ON o.ticket = j.value
+
 -- name: outcome_of
 SELECT kind, status, body, at, lane, reason, headers, batch FROM outcomes WHERE ticket = ?
 
@@ -94,11 +98,12 @@ SELECT min(rescue_at) FROM calls INDEXED BY calls_due
 WHERE credential = ?
   AND state IN ('queued', 'boarded') AND rescue_at < 9e999 AND (awaiter IS NOT NULL OR lane = 'now')
 
--- The engine behind an attempt is the one whose door holds the client, or else the one that owns the batch.
 -- name: start_sending
-UPDATE calls SET state = 'sending',
-  sender = coalesce(awaiter, (SELECT owner FROM batches b WHERE b.id = calls.batch))
-WHERE id = ? AND (state = 'sending' OR state IN ({into_sending}))
+UPDATE calls SET state = 'sending', sender = :engine
+WHERE id = :ticket AND (
+  state IN ({into_sending})
+  OR (state = 'sending' AND (sender IS NULL OR sender = :engine OR sender NOT IN {live}))
+)
 RETURNING tags
 
 -- name: stop_sending

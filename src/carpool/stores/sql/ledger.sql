@@ -18,7 +18,7 @@ INSERT INTO outcomes (ticket, purchase, kind, status, at, lane, reason, headers,
 
 -- name: requeue_calls
 UPDATE calls SET state = 'queued', batch = NULL, lane = r.lane, reason = r.reason, sender = NULL,
-  requeues = requeues + 1, rescue_at = CASE r.lane WHEN 'batch' THEN rescue_at ELSE min(rescue_at, :now) END
+  requeues = requeues + (state = 'boarded'), rescue_at = CASE r.lane WHEN 'batch' THEN rescue_at ELSE min(rescue_at, :now) END
 FROM (
   SELECT value ->> 0 AS ticket, value ->> 1 AS lane, value ->> 2 AS reason FROM json_each(:requeues)
 ) r

@@ -1,0 +1,5 @@
+"""`python -m carpool`."""
+
+from carpool.cli import main
+
+main()

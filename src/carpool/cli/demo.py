@@ -1,0 +1,255 @@
+"""`carpool demo`: a small fleet finishes its calls before your eyes, without a key, a network or a bill."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Annotated, Any
+
+import typer
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from carpool.cli.demo_board import BATCH, NOW, RESCUE, Board, log_to, say_nothing
+from carpool.cli.demo_calls import FLEET, REVIEWERS, Role
+from carpool.clock import SystemClock
+from carpool.doors.library import FleetDispatcher
+from carpool.engine import Event
+from carpool.engine.events import BatchSubmitted
+from carpool.errors import ConfigError
+from carpool.ledger import Summary, dollars
+from carpool.mock import Constant, MockAnthropic, MockConfig, MockServer, Uniform
+from carpool.mock import serve as serve_mock
+from carpool.model import EntryKind, Lane, Totals
+from carpool.policy import RoutingPolicy
+from carpool.stores import peek
+
+TIGHT_MS = 5_000
+LONGEST_S = 90.0  # twice and more of what it ever took
+WORLD = MockConfig(
+    batch_latency=Uniform(3.5, 5.5),
+    sync_latency=Uniform(0.4, 1.4),
+    cancel_latency=Constant(1.0),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """The two books side by side: what carpool wrote down, and what the provider charges."""
+
+    totals: Sequence[Totals]
+    bill: int
+    calls: int
+
+    @property
+    def paid(self) -> int:
+        return Summary.of(self.totals).paid
+
+    @property
+    def equal(self) -> bool:
+        return self.paid == self.bill and not Summary.of(self.totals).unknown
+
+
+def demo(
+    store: Annotated[
+        Path | None, typer.Option(help="Keep the calls in this file, to look at afterwards. By default none is kept.")
+    ] = None,
+) -> None:
+    """Watch a small fleet at work: 60 calls, some in a hurry, some patient, against a stand-in provider.
+
+    Needs no key and no network, and costs nothing. It takes about 20 seconds and ends with what each lane cost, beside
+    the provider's own bill.
+    """
+    terminal = sys.stdout.isatty()
+    console = Console(force_terminal=terminal)
+    with _store(store) as path:
+        before = asyncio.run(peek(path))[0] if path.exists() else []
+        verdict = asyncio.run(_demo(_client_class(), path, before, console, terminal))
+    _conclude(console, verdict, store)
+    if not verdict.equal:
+        raise typer.Exit(1)
+
+
+def _client_class() -> Any:
+    try:
+        from anthropic import AsyncAnthropic
+    except ImportError as error:
+        raise ConfigError(
+            "The demo drives the real SDK, and anthropic is not installed. "
+            "Install it with: pip install 'carpool[anthropic]'"
+        ) from error
+    return AsyncAnthropic
+
+
+@contextmanager
+def _store(named: Path | None) -> Iterator[Path]:
+    if named is not None:
+        yield named
+        return
+    with TemporaryDirectory(prefix="carpool-demo-") as folder:
+        yield Path(folder) / "carpool.db"
+
+
+# ---------------------------------------------------------------- the run
+
+
+async def _demo(client_class: Any, store: Path, before: Sequence[Totals], console: Console, terminal: bool) -> Verdict:
+    clock = SystemClock()
+    start = clock.now()
+    board = Board(FLEET, lambda: clock.now() - start, say_nothing if terminal else log_to(console))
+    async with serve_mock(WORLD) as server, client_class(base_url=server.url, api_key="demo") as client:
+        _introduce(console, server)
+        with _shown(board, console, terminal):
+            await _drive(client, store, board, server.provider, clock)
+        if not terminal:
+            console.print(board.batch_table())
+        totals = _since(before, (await peek(store))[0])
+        console.print(_lane_table(board, totals))
+        return Verdict(totals, server.provider.bill.total(), sum(map(len, board.waits.values())))
+
+
+def _introduce(console: Console, server: MockServer) -> None:
+    calls = sum(role.count for role in FLEET)
+    console.print(
+        f"{calls} calls go to a stand-in provider on {server.url}. Those who can't wait are answered at once, at full "
+        "price; the others share batches, at half price. One batch will get stuck.\n",
+        highlight=False,
+    )
+
+
+@contextmanager
+def _shown(board: Board, console: Console, terminal: bool) -> Iterator[None]:
+    if not terminal:
+        yield
+        return
+    with Live(board, console=console, refresh_per_second=8):
+        yield
+
+
+async def _drive(client: Any, store: Path, board: Board, provider: MockAnthropic, clock: SystemClock) -> None:
+    def hook(event: Event) -> None:
+        board.hear(event)
+        if isinstance(event, BatchSubmitted):
+            _hold_if_reviews(event.provider_id, board, provider)
+
+    policy = RoutingPolicy(sync_max_latency_ms=TIGHT_MS)
+    dispatcher = FleetDispatcher(client, policy=policy, store=store, hooks=[hook], close_timeout=1.0)
+    async with asyncio.timeout(LONGEST_S), dispatcher as fleet, asyncio.TaskGroup() as watch:
+        watcher = watch.create_task(_watch_cancels(board, provider, clock))
+        async with asyncio.TaskGroup() as group:
+            for role in FLEET:
+                for at, params in role.calls():
+                    group.create_task(_call(fleet, role, at, params, board, clock))
+        watcher.cancel()
+
+
+async def _call(
+    fleet: FleetDispatcher, role: Role, at: float, params: Mapping[str, Any], board: Board, clock: SystemClock
+) -> None:
+    await clock.sleep(at)
+    start = clock.now()
+    board.asked(role)
+    answer = await fleet.submit(budget=role.budget_s, tags={"role": role.name}, **params)
+    board.answered(role, _lane_of(role, answer), clock.now() - start)
+
+
+def _lane_of(role: Role, answer: Any) -> str:
+    """The answer says how it was bought. A call that could wait, and was bought at full price, was rescued."""
+    if answer.usage.service_tier == "batch":
+        return BATCH
+    return NOW if role.budget_s is not None and role.budget_s * 1000 <= TIGHT_MS else RESCUE
+
+
+def _hold_if_reviews(provider_id: str, board: Board, provider: MockAnthropic) -> None:
+    """The trouble of this demo: the reviewers' batch does not move."""
+    first = provider.batch(provider_id).requests[0]
+    if getattr(first, "snippet", "").startswith(REVIEWERS.task):
+        provider.hold_batch(provider_id)
+        board.held(provider_id)
+
+
+async def _watch_cancels(board: Board, provider: MockAnthropic, clock: SystemClock) -> None:
+    while True:
+        for provider_id in board.stuck.intersection(provider.canceled):
+            board.cancelling(provider_id)
+        await clock.sleep(0.1)
+
+
+# ---------------------------------------------------------------- the money
+
+
+def _since(before: Sequence[Totals], after: Sequence[Totals]) -> list[Totals]:
+    """What this run added to a store that may have been used before."""
+    old = {(row.lane, row.kind): row for row in before}
+    nothing = Totals(Lane.NOW, EntryKind.PURCHASE, 0, 0, 0, 0)
+    return [_minus(row, old.get((row.lane, row.kind), nothing)) for row in after]
+
+
+def _minus(row: Totals, old: Totals) -> Totals:
+    return Totals(
+        row.lane,
+        row.kind,
+        row.purchases - old.purchases,
+        row.unknown - old.unknown,
+        row.paid - old.paid,
+        row.would_have_paid - old.would_have_paid,
+    )
+
+
+def _rows_of(lane: str, totals: Sequence[Totals]) -> list[Totals]:
+    if lane == RESCUE:
+        return [row for row in totals if row.kind is EntryKind.RESCUE]
+    return [row for row in totals if row.lane == lane and row.kind is not EntryKind.RESCUE]
+
+
+def _lane_table(board: Board, totals: Sequence[Totals]) -> Table:
+    table = Table(title="Lanes", title_justify="left", title_style="bold", box=SIMPLE_HEAD, collapse_padding=True)
+    table.add_column("lane")
+    for name in ("calls", "batches", "median\nwait", "longest\nwait", "paid", "would have\npaid", "saved"):
+        table.add_column(name, justify="right")
+    for lane in (NOW, BATCH, RESCUE):
+        money = _money(Summary.of(_rows_of(lane, totals)))
+        batches = str(len(board.batches)) if lane == BATCH else ""
+        table.add_row(lane, str(len(board.waits[lane])), batches, *board.wait_of(lane), *money)
+    table.add_section()
+    calls = str(sum(len(waits) for waits in board.waits.values()))
+    table.add_row("sum", calls, str(len(board.batches)), "", "", *_money(Summary.of(totals)), style="bold")
+    return table
+
+
+def _money(summary: Summary) -> tuple[str, str, str]:
+    return dollars(summary.paid), dollars(summary.would_have_paid), dollars(summary.saved)
+
+
+def _conclude(console: Console, verdict: Verdict, store: Path | None) -> None:
+    paid, bill = f"${verdict.paid / 1e9:.9f}", f"${verdict.bill / 1e9:.9f}"
+    summary = Summary.of(verdict.totals)
+    console.print(
+        f"{verdict.calls} calls cost {dollars(summary.paid)} instead of {dollars(summary.would_have_paid)}: "
+        f"{summary.share or 0:.0%} saved.",
+        highlight=False,
+    )
+    console.print(f"The ledger says {paid}, the provider's own bill {bill}.", highlight=False)
+    said = ("They are equal.", "green") if verdict.equal else ("They differ, and must not.", "bold red")
+    console.print(Text(*said), Text(), sep="\n")
+    console.print(_next_steps(store))
+
+
+def _next_steps(store: Path | None) -> Table:
+    table = Table(title="Try next", title_justify="left", title_style="bold", box=None, show_header=False)
+    table.add_column(no_wrap=True)
+    table.add_column(no_wrap=True, style="bold", overflow="fold")
+    table.add_row("a stand-in provider", "carpool mock")
+    table.add_row("a proxy in front of it", "carpool serve --upstream http://127.0.0.1:8788")
+    table.add_row("your agents through it", "ANTHROPIC_BASE_URL=http://127.0.0.1:8787/@budget=10m")
+    kept = f"carpool stats --store {store}" if store else "carpool demo --store carpool.db && carpool stats"
+    table.add_row("what was paid", kept)
+    return table

@@ -1,0 +1,43 @@
+"""The production engine under virtual time: a seed makes a world, the checks hold it against the promises."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from carpool.sim.checks import problems
+from carpool.sim.plan import Plan, draw
+from carpool.sim.timeline import Timeline, run
+from carpool.sim.world import World, run_world
+
+__all__ = ["Plan", "Report", "World", "draw", "simulate"]
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    seed: int
+    problems: tuple[str, ...]
+    story: str
+    calls: int
+    batches: int
+    simulated_s: float
+
+
+def simulate(seed: int) -> Report:
+    """One world, from its seed to the verdict."""
+    timeline = Timeline()
+    return run(_simulate(draw(seed), timeline), timeline)
+
+
+async def _simulate(plan: Plan, timeline: Timeline) -> Report:
+    world = await run_world(plan, timeline)
+    try:
+        return Report(
+            seed=plan.seed,
+            problems=tuple(await problems(world)),
+            story=world.story.text(),
+            calls=len(world.turns),
+            batches=len(world.provider.batches),
+            simulated_s=timeline.time(),
+        )
+    finally:
+        await world.store.aclose()

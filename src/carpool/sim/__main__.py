@@ -1,0 +1,52 @@
+"""`python -m carpool.sim 2000` runs seeds 0 to 1,999; `--seed 17` replays one, with its story."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+
+from carpool.sim import simulate
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m carpool.sim", description=__doc__)
+    parser.add_argument("seeds", nargs="?", type=int, default=200, help="how many seeds")
+    parser.add_argument("--first", type=int, default=0, help="the first seed")
+    parser.add_argument("--seed", type=int, default=None, help="replay this one, with its story")
+    asked = parser.parse_args()
+    if asked.seed is not None:
+        return _replay(asked.seed)
+    return _many(asked.first, asked.seeds)
+
+
+def _replay(seed: int) -> int:
+    report = simulate(seed)
+    sys.stdout.write(report.story + "\n\n")
+    for problem in report.problems:
+        sys.stdout.write(f"WRONG  {problem}\n")
+    sys.stdout.write(f"Seed {seed}: {'clean' if not report.problems else 'broken'}.\n")
+    return 1 if report.problems else 0
+
+
+def _many(first: int, count: int) -> int:
+    started = time.perf_counter()
+    broken = []
+    calls = batches = 0
+    for seed in range(first, first + count):
+        report = simulate(seed)
+        calls, batches = calls + report.calls, batches + report.batches
+        if report.problems:
+            broken.append(seed)
+            sys.stdout.write(f"Seed {seed}: {report.problems[0]}\n")
+            sys.stdout.flush()
+    took = time.perf_counter() - started
+    sys.stdout.write(
+        f"{count} seeds, {calls:,} calls, {batches:,} batches in {took:.1f} s: {count / took:.1f} seeds/s. "
+        + (f"{len(broken)} broken, the first is {broken[0]}.\n" if broken else "All clean.\n")
+    )
+    return 1 if broken else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,167 @@
+"""The wire of the simulation: requests reach the stand-in's app inside the process, after a while, if at all.
+
+A request that has left is on its own: it may arrive although its sender died, or be lost although it was sent.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import AsyncIterator
+from typing import Any
+from urllib.parse import urlsplit
+
+from carpool.errors import NotConnected, Severed, TimedOut
+from carpool.mock import ConnectionCut, MockAnthropic
+from carpool.model import Headers
+from carpool.ports import WireRequest, WireResponse
+
+_END = b""
+
+
+class Network:
+    """One way to the provider for all processes. Its tasks outlive whoever sent the request."""
+
+    def __init__(
+        self, provider: MockAnthropic, rng: random.Random, *, refuse: float = 0.0, latency: float = 0.05
+    ) -> None:
+        self._provider = provider
+        self._rng = rng
+        self._refuse = refuse
+        self._latency = latency
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def open(self, request: WireRequest) -> Exchange:
+        if self._rng.random() < self._refuse:
+            await asyncio.sleep(self._latency)
+            raise NotConnected("The connection was refused.")
+        body = request.body
+        data = body if isinstance(body, bytes) else b"".join([piece async for piece in body.pieces])
+        if not isinstance(body, bytes) and len(data) != body.length:
+            raise AssertionError(f"A body of {len(data)} bytes was announced as {body.length}.")
+        await asyncio.sleep(self._rng.random() * self._latency)
+        exchange = Exchange(request.timeout)
+        task = asyncio.create_task(self._carry(request, data, exchange))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return exchange
+
+    async def _carry(self, request: WireRequest, data: bytes, exchange: Exchange) -> None:
+        try:
+            await self._provider.app(_scope(request), _receiver(data), exchange.take)
+            exchange.finish(None)
+        except ConnectionCut:
+            exchange.finish(Severed("The connection was cut."))
+
+    async def close(self) -> None:
+        for task in list(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+
+class Exchange:
+    """What came back so far. Implements `ports.WireResponse` once the head is there."""
+
+    def __init__(self, timeout: float) -> None:
+        self._timeout = timeout
+        self._status = 0
+        self._headers: Headers = ()
+        self._pieces: asyncio.Queue[bytes | Exception] = asyncio.Queue()
+        self._head: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    # the provider's side
+
+    async def take(self, message: Any) -> None:
+        if message["type"] == "http.response.start":
+            self._status = message["status"]
+            self._headers = tuple((n.decode("latin-1").lower(), v.decode("latin-1")) for n, v in message["headers"])
+            if not self._head.done():
+                self._head.set_result(None)
+        elif message.get("body"):
+            self._pieces.put_nowait(message["body"])
+
+    def finish(self, error: Exception | None) -> None:
+        if error is not None and not self._head.done():
+            self._head.set_exception(error)
+        else:
+            self._pieces.put_nowait(error or _END)
+
+    # the client's side
+
+    async def head(self) -> WireResponse:
+        try:
+            await asyncio.wait_for(asyncio.shield(self._head), self._timeout)
+        except TimeoutError:
+            self._head.add_done_callback(lambda future: future.cancelled() or future.exception())
+            raise TimedOut("The provider did not answer in time.") from None
+        return self
+
+    @property
+    def status(self) -> int:
+        return self._status
+
+    @property
+    def headers(self) -> Headers:
+        return self._headers
+
+    async def chunks(self) -> AsyncIterator[bytes]:
+        while True:
+            try:
+                piece = await asyncio.wait_for(self._pieces.get(), self._timeout)
+            except TimeoutError:
+                raise TimedOut("The provider fell silent.") from None
+            if isinstance(piece, Exception):
+                raise piece
+            if piece == _END:
+                return
+            yield piece
+
+    async def read(self) -> bytes:
+        return b"".join([piece async for piece in self.chunks()])
+
+    async def aclose(self) -> None:
+        return
+
+
+class SimWire:
+    """`ports.Wire` of one process. When the process is dead nothing leaves it any more."""
+
+    def __init__(self, network: Network) -> None:
+        self._network = network
+        self.dead = False
+
+    async def send(self, request: WireRequest) -> WireResponse:
+        if self.dead:
+            raise asyncio.CancelledError
+        exchange = await self._network.open(request)
+        return await exchange.head()
+
+    async def aclose(self) -> None:
+        return
+
+
+def _scope(request: WireRequest) -> dict[str, Any]:
+    url = urlsplit(request.url)
+    headers = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in request.headers]
+    return {
+        "type": "http",
+        "method": request.method,
+        "path": url.path,
+        "raw_path": url.path.encode(),
+        "query_string": url.query.encode(),
+        "scheme": url.scheme,
+        "headers": [*headers, (b"host", url.netloc.encode())],
+    }
+
+
+def _receiver(data: bytes) -> Any:
+    given = False
+
+    async def receive() -> dict[str, Any]:
+        nonlocal given
+        if given:
+            await asyncio.Event().wait()
+        given = True
+        return {"type": "http.request", "body": data, "more_body": False}
+
+    return receive

@@ -1,0 +1,215 @@
+"""A world drawn from a seed: who calls, with what budgets, what goes wrong, and who dies when. Pure."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, field
+
+from carpool.mock import Constant, Faults, Latency, LogNormal, Mixture, MockConfig, Uniform
+from carpool.model import Headers
+from carpool.policy import RoutingPolicy
+
+MODELS = ("claude-sonnet-5", "claude-haiku-4-5", "claude-opus-4-8")
+VERSIONS = ("2023-06-01", "2026-10-21")
+BUDGETS = (None, None, 2.0, 30.0, 90.0, 300.0, 900.0, 3600.0, 6 * 3600.0)
+# Each drawn fault gets a chance up to this.
+FAULTS = {
+    "create_cut": 0.3,
+    "create_500": 0.3,
+    "create_529": 0.2,
+    "create_429": 0.3,
+    "create_429_bare": 0.2,
+    "create_hang": 0.2,
+    "create_slow": 0.3,
+    "create_accepted_cut": 0.4,
+    "create_accepted_500": 0.4,
+    "create_accepted_529": 0.2,
+    "create_accepted_hang": 0.3,
+    "batch_stuck": 0.4,
+    "list_lag": 0.5,
+    "stranger": 0.6,
+    "poll_cut": 0.4,
+    "poll_500": 0.4,
+    "poll_529": 0.2,
+    "poll_429": 0.3,
+    "poll_429_bare": 0.2,
+    "poll_hang": 0.2,
+    "poll_garbage": 0.3,
+    "cancel_500": 0.3,
+    "cancel_429": 0.3,
+    "cancel_accepted_cut": 0.3,
+    "cancel_accepted_500": 0.3,
+    "cancel_slow": 0.4,
+    "results_cut": 0.3,
+    "results_500": 0.3,
+    "results_429": 0.3,
+    "results_hang": 0.2,
+    "results_cut_midway": 0.4,
+    "line_missing": 0.1,
+    "line_duplicate": 0.2,
+    "line_unknown": 0.2,
+    "line_malformed": 0.1,
+    "line_api_error": 0.15,
+    "line_overloaded": 0.15,
+    "line_expired": 0.1,
+}
+SYNC_FAULTS = {
+    "sync_cut": 0.2,
+    "sync_500": 0.3,
+    "sync_529": 0.3,
+    "sync_429": 0.3,
+    "sync_429_bare": 0.2,
+    "sync_accepted_cut": 0.2,
+    "sync_accepted_hang": 0.1,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class AgentPlan:
+    name: str
+    key: str  # the API key it sends
+    bearer: bool
+    version: str
+    beta: str | None
+    starts: float
+    turns: tuple[TurnPlan, ...]
+
+    @property
+    def secret(self) -> Headers:
+        return (("authorization", f"Bearer {self.key}"),) if self.bearer else (("x-api-key", self.key),)
+
+
+@dataclass(frozen=True, slots=True)
+class TurnPlan:
+    text: str
+    model: str
+    max_tokens: int
+    budget: float | None
+    keyed: bool
+    pause: float
+    leaves_after: float | None  # the client gives up waiting, and comes back
+    away: float
+
+
+@dataclass(frozen=True, slots=True)
+class Crash:
+    at: float
+    back_after: float
+    clean: bool  # the successor knows at once that the process is dead (the file's lock); else the lease must lapse
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    seed: int
+    mock: MockConfig
+    policy: RoutingPolicy
+    agents: tuple[AgentPlan, ...]
+    crashes: tuple[Crash, ...]
+    engines: int
+    clock_offset: float
+    refuse: float
+    calm: bool  # nothing in this world excuses a missed deadline
+    notes: tuple[str, ...] = field(default=())
+
+
+def draw(seed: int) -> Plan:
+    rng = random.Random(seed)  # noqa: S311  a world must be the same every time
+    keys = [f"sk-sim-{number}" for number in range(rng.choice([1, 1, 2, 3]))]
+    crashes = _crashes(rng)
+    faults, sync_faults = _faults(rng)
+    engines = rng.choice([1, 1, 1, 2])
+    refuse = rng.choice([0.0, 0.0, 0.1])
+    mock = _mock(rng, seed, faults, sync_faults, keys)
+    calm = not crashes and not sync_faults and refuse == 0.0 and mock.sync_rpm is None
+    agents = tuple(_agent(rng, number, keys) for number in range(rng.choice([1, 3, 8, 20])))
+    offset = rng.choice([0.0, 0.0, -40.0, 35.0, 600.0])
+    return Plan(seed, mock, _policy(rng), agents, crashes, engines, offset, refuse, calm)
+
+
+def _crashes(rng: random.Random) -> tuple[Crash, ...]:
+    count = rng.choice([0, 0, 1, 2, 4])
+    at, crashes = 0.0, []
+    for _ in range(count):
+        at += rng.choice([0.3, 1.0, 2.0, 30.0, 120.0, 600.0]) * (0.5 + rng.random())
+        crash = Crash(at, rng.choice([0.0, 1.0, 20.0, 400.0]), rng.random() < 0.7)
+        at += crash.back_after
+        crashes.append(crash)
+    return tuple(crashes)
+
+
+def _faults(rng: random.Random) -> tuple[dict[str, float], dict[str, float]]:
+    level = rng.choice([0, 0.1, 0.3])
+    drawn = {name: rng.random() * most for name, most in FAULTS.items() if rng.random() < level}
+    sync = {name: rng.random() * most for name, most in SYNC_FAULTS.items() if rng.random() < level / 2}
+    return drawn, sync
+
+
+def _mock(
+    rng: random.Random, seed: int, faults: dict[str, float], sync_faults: dict[str, float], keys: list[str]
+) -> MockConfig:
+    shared = dict.fromkeys(keys, "shared") if rng.random() < 0.3 else {}
+    return MockConfig(
+        seed=seed,
+        batch_latency=_batch_latency(rng),
+        per_request=rng.random() < 0.5,
+        batch_execution=Uniform(0.5, 5.0),
+        sync_latency=Uniform(0.2, 3.0),
+        control_latency=Uniform(0.01, 0.3),
+        cancel_latency=Uniform(0.5, 10.0),
+        workspaces=shared,
+        batch_rpm=rng.choice([5.0, 50.0, 1000.0]),
+        sync_rpm=rng.choice([None, None, 20.0]),
+        expiry_s=rng.choice([86_400.0, 1800.0]),
+        faults=Faults(
+            **faults,  # type: ignore[arg-type]
+            **sync_faults,  # type: ignore[arg-type]
+            hang_s=300.0,
+            stuck_s=rng.choice([600.0, float("inf")]),
+            list_lag_s=rng.choice([5.0, 45.0]),
+            clock_offset_s=rng.choice([0.0, 0.0, 20.0, -45.0]),
+        ),
+    )
+
+
+def _batch_latency(rng: random.Random) -> Latency:
+    usual: Latency = LogNormal(100.0, 0.5)
+    tailed: Latency = Mixture(((0.95, usual), (0.05, LogNormal(1800.0, 1.0))))
+    return rng.choice([Constant(2.0), usual, tailed])
+
+
+def _policy(rng: random.Random) -> RoutingPolicy:
+    return RoutingPolicy(
+        sync_max_latency_ms=rng.choice([None, None, 5000]),
+        batch_window_ms=rng.choice([None, None, 5000]),
+        batch_min_size=rng.choice([None, None, 3]),
+        batch_max_size=rng.choice([None, None, 3, 5]),
+        poll_interval_s=rng.choice([None, None, 1.0]),
+        batch_rpm=rng.choice([None, 5, 50]),
+        linger_ms=rng.choice([0, 500]),
+    )
+
+
+def _agent(rng: random.Random, number: int, keys: list[str]) -> AgentPlan:
+    return AgentPlan(
+        name=f"agent {number}",
+        key=rng.choice(keys),
+        bearer=rng.random() < 0.5,
+        version=rng.choice(VERSIONS),
+        beta=rng.choice([None, None, "output-300k-2026-03-24"]),
+        starts=rng.choice([0.0, 0.2, 5.0, 200.0]) * rng.random(),
+        turns=tuple(_turn(rng, number, turn) for turn in range(rng.choice([1, 2, 4]))),
+    )
+
+
+def _turn(rng: random.Random, number: int, turn: int) -> TurnPlan:
+    special = rng.choice([""] * 12 + [" [error:invalid_request_error]", " [tool]"])
+    return TurnPlan(
+        text=f"agent {number}, turn {turn}{special}",
+        model=rng.choice(MODELS),
+        max_tokens=rng.choice([50, 200, 4000, 16000]),
+        budget=rng.choice(BUDGETS),
+        keyed=rng.random() < 0.4,
+        pause=rng.choice([0.0, 1.0, 60.0]) * rng.random(),
+        leaves_after=rng.choice([None, None, None, 1.0, 60.0]),
+        away=rng.choice([0.1, 5.0, 300.0]),
+    )

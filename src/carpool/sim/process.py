@@ -1,0 +1,146 @@
+"""A process of the simulation: an engine on the shared store, which can be killed between any two of its steps."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from typing import Any, cast
+
+from carpool.dialects import get as get_dialect
+from carpool.doors.intake import make_call
+from carpool.doors.options import Options
+from carpool.engine import Engine, Event, Keyring, Reply, Upstream
+from carpool.engine.events import BatchAbandoned
+from carpool.model import Call, Headers
+from carpool.policy import RoutingPolicy
+from carpool.ports import RawRequest, Store
+from carpool.prices import PriceBook
+from carpool.sim.network import Network, SimWire
+from carpool.sim.story import Story
+from carpool.sim.timeline import VirtualClock
+
+BASE_URL = "http://provider.invalid"
+
+
+class MortalStore:
+    """The store as one process reaches it: every operation takes a moment, and none starts after the process died.
+
+    The moments before and after an operation are where the tasks of a process interleave, and where it may be killed.
+    """
+
+    def __init__(self, store: Store, rng: random.Random, slowness: float) -> None:
+        self._store = store
+        self._rng = rng
+        self._slowness = slowness
+        self.dead = False
+
+    def __getattr__(self, name: str) -> Any:
+        operation = getattr(self._store, name)
+
+        async def reached(*args: Any, **kwargs: Any) -> Any:
+            await self._moment()
+            result = await operation(*args, **kwargs)
+            await self._moment()
+            return result
+
+        return reached
+
+    async def lines(self, batch: int) -> AsyncIterator[list[tuple[int, bytes]]]:
+        async for chunk in self._store.lines(batch):
+            await self._moment()
+            yield chunk
+
+    def subscribe(self, listener: Callable[[Sequence[int]], None]) -> Callable[[], None]:
+        return self._store.subscribe(listener)
+
+    async def aclose(self) -> None:
+        return  # the disk outlives the process
+
+    @property
+    def durable(self) -> bool:
+        return True
+
+    @property
+    def pepper(self) -> bytes:
+        return self._store.pepper
+
+    async def _moment(self) -> None:
+        await asyncio.sleep(self._rng.random() * self._slowness)
+        if self.dead:
+            raise asyncio.CancelledError
+
+
+class Process:
+    def __init__(
+        self,
+        name: str,
+        store: Store,
+        network: Network,
+        clock: VirtualClock,
+        policy: RoutingPolicy,
+        prices: PriceBook,
+        story: Story,
+        rng: random.Random,
+    ) -> None:
+        self.name = name
+        self.died: asyncio.Event = asyncio.Event()
+        self._story = story
+        self._clock = clock
+        self._store = MortalStore(store, rng, slowness=rng.choice([0.0, 0.002, 0.05]))
+        self._wire = SimWire(network)
+        self._upstream = Upstream("anthropic", BASE_URL, get_dialect("anthropic"), self._wire)
+        self.engine = Engine(
+            store=cast("Store", self._store),
+            clock=clock,
+            upstreams={"anthropic": self._upstream},
+            keyring=Keyring(store.pepper),
+            policy=policy,
+            prices=prices,
+            hooks=(self._tell,),
+            rng=rng,
+        )
+        self.abandoned: list[int] = []
+        self._submits: set[asyncio.Task[Reply]] = set()
+
+    def _tell(self, event: Event) -> None:
+        if isinstance(event, BatchAbandoned):
+            self.abandoned.append(event.batch)
+        self._story.event(self.name, event)
+
+    async def start(self) -> None:
+        await self.engine.start()
+
+    def show(self, secrets: Iterable[Headers]) -> None:
+        """Lets the process know these keys, so that what waits for them goes on."""
+        for secret in secrets:
+            self.engine.enrol("anthropic", secret)
+
+    def call(self, raw: RawRequest, options: Options) -> Call:
+        return make_call(self.engine, self._upstream, self._clock, raw, options)
+
+    async def submit(self, call: Call) -> Reply | None:
+        """The reply, or None when the process died first: then the client's connection is simply gone."""
+        task = asyncio.create_task(self.engine.submit(call))
+        self._submits.add(task)
+        task.add_done_callback(self._submits.discard)
+        dying = asyncio.create_task(self.died.wait())
+        try:
+            await asyncio.wait({task, dying}, return_when=asyncio.FIRST_COMPLETED)
+            if self.died.is_set():
+                return None
+            reply = task.result()
+            self.engine.delivered_soon(reply.ticket)
+            return reply
+        finally:
+            dying.cancel()
+            task.cancel()
+
+    def kill(self) -> None:
+        """kill -9: nothing more is written, sent or told."""
+        self._store.dead = True
+        self._wire.dead = True
+        self.died.set()
+        self.engine.abort()
+        for task in self._submits:
+            task.cancel()

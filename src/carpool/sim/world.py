@@ -1,0 +1,127 @@
+"""One simulated run: the production engine, dialect and store under virtual time, against a world drawn from a seed."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from dataclasses import dataclass, field
+
+from carpool.lifecycle import UNFINISHED
+from carpool.mock import MockAnthropic
+from carpool.prices import PriceBook
+from carpool.sim.agents import Agent, Turn
+from carpool.sim.network import Network
+from carpool.sim.plan import Crash, Plan
+from carpool.sim.process import Process
+from carpool.sim.story import Story
+from carpool.sim.timeline import Timeline, VirtualClock
+from carpool.stores import SqliteStore
+
+LONGEST_S = 10 * 86_400.0
+AFTERMATH_S = 4 * 86_400.0  # unfinished batches are followed, abandoned ones watched, to their end
+PRICES = PriceBook()  # rate cards are cached: one book for all worlds
+
+
+@dataclass(slots=True)
+class World:
+    """Everything that a finished run leaves behind, for the checks."""
+
+    plan: Plan
+    provider: MockAnthropic
+    store: SqliteStore
+    story: Story
+    turns: list[Turn]
+    processes: list[Process] = field(default_factory=list)
+    stuck: str | None = None
+
+
+class Run:
+    def __init__(self, plan: Plan, timeline: Timeline, store: SqliteStore) -> None:
+        self._plan = plan
+        self._timeline = timeline
+        self._rng = random.Random(plan.seed + 1)  # noqa: S311  a world must be the same every time
+        self._story = Story(timeline.now)
+        self._provider = MockAnthropic(plan.mock, now=timeline.now)
+        self._network = Network(self._provider, self._rng, refuse=plan.refuse)
+        self._live: list[Process] = []
+        self._somebody = asyncio.Event()
+        agents = [Agent(agent, self._find, timeline.now, self._story) for agent in plan.agents]
+        self._agents = agents
+        self.world = World(plan, self._provider, store, self._story, [t for agent in agents for t in agent.turns])
+
+    async def go(self) -> World:
+        for number in range(self._plan.engines):
+            await self._boot(f"engine {number}")
+        crashing = asyncio.create_task(self._crash_all())
+        agents = [asyncio.create_task(agent.run()) for agent in self._agents]
+        try:
+            async with asyncio.timeout(LONGEST_S):
+                await asyncio.gather(*agents)
+                await crashing
+        except TimeoutError:
+            self.world.stuck = "some agents never got an answer"
+        await self._aftermath()
+        for process in self._live:
+            await process.engine.close(0.0)
+        await self._network.close()
+        return self.world
+
+    # processes
+
+    async def _boot(self, name: str) -> None:
+        process = Process(
+            name,
+            self.world.store,
+            self._network,
+            VirtualClock(self._timeline, self._plan.clock_offset),
+            self._plan.policy,
+            PRICES,
+            self._story,
+            random.Random(self._rng.random()),  # noqa: S311
+        )
+        self.world.processes.append(process)
+        await process.start()
+        self._live.append(process)
+        self._somebody.set()
+        self._story.tell(name, "starts")
+
+    async def _find(self) -> Process:
+        while not self._live:
+            self._somebody.clear()
+            await self._somebody.wait()
+        return self._rng.choice(self._live)
+
+    async def _crash_all(self) -> None:
+        for number, crash in enumerate(self._plan.crashes):
+            await asyncio.sleep(max(0.0, crash.at - self._timeline.time()))
+            await self._crash(crash, number)
+
+    async def _crash(self, crash: Crash, number: int) -> None:
+        victim = self._live.pop(self._rng.randrange(len(self._live)))
+        victim.kill()
+        self._story.tell(victim.name, "is killed")
+        if crash.clean:  # whoever opens the file next has its lock, so its leases are void
+            await self.world.store.leave(victim.engine.name)
+        await asyncio.sleep(crash.back_after)
+        await self._boot(f"engine {number + 2}")
+
+    # the end
+
+    async def _aftermath(self) -> None:
+        """Gives what was bought the time to be collected."""
+        for process in self._live:
+            process.show(agent.secret for agent in self._plan.agents)
+        waited = 0.0
+        while waited < AFTERMATH_S and await self._unfinished():
+            await asyncio.sleep(1800.0)
+            waited += 1800.0
+
+    async def _unfinished(self) -> int:
+        counts = await self.world.store.counts()
+        tickets = counts["tickets.queued"] + counts["tickets.boarded"] + counts["tickets.sending"]
+        return tickets + sum(counts.get(f"batches.{state}", 0) for state in UNFINISHED)
+
+
+async def run_world(plan: Plan, timeline: Timeline) -> World:
+    store = await SqliteStore.open(None, threaded=False, secret=b"simulation")
+    return await Run(plan, timeline, store).go()

@@ -1,0 +1,72 @@
+"""A store's file from the lock to a session that is ready, and back."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sqlite3
+
+from carpool.stores._lock import FileLock
+from carpool.stores._opening import check_path, check_secret, connect, migrate, void_the_dead
+from carpool.stores._session import Session
+from carpool.stores._trouble import translate
+from carpool.stores.secret import load_secret
+
+_MEMORY = "in memory"
+
+Opened = tuple[Session, FileLock | None, bytes]
+
+
+async def open_aside(path: str | None, secret: bytes | None) -> Opened:
+    """Opens in another thread. A caller that is cancelled meanwhile leaves no lock behind."""
+    opening = asyncio.get_running_loop().run_in_executor(None, open_here, path, secret)
+    try:
+        return await asyncio.shield(opening)
+    except asyncio.CancelledError:
+        opening.add_done_callback(_discard)
+        raise
+
+
+def _discard(opening: asyncio.Future[Opened]) -> None:
+    if not opening.cancelled() and opening.exception() is None:
+        session, lock, _ = opening.result()
+        let_go(session, lock)
+
+
+def let_go(session: Session, lock: FileLock | None) -> None:
+    session.connection.close()
+    if lock is not None:
+        lock.release()
+
+
+def open_here(path: str | None, secret: bytes | None) -> Opened:
+    """The secret, where none is given, is the one in the environment or beside the file."""
+    if path is None:
+        secret = secret or load_secret(None, os.environ)
+        return _session(None, secret), None, secret
+    real = os.path.realpath(path)  # two names of one file share one lock
+    check_path(real)
+    lock = FileLock(real)
+    lock.acquire()
+    try:
+        secret = secret or load_secret(real, os.environ)
+        return _session(real, secret), lock, secret
+    except BaseException:
+        lock.release()
+        raise
+
+
+def _session(path: str | None, secret: bytes) -> Session:
+    name = path or _MEMORY
+    try:
+        connection = connect(path)
+        try:
+            migrate(connection, name)
+            check_secret(connection, secret, name)
+            void_the_dead(connection)
+            return Session(connection, name)
+        except BaseException:
+            connection.close()
+            raise
+    except sqlite3.Error as error:
+        raise translate(error, name) from error

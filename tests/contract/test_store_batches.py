@@ -1,0 +1,315 @@
+"""What every store promises about batches: intents, moves, leases and takeovers."""
+
+from __future__ import annotations
+
+import pytest
+from stores import (
+    CRED,
+    LEASE,
+    ME,
+    OTHER,
+    ROADS,
+    STRANGER,
+    T0,
+    admission,
+    admit,
+    attempt,
+    board,
+    counted,
+    outcome,
+    pool,
+)
+
+from carpool.errors import IllegalMove, Misuse
+from carpool.lifecycle import BATCH_MOVES, UNFINISHED, BatchState, TicketState
+from carpool.model import Intent, Lane, OpenCalls, Settlement
+from carpool.ports import Store
+
+UNBOUNDED = 10**12
+
+
+async def the_pool(store: Store, credential: str = CRED) -> int:
+    [view] = await store.pools([credential])
+    return view.pool
+
+
+async def bodies(store: Store, batch: int) -> dict[int, bytes]:
+    return dict([line async for chunk in store.lines(batch) for line in chunk])
+
+
+# ---------------------------------------------------------------- intents
+
+
+async def test_an_intent_claims_the_most_pressing_calls_first(store: Store) -> None:
+    await admit(store, 1, rescue_at=None, arrived=T0)
+    await admit(store, 2, rescue_at=T0 + 50, arrived=T0 + 3)
+    await admit(store, 3, rescue_at=T0 + 50, arrived=T0 + 2)
+    await admit(store, 4, rescue_at=T0 + 40, arrived=T0 + 9)
+    number = await the_pool(store)
+    claimed = []
+    for count in (1, 1, 5):
+        batch = await store.intend(Intent(number, f"n{count}", count, UNBOUNDED, ME, T0 + 10))
+        assert batch is not None
+        claimed.append(sorted(await bodies(store, batch.id)))
+    assert claimed == [[4], [3], [1, 2]]
+    assert await store.intend(Intent(number, "n", 5, UNBOUNDED, ME, T0)) is None
+
+
+async def test_an_intent_is_a_batch_about_to_be_sent(store: Store) -> None:
+    await admit(store, 1, body=b"123")
+    await admit(store, 2, body=b"4567")
+    await admit(store, 3, lane=Lane.NOW)
+    batch = await store.intend(Intent(await the_pool(store), "nonce", 10, UNBOUNDED, ME, T0 + 10))
+    assert batch is not None
+    assert (batch.state, batch.owner, batch.nonce, batch.key) == (BatchState.SUBMITTING, ME, "nonce", pool())
+    assert (batch.count, batch.bytes, batch.intended_at) == (2, 7, T0 + 10)
+    assert (batch.sent_at, batch.provider_id, batch.abandoned, batch.note) == (None, None, False, "")
+    assert await store.batch(batch.id) == batch
+    assert await store.batches(ME) == [batch]
+    assert await store.pools([CRED]) == []
+    assert await bodies(store, batch.id) == {1: b"123", 2: b"4567"}
+    assert await counted(store, "tickets.boarded") == 2
+
+
+@pytest.mark.parametrize(("limit", "claimed"), [(2, 1), (3, 1), (5, 1), (6, 2), (8, 2), (9, 3)])
+async def test_an_intent_keeps_to_its_bytes_but_takes_at_least_one(store: Store, limit: int, claimed: int) -> None:
+    for ticket in (1, 2, 3):
+        await admit(store, ticket, body=b"xyz", arrived=T0 + ticket)
+    batch = await store.intend(Intent(await the_pool(store), "n", 10, limit, ME, T0))
+    assert batch is not None
+    assert (batch.count, batch.bytes) == (claimed, 3 * claimed)
+
+
+async def test_lines_come_in_chunks_in_a_stable_order(store: Store) -> None:
+    tickets = list(range(1, 1301))
+    await admit(store, *reversed(tickets))
+    batch = await store.intend(Intent(await the_pool(store), "n", 5000, UNBOUNDED, ME, T0))
+    assert batch is not None
+    chunks = [chunk async for chunk in store.lines(batch.id)]
+    assert len(chunks) > 1
+    assert [ticket for chunk in chunks for ticket, _ in chunk] == tickets
+    assert [chunk async for chunk in store.lines(99)] == []
+
+
+async def test_large_lines_come_in_small_chunks(store: Store) -> None:
+    await admit(store, 1, 2, 3, body=b"x" * 3_000_000)
+    batch = await store.intend(Intent(await the_pool(store), "n", 5000, UNBOUNDED, ME, T0))
+    assert batch is not None
+    assert [len(chunk) async for chunk in store.lines(batch.id)] == [1, 1, 1]
+
+
+async def test_lines_stay_whole_while_the_batch_is_sent(store: Store) -> None:
+    """A rescue that is settled meanwhile must not shorten a body whose length was promised."""
+    batch = await board(store, [1, 2])
+    await store.start_sending(attempt(1))
+    await store.settle([Settlement(1, outcome())], T0)
+    assert set(await bodies(store, batch.id)) == {1, 2}
+
+
+# ---------------------------------------------------------------- moves
+
+
+@pytest.mark.parametrize("source", list(BatchState))
+async def test_batches_move_as_the_table_says_and_no_other_way(store: Store, source: BatchState) -> None:
+    batch = await board(store, [1], state=source)
+    for target in BatchState:
+        if target not in BATCH_MOVES[source]:
+            with pytest.raises(IllegalMove):
+                await store.move(batch.id, target, note="no")
+            with pytest.raises(IllegalMove):
+                await store.release(batch.id, target, Lane.NOW, T0, "no")
+    assert await store.batch(batch.id) == batch
+    assert await counted(store, "tickets.boarded") == 1
+    for target in sorted(BATCH_MOVES[source])[:1]:
+        assert (await store.move(batch.id, target)).state is target
+
+
+async def test_a_move_sets_the_named_fields(store: Store) -> None:
+    batch = await board(store, [1])
+    moved = await store.move(
+        batch.id,
+        BatchState.OPEN,
+        sent_at=T0 + 1,
+        resolved_at=T0 + 2,
+        provider_id="msgbatch_1",
+        expires_at=T0 + 3,
+        clock_offset=-0.25,
+    )
+    assert (moved.sent_at, moved.resolved_at, moved.provider_id) == (T0 + 1, T0 + 2, "msgbatch_1")
+    assert (moved.expires_at, moved.clock_offset) == (T0 + 3, -0.25)
+    await store.annotate(batch.id, abandoned=True, note="seen", ended_at=T0 + 4)
+    noted = await store.batch(batch.id)
+    assert noted is not None
+    assert (noted.state, noted.abandoned, noted.note, noted.ended_at) == (BatchState.OPEN, True, "seen", T0 + 4)
+    assert noted.provider_id == "msgbatch_1"
+
+
+async def test_other_fields_and_other_batches_are_refused(store: Store) -> None:
+    batch = await board(store, [1])
+    with pytest.raises(Misuse):
+        await store.annotate(batch.id, owner="me")
+    with pytest.raises(Misuse):
+        await store.move(batch.id, BatchState.OPEN, state="void")
+    with pytest.raises(IllegalMove):
+        await store.move(99, BatchState.OPEN)
+    with pytest.raises(IllegalMove):
+        await store.annotate(99, note="x")
+    assert await store.batch(batch.id) == batch
+    assert await store.batch(99) is None
+
+
+async def test_release_returns_the_boarded_and_lets_the_sending_travel(store: Store) -> None:
+    batch = await board(store, [1, 2, 3, 4])
+    await store.start_sending(attempt(1))
+    await store.settle([Settlement(4, outcome())], T0)
+    assert await store.release(batch.id, BatchState.REFUSED, Lane.BATCH, T0 + 9, "refused") == 2
+    states = {view.ticket: (view.state, view.requeues) for view in await store.views([1, 2, 3])}
+    assert states == {1: (TicketState.SENDING, 0), 2: (TicketState.QUEUED, 1), 3: (TicketState.QUEUED, 1)}
+    [view] = await store.pools([CRED])
+    assert view.count == 2
+    parcel = await store.parcel(2)
+    assert parcel is not None
+    assert parcel.reason == "refused"
+    assert not await store.stop_sending(1)  # it has no batch any more
+    assert (await store.open_calls(batch.id)).count == 0
+
+
+async def test_release_on_now_makes_due_at_once(store: Store) -> None:
+    batch = await board(store, [1, 2])
+    await store.release(batch.id, BatchState.REFUSED, Lane.NOW, T0 + 9, "can't batch")
+    assert [(due.ticket, due.rescue_at, due.lane) for due in await store.due([CRED], T0 + 9, 10)] == [
+        (1, T0 + 9, Lane.NOW),
+        (2, T0 + 9, Lane.NOW),
+    ]
+    assert await store.pools([CRED]) == []
+
+
+async def test_unfinished_batches_of_an_engine_come_oldest_first(store: Store) -> None:
+    first = await board(store, [1], nonce="a")
+    second = await board(store, [2], nonce="b")
+    await board(store, [3], nonce="c", state=BatchState.COLLECTED)
+    await board(store, [4], nonce="d", owner=OTHER)
+    assert [batch.id for batch in await store.batches(ME)] == [first.id, second.id]
+
+
+async def test_open_calls_and_open_tickets(store: Store) -> None:
+    await admit(store, 1, rescue_at=T0 + 50)
+    await admit(store, 2, rescue_at=None)
+    await admit(store, 3, rescue_at=T0 + 90, awaiter=None)
+    await admit(store, 4, rescue_at=T0 + 70)
+    await admit(store, 5, rescue_at=T0 + 80)
+    batch = await board(store, [])
+    await store.start_sending(attempt(4))
+    await store.settle([Settlement(5, outcome())], T0)
+    assert await store.open_calls(batch.id) == OpenCalls(4, 2, T0 + 70)
+    assert sorted(await store.open_tickets(batch.id, 10)) == [1, 2, 3]
+    assert len(await store.open_tickets(batch.id, 2)) == 2
+    assert await store.open_calls(99) == OpenCalls(0, 0, None)
+
+
+async def test_suspects(store: Store) -> None:
+    batch = await board(store, [1], state=BatchState.UNKNOWN)
+    await board(store, [2])
+    await store.suspect(batch.id, "p-1", "watched")
+    await store.suspect(batch.id, "p-2", "watched")
+    await store.suspect(batch.id, "p-2", "stranger")
+    assert await store.suspects(batch.id) == {"p-1": "watched", "p-2": "stranger"}
+    assert await store.known_provider_ids(CRED) == {"p-2"}
+    await store.move(batch.id, BatchState.OPEN, provider_id="p-1")
+    assert await store.known_provider_ids(CRED) == {"p-1", "p-2"}
+    assert await store.known_provider_ids(STRANGER) == set()
+
+
+# ---------------------------------------------------------------- leases
+
+
+async def test_a_batch_is_mine_while_it_is_submitting_and_my_lease_lasts(store: Store) -> None:
+    batch = await board(store, [1])
+    assert await store.still_mine(batch.id, ME, T0 + LEASE)
+    assert not await store.still_mine(batch.id, ME, T0 + LEASE + 1)
+    assert not await store.still_mine(batch.id, OTHER, T0)
+    await store.join(ME, T0 + 100, LEASE)
+    assert await store.still_mine(batch.id, ME, T0 + LEASE + 1)
+    await store.move(batch.id, BatchState.OPEN)
+    assert not await store.still_mine(batch.id, ME, T0)
+
+
+async def test_without_a_lease_nothing_is_mine(store: Store) -> None:
+    batch = await board(store, [1])
+    await store.leave(ME)
+    assert not await store.still_mine(batch.id, ME, T0)
+
+
+@pytest.mark.parametrize("state", list(BatchState))
+async def test_unfinished_batches_of_the_dead_are_taken_over(store: Store, state: BatchState) -> None:
+    batch = await board(store, [1], state=state)
+    later = T0 + LEASE + 1
+    await store.join(OTHER, later, LEASE)
+    assert await store.take_over(OTHER, [CRED], later) == (state in UNFINISHED)
+    after = await store.batch(batch.id)
+    assert after is not None
+    expected = BatchState.UNKNOWN if state is BatchState.SUBMITTING else state
+    assert after.state is expected
+    assert after.owner == (OTHER if state in UNFINISHED else ME)
+    assert not await store.still_mine(batch.id, ME, later)
+
+
+async def test_the_living_are_left_alone(store: Store) -> None:
+    batch = await board(store, [1])
+    await store.start_sending(attempt(1))
+    await store.join(OTHER, T0 + 1, LEASE)
+    assert await store.take_over(OTHER, [CRED], T0 + 1) == 0
+    assert await store.batch(batch.id) == batch
+    [view] = await store.views([1])
+    assert (view.state, view.awaited) == (TicketState.SENDING, True)
+
+
+async def test_only_batches_of_these_credentials_are_taken(store: Store) -> None:
+    batch = await board(store, [1])
+    await store.leave(ME)
+    assert await store.take_over(OTHER, [STRANGER], T0) == 0
+    assert await store.take_over(OTHER, [], T0) == 0
+    assert await store.batch(batch.id) == batch
+    assert await store.take_over(OTHER, [CRED, STRANGER], T0) == 1
+
+
+@pytest.mark.parametrize("state", list(BatchState))
+async def test_a_rescue_of_the_dead_returns_to_its_batch_or_to_the_queue(store: Store, state: BatchState) -> None:
+    batch = await board(store, [1, 2], state=state)
+    await store.start_sending(attempt(1))
+    await store.leave(ME)
+    await store.take_over(OTHER, [CRED], T0)
+    views = {view.ticket: view for view in await store.views([1, 2])}
+    expected = TicketState.BOARDED if state in UNFINISHED else TicketState.QUEUED
+    assert views[1].state is expected
+    assert views[2].state is TicketState.BOARDED
+    assert not views[1].awaited
+    assert not views[2].awaited
+    assert await store.due([CRED], T0 + 10_000, 10) == []
+    assert (await store.open_calls(batch.id)).count == (2 if state in UNFINISHED else 1)
+
+
+async def test_calls_on_now_of_the_dead_stay_where_they_are(store: Store) -> None:
+    await admit(store, 1, lane=Lane.NOW)
+    await store.start_sending(attempt(1))
+    await store.leave(ME)
+    await store.take_over(OTHER, [CRED], T0)
+    [view] = await store.views([1])
+    assert (view.state, view.awaited) == (TicketState.SENDING, False)
+    again = await store.admit(admission(2, fingerprint=7919, lane=Lane.NOW, awaiter=OTHER))
+    assert (again.ticket, again.state) == (1, TicketState.SENDING)
+    assert await store.start_sending(attempt(1, 2))
+
+
+async def test_calls_of_the_dead_can_be_adopted_settled_or_not(store: Store) -> None:
+    await admit(store, 1, 2)
+    await store.settle([Settlement(2, outcome())], T0)
+    await store.leave(ME)
+    assert (await store.admit(admission(3, fingerprint=7919))).fresh  # not before somebody took over
+    await store.take_over(OTHER, [], T0)
+    assert (await store.admit(admission(4, fingerprint=7919))).ticket == 1
+    assert (await store.admit(admission(5, fingerprint=2 * 7919))).outcome == outcome()
+
+
+async def test_every_state_has_a_road() -> None:
+    assert set(ROADS) == set(BatchState)

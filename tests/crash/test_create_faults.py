@@ -1,0 +1,223 @@
+"""Creates that nobody answered, with strangers' batches of the same size beside them and a LIST that lags.
+
+All is answered, bought once or entered as what it was, and what belongs to strangers stays theirs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import traceback
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from anthropic import AsyncAnthropic
+
+import carpool.engine.buying
+import carpool.engine.reconciling
+from carpool import FleetDispatcher, RoutingPolicy
+from carpool.mock import Constant, Faults, MockAnthropic, MockConfig, fingerprint, serve
+from carpool.model import EntryKind, Lane
+
+from .harness import PATIENCE_S, POLICY, Call, World, check_all_done, groups, make_call
+
+GRACE_S = 1.5
+CREATE_SILENCE_S = 1.0
+SHORT_LAG_S = 0.7
+PRESSING_LAG_S = 1.3
+LONG_LAG_S = 3.0
+SIZE = 3  # calls in every batch, ours and the strangers'
+STRUCK = 2  # creates that go wrong, of four
+
+AFTER = ("create_accepted_cut", "create_accepted_500", "create_accepted_529", "create_accepted_hang")
+BEFORE = ("create_cut", "create_500", "create_529", "create_hang")
+
+
+@dataclass(frozen=True)
+class Case:
+    fault: str
+    lag_s: float = 0.0
+    offset_s: float = 0.0  # the provider's clock minus ours
+    pressed: bool = False  # some calls can't wait until the fate of their batch is known
+    open_stranger: bool = False  # a stranger's batch of our size does not end
+
+    @property
+    def name(self) -> str:
+        words = [self.fault, f"lag {self.lag_s}" if self.lag_s else "", f"clock {self.offset_s:+.0f}"]
+        words += ["pressed" if self.pressed else "", "open stranger" if self.open_stranger else ""]
+        return ", ".join(filter(None, words))
+
+    @property
+    def config(self) -> MockConfig:
+        faults = Faults(list_lag_s=self.lag_s, clock_offset_s=self.offset_s)
+        return MockConfig(batch_latency=Constant(0.4), batch_rpm=None, faults=faults)
+
+    @property
+    def duplicates(self) -> int:
+        """Calls whose batch surfaced only after they were bought anew."""
+        return STRUCK * SIZE if self.lag_s > GRACE_S else 0
+
+
+def cases() -> Iterator[Case]:
+    for fault in AFTER:
+        yield Case(fault, open_stranger=True)
+        yield Case(fault, SHORT_LAG_S, 3600.0)
+        yield Case(fault, LONG_LAG_S, -3600.0)
+        yield Case(fault, PRESSING_LAG_S, pressed=True)
+    for fault in BEFORE:
+        yield Case(fault)
+        yield Case(fault, SHORT_LAG_S, 3600.0)
+        yield Case(fault, offset_s=-3600.0, open_stranger=True)
+
+
+CASES = {case.name: case for case in cases()}
+
+
+class Office:
+    """A fleet in this process, and what it was told."""
+
+    def __init__(self, made: World, fleet: FleetDispatcher, events: Counter[str]) -> None:
+        self.made = made
+        self.fleet = fleet
+        self.events = events
+
+    async def ask(self, call: Call) -> tuple[str, str]:
+        message = await self.fleet.submit(**call.options, **call.params)
+        return message.id, message.content[0].text
+
+    async def settled(self, abandoned: bool) -> None:
+        """Every batch has come to its end; abandoned ones too, where they are known to surface."""
+        assert self.fleet._engine is not None
+        store = self.fleet._engine._desk.store
+        busy = ("submitting", "unknown", "open", "ended", *(("abandoned",) if abandoned else ()))
+        async with asyncio.timeout(PATIENCE_S):
+            while True:
+                counts = await store.counts()
+                if not any(counts.get(f"batches.{state}") for state in busy):
+                    break
+                await asyncio.sleep(0.05)
+        assert self.fleet._engine.failures == 0
+
+
+@asynccontextmanager
+async def office(case: Case, folder: Path) -> Any:
+    await asyncio.to_thread(folder.mkdir)
+    provider = MockAnthropic(case.config)
+    events: Counter[str] = Counter()
+    async with (
+        serve(provider=provider) as server,
+        AsyncAnthropic(base_url=server.url, api_key="k") as client,
+    ):
+        made = World(provider, server.url, folder)
+        fleet = FleetDispatcher(
+            client,
+            store=made.store,
+            policy=RoutingPolicy(**POLICY),
+            hooks=[lambda event: events.update([type(event).__name__])],
+        )
+        async with fleet:
+            yield Office(made, fleet, events)
+
+
+def workload(case: Case) -> list[Call]:
+    if not case.pressed:
+        return groups(SIZE)
+    calls = []
+    for number in range(4 * SIZE):
+        budget = 10_000 if number < 4 else 110_000  # 9 s of it are set aside for the rescue
+        call = make_call(number, lane="batch", latency_budget_ms=budget)
+        calls.append(Call(number, {**call.params, "betas": [f"beta-{number % 4}"]}, call.options))
+    return calls
+
+
+async def run_case(case: Case, folder: Path) -> None:
+    async with office(case, folder) as desk:
+        provider = desk.made.provider
+        provider.script(case.fault, STRUCK)
+        provider.script("stranger", 4)
+        if case.lag_s:
+            provider.script("list_lag", STRUCK)
+        theirs = [provider.add_stranger("k", SIZE) for _ in range(2)]
+        if case.open_stranger:
+            provider.hold_batch(theirs[0].id)
+        calls = workload(case)
+        asking = asyncio.gather(*(desk.ask(call) for call in calls))
+        if case.open_stranger and case.fault in BEFORE:
+            await wait_for_the_stranger(desk, theirs[0].id)
+        async with asyncio.timeout(PATIENCE_S):
+            answers = await asking
+        await desk.settled(abandoned=bool(case.duplicates))
+    await check(case, desk, calls, answers)
+
+
+async def wait_for_the_stranger(desk: Office, stranger: str) -> None:
+    """While a batch that could be ours is open, nothing is bought anew; its end shows that it is not ours."""
+    async with asyncio.timeout(PATIENCE_S):
+        while desk.events["BatchUnknown"] < STRUCK:  # noqa: ASYNC110
+            await asyncio.sleep(0.02)
+    await asyncio.sleep(GRACE_S + 0.5)
+    assert not desk.events["BatchAbandoned"]
+    desk.made.provider.release_batch(stranger)
+
+
+async def check(case: Case, desk: Office, calls: list[Call], answers: list[tuple[str, str]]) -> None:
+    made, provider = desk.made, desk.made.provider
+    assert provider.faults_struck[case.fault] == STRUCK
+    assert desk.events["BatchUnknown"] == STRUCK
+    assert [text for _, text in answers] == [call.text for call in calls]
+    assert {message for message, _ in answers} <= {charge.message_id for charge in provider.bill.charges}
+    bought = made.batch_charges()
+    assert bought.keys() == {fingerprint(call.body) for call in calls}
+    assert bought.total() == len(calls) + case.duplicates
+    assert set(bought.values()) <= ({1, 2} if case.duplicates else {1})
+    ledger = await made.ledger()
+    check_all_done(made, ledger)
+    assert ledger.unknown == 0
+    assert ledger.paid == provider.bill.total()
+    assert sum(row.purchases for row in ledger.totals if row.lane is Lane.NOW) == len(made.sync_charges())
+    assert ledger.purchases(EntryKind.DUPLICATE) == len(provider.bill.charges) - len(calls)
+    if case.pressed:
+        assert len(made.sync_charges()) >= STRUCK  # one in each batch whose fate was unknown
+        assert ledger.purchases(EntryKind.RESCUE) > 0
+    else:
+        assert not made.sync_charges()
+    assert sum(row.purchases for row in ledger.totals) == len(provider.bill.charges)
+
+
+@pytest.fixture(scope="session")
+def outcomes(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str | None]:
+    """Runs every case that is asked for, all at the same time, and keeps what went wrong with each."""
+    asked = [
+        item.callspec.params["name"]
+        for item in request.session.items
+        if getattr(item, "originalname", "") == test_create.__name__ and hasattr(item, "callspec")
+    ]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(carpool.engine.buying, "CREATE_SILENCE_S", CREATE_SILENCE_S)
+        patch.setattr(carpool.engine.reconciling, "GRACE_S", GRACE_S)
+        patch.setattr(carpool.engine.reconciling, "ABANDONED_PACE_S", 0.3)
+        return asyncio.run(run_all(asked, tmp_path_factory.mktemp("faults")))
+
+
+async def run_all(names: list[str], folder: Path) -> dict[str, str | None]:
+    results = await asyncio.gather(*(run_one(CASES[name], folder / f"{at}") for at, name in enumerate(names)))
+    return dict(zip(names, results, strict=True))
+
+
+async def run_one(case: Case, folder: Path) -> str | None:
+    try:
+        await run_case(case, folder)
+    except Exception:  # noqa: BLE001  shown by the case's own test
+        return traceback.format_exc()
+    return None
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_create(name: str, outcomes: dict[str, str | None]) -> None:
+    trouble = outcomes[name]
+    if trouble is not None:
+        pytest.fail(trouble, pytrace=False)

@@ -1,0 +1,1 @@
+"""Tests of the proxy: real HTTP on both sides."""

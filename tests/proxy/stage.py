@@ -1,0 +1,87 @@
+"""A proxy on a real port, in front of the stand-in on another."""
+
+import asyncio
+import socket
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import uvicorn
+from anthropic import AsyncAnthropic
+
+from carpool.clock import SystemClock
+from carpool.dialects import get as get_dialect
+from carpool.doors.library import build_engine
+from carpool.doors.proxy import Proxy
+from carpool.engine import Engine, Upstream
+from carpool.mock import Constant, MockAnthropic, MockConfig, serve
+from carpool.policy import RoutingPolicy
+from carpool.stores import open_store
+from carpool.wires import ReqwestWire
+
+MODEL = "claude-haiku-4-5"
+QUICK = RoutingPolicy(linger_ms=20, poll_interval_s=0.05)
+
+
+def ask(text: str = "hello", **more: Any) -> dict[str, Any]:
+    return {"model": MODEL, "max_tokens": 100, "messages": [{"role": "user", "content": text}], **more}
+
+
+@dataclass
+class Stage:
+    """Both ends, and hands on everything between."""
+
+    url: str
+    direct: str
+    mock: MockAnthropic
+    engine: Engine
+    proxy: Proxy
+    http: httpx2.AsyncClient
+
+    def client(self, options: str = "", **more: Any) -> AsyncAnthropic:
+        return AsyncAnthropic(base_url=self.url + options, **{"api_key": "k", "max_retries": 0, **more})
+
+    async def post(self, body: Any, *, to: str | None = None, path: str = "/v1/messages", **headers: str) -> Any:
+        sent = {"x-api-key": "k", "anthropic-version": "2023-06-01"}
+        sent |= {name.replace("_", "-"): value for name, value in headers.items()}
+        return await self.http.post((to or self.url) + path, json=body, headers=sent)
+
+    async def until(self, true: Callable[[], Any], seconds: float = 5.0) -> None:
+        async with asyncio.timeout(seconds):
+            while not true():  # noqa: ASYNC110  what is waited for happens on the other side of a connection
+                await asyncio.sleep(0.01)
+
+
+@asynccontextmanager
+async def staged(
+    config: MockConfig | None = None, policy: RoutingPolicy = QUICK, store: Path | None = None
+) -> AsyncIterator[Stage]:
+    config = config or MockConfig(batch_latency=Constant(0.2))
+    clock, wire = SystemClock(), ReqwestWire()
+    async with serve(config) as mock, httpx2.AsyncClient(timeout=20) as http:
+        upstream = Upstream("anthropic", mock.url, get_dialect("anthropic"), wire)
+        engine = build_engine(await open_store(store), clock, upstream, policy, None, ())
+        await engine.start()
+        proxy = Proxy(engine, upstream, clock, on_disconnect=policy.on_disconnect)
+        async with _served(proxy) as url:
+            yield Stage(url, mock.url, mock.provider, engine, proxy, http)
+        await engine.close(0.0)
+        await wire.aclose()
+
+
+@asynccontextmanager
+async def _served(app: Any) -> AsyncIterator[str]:
+    config = uvicorn.Config(
+        app, log_level="critical", lifespan="off", date_header=False, server_header=False, timeout_graceful_shutdown=1
+    )
+    server = uvicorn.Server(config)
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        async with asyncio.TaskGroup() as group:
+            group.create_task(server._serve([listener]))
+            try:
+                yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+            finally:
+                server.should_exit = True

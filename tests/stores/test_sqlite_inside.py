@@ -1,0 +1,212 @@
+"""How the SQLite store works inside: group commit, plans of its queries, the inline mode, unmapped errors."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import sqlite3
+import threading
+from collections.abc import AsyncIterator, Coroutine
+from pathlib import Path
+from typing import Any
+
+import pytest
+from stores import CRED, ME, T0, admission, admit, board, outcome, settlement
+
+from carpool.errors import StoreError
+from carpool.lifecycle import BATCH_MOVES, TICKET_MOVES, UNFINISHED, BatchState, TicketState
+from carpool.model import Intent, Settlement
+from carpool.stores import SqliteStore
+from carpool.stores._statements import SQL
+
+# ---------------------------------------------------------------- group commit
+
+
+async def test_many_operations_share_few_commits(tmp_path: Path) -> None:
+    store = await SqliteStore.open(str(tmp_path / "carpool.db"))
+    before = store.commits
+    await asyncio.gather(*(store.admit(admission(ticket)) for ticket in range(1, 5001)))
+    assert store.commits - before < 50
+    before = store.commits
+    await asyncio.gather(*(store.settle([Settlement(ticket, outcome())], T0) for ticket in range(1, 1001)))
+    assert store.commits - before < 20
+    await store.aclose()
+
+
+async def test_a_failure_in_a_group_is_its_callers_alone(tmp_path: Path) -> None:
+    store = await SqliteStore.open(str(tmp_path / "carpool.db"))
+    await admit(store, 1)
+    batch = await board(store, [2])
+    racing: list[Coroutine[Any, Any, Any]] = []
+    for number in range(10, 40):
+        racing += [
+            store.admit(admission(number)),
+            store.admit(admission(1, credential=f"new-{number}")),  # a number that is taken
+            store.move(batch.id, BatchState.COLLECTED),  # a move that is forbidden
+            store.remember("kind", str(number), "x", T0),
+            store.attempts(2**70),  # a number that fits nowhere
+            store.remember("kind", "\ud800", "x", T0),  # no text at all
+        ]
+    results = await asyncio.gather(*racing, return_exceptions=True)
+    failed = [isinstance(one, StoreError) for one in results]
+    assert failed == [False, True, True, False, True, True] * 30
+    assert len(await store.recall("kind")) == 30
+    assert len(await store.views(range(10, 40))) == 30
+    await store.aclose()
+
+
+async def test_a_number_that_was_rolled_back_is_not_remembered(tmp_path: Path) -> None:
+    store = await SqliteStore.open(str(tmp_path / "carpool.db"))
+    await admit(store, 1)
+    with pytest.raises(StoreError):
+        await store.admit(admission(1, credential="new", model="new"))
+    await store.admit(admission(2, credential="new", model="new"))
+    [view] = await store.pools(["new"])
+    assert view.key.model == "new"
+    await store.aclose()
+
+
+async def test_no_error_of_the_driver_escapes(tmp_path: Path) -> None:
+    store = await SqliteStore.open(str(tmp_path / "carpool.db"))
+    store._session.connection.execute("DROP TABLE memos")
+    with pytest.raises(StoreError, match="no such table") as caught:
+        await store.recall("kind")
+    assert isinstance(caught.value.__cause__, sqlite3.Error)
+    await store.aclose()
+
+
+async def test_the_thread_ends_with_the_store() -> None:
+    store = await SqliteStore.open(None)
+    assert any(thread.name == "carpool-store" for thread in threading.enumerate())
+    await store.aclose()
+    assert not any(thread.name == "carpool-store" for thread in threading.enumerate())
+
+
+async def test_the_event_loop_runs_while_the_store_works() -> None:
+    store = await SqliteStore.open(None)
+    await asyncio.gather(*(store.admit(admission(ticket)) for ticket in range(1, 20_001)))
+    [view] = await store.pools([CRED])
+    intending = asyncio.ensure_future(store.intend(Intent(view.pool, "n", 100_000, 10**12, ME, T0)))
+    turns = 0
+    while not intending.done():
+        await asyncio.sleep(0)
+        turns += 1
+    assert turns > 10
+    await store.aclose()
+
+
+# ---------------------------------------------------------------- inline
+
+
+def driven(coroutine: Coroutine[Any, Any, Any]) -> Any:
+    """The result of a coroutine that never really waits."""
+    try:
+        coroutine.send(None)
+    except StopIteration as end:
+        return end.value
+    coroutine.close()
+    raise AssertionError("it waited")
+
+
+def test_the_inline_store_needs_no_event_loop_and_no_thread() -> None:
+    before = threading.active_count()
+    store = driven(SqliteStore.open(None, threaded=False))
+    assert driven(store.admit(admission(1))).fresh
+    [view] = driven(store.pools([CRED]))
+    batch = driven(store.intend(Intent(view.pool, "n", 10, 10**9, ME, T0)))
+
+    async def lines() -> list[Any]:
+        return [chunk async for chunk in store.lines(batch.id)]
+
+    assert driven(lines()) == [[(1, b"body 1")]]
+    assert driven(store.settle([settlement(1, batch.id)], T0)) == [True]
+    assert threading.active_count() == before
+    driven(store.aclose())
+
+
+# ---------------------------------------------------------------- plans
+
+
+@pytest.fixture
+async def connection() -> AsyncIterator[sqlite3.Connection]:
+    store = await SqliteStore.open(None, threaded=False)
+    yield store._session.connection
+    await store.aclose()
+
+
+def prepared(name: str) -> str:
+    columns = SQL[name].partition("(")[2].partition(")")[0].count(",") + 1
+    row = f"({', '.join('?' * columns)})"
+    return SQL[name].replace("{rows}", row).replace("{changes}", "note = ?").replace("{sources}", "'open'")
+
+
+def plan(connection: sqlite3.Connection, name: str) -> list[str]:
+    text = prepared(name)
+    named = re.findall(r":(\w+)", text)
+    values: Any = dict.fromkeys(named, 1) if named else [1] * text.count("?")
+    return [row[3] for row in connection.execute(f"EXPLAIN QUERY PLAN {text}", values)]
+
+
+SMALL = {"credentials", "all_pools", "totals", "void_engines", "batch_counts", "batches_bought", "call_counts"}
+LARGE = r"SCAN (calls|c|bodies|b|batches|outcomes|o|entries|e|suspects|s)\b"
+
+
+@pytest.mark.parametrize("name", sorted(set(SQL) - SMALL))
+def test_no_query_scans_a_table_that_grows(connection: sqlite3.Connection, name: str) -> None:
+    for step in plan(connection, name):
+        partial = re.search(r"USING (COVERING )?INDEX (calls_awaited|calls_sending|batches_unfinished)", step)
+        assert partial or not re.match(LARGE, step), f"{name}: {step}"
+
+
+@pytest.mark.parametrize(
+    ("name", "index"),
+    [
+        ("pools", "calls_open"),
+        ("anything_waiting", "calls_open"),
+        ("claim", "calls_open"),
+        ("call_counts", "calls_open"),
+        ("due", "calls_due"),
+        ("next_due", "calls_due"),
+        ("open_calls", "calls_aboard"),
+        ("open_tickets", "calls_aboard"),
+        ("release_boarded", "calls_aboard"),
+        ("line_sizes", "calls_batch"),
+        ("adoptable", "calls_adoptable"),
+        ("known_fingerprints", "calls_adoptable"),
+        ("lately_delivered", "calls_delivered"),
+        ("call_by_key", "calls_key"),
+        ("batches", "batches_unfinished"),
+        ("take_batches", "batches_unfinished"),
+        ("known_provider_ids", "batches_bought"),
+        ("known_provider_ids", "suspects_strangers"),
+        ("forget_awaiters", "calls_awaited"),
+        ("return_orphans", "calls_sending"),
+        ("removable_done", "calls_done"),
+        ("removable_unclaimed", "calls_unclaimed"),
+    ],
+)
+def test_the_engines_questions_have_their_index(connection: sqlite3.Connection, name: str, index: str) -> None:
+    assert any(re.search(rf"INDEX {index}\b", step) for step in plan(connection, name)), plan(connection, name)
+
+
+@pytest.mark.parametrize("name", ["anything_waiting", "batches", "next_due", "adoptable"])
+def test_what_must_be_in_order_is_read_in_order(connection: sqlite3.Connection, name: str) -> None:
+    assert not any("TEMP B-TREE" in step for step in plan(connection, name)), plan(connection, name)
+
+
+# ---------------------------------------------------------------- states
+
+
+def test_the_schemas_words_are_the_lifecycles() -> None:
+    finished = {state for state in BatchState if state not in UNFINISHED}
+    text = Path(__file__).parents[2].joinpath("src/carpool/stores/sql/0001_initial.sql").read_text()
+    [listed] = re.findall(r"WHERE state NOT IN \((.*?)\);", text)
+    assert {word.strip(" '") for word in listed.split(",")} == finished
+    assert TICKET_MOVES[TicketState.SETTLED] == frozenset()
+    assert all(BATCH_MOVES[state] == frozenset() for state in finished)
+
+
+def test_every_statement_is_used() -> None:
+    package = Path(__file__).parents[2] / "src/carpool/stores"
+    text = "\n".join(file.read_text() for file in package.glob("*.py"))
+    assert [name for name in SQL if f'"{name}"' not in text] == []
