@@ -77,6 +77,11 @@ def priced(entry: Entry, dialect: str, usage: Usage | None, book: PriceBook) -> 
     return replace(entry, usage=usage, paid=paid, would_have_paid=would)
 
 
+def free(entry: Entry, reason: str = "") -> Entry:
+    """Refused, given back or never sent: the provider bills nothing."""
+    return replace(entry, paid=0, would_have_paid=0, reason=reason or entry.reason)
+
+
 @dataclass(frozen=True, slots=True)
 class Summary:
     """The books in one line. `paid` and `saved` leave out the `unknown` purchases."""

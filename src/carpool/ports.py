@@ -250,12 +250,14 @@ class Store(Protocol):
 
     async def batch(self, batch: int) -> Batch | None: ...
     async def open_calls(self, batch: int) -> OpenCalls: ...
-    async def open_tickets(self, batch: int, limit: int) -> list[int]:
-        """Tickets of the batch that are not settled (nor `sending`), to be dealt with at its end."""
+    async def unmentioned(self, batch: int, after: int, limit: int) -> list[int]:
+        """Tickets of the batch above `after`, settled ones too, that have no line of this purchase in the ledger;
+        in rising order."""
         ...
 
     async def known_provider_ids(self, credential: str) -> set[str]:
-        """Provider ids of all batches that are ours or were ruled out, so that they are no suspects."""
+        """Provider ids of all batches that are surely ours, so that they are no suspects. One that was ruled out for
+        one unresolved batch is not among them: it may be another's."""
         ...
 
     async def suspect(self, batch: int, provider_id: str, verdict: str) -> None:

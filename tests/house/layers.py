@@ -23,7 +23,13 @@ MOCK_USERS = {"mock", "cli", "demo", "sim"}
 PURE = PLANNERS | {"dialects", "lifecycle", "model", "errors"}
 WORLDLY = {"asyncio", "pyreqwest", "socket", "sqlite3", "subprocess", "threading", "time", "uvicorn", "uvloop"}
 
-ENTRIES = ("carpool", "carpool.__main__", "carpool.cli", "carpool.mock", "carpool.sim.__main__")  # the mock is imported by users' tests
+ENTRIES = (
+    "carpool",
+    "carpool.__main__",
+    "carpool.cli",
+    "carpool.mock",
+    "carpool.sim.__main__",
+)  # the mock is imported by users' tests
 
 
 def wrong_directions(modules: Sequence[Module]) -> list[str]:

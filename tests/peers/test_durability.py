@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from fleets import KEY, QUICK, SOON, Arrived, ask, blocking, dispatching, faulty, provided, riding, soon, text_of, until
 
-from carpool import BatchSubmitted, BatchUnknown, KeyConflict
+from carpool import BatchUnknown, KeyConflict
 from carpool.mock import Constant, expected_text
 
 # ---------------------------------------------------------------- 16: nothing is bought twice
@@ -256,9 +256,10 @@ async def test_20_identical_prompts_are_independent_samples() -> None:
 async def test_21_a_retry_after_a_client_timeout_is_not_bought_again() -> None:
     """Guard: a caller that gave up and asks the same again adopts its own purchase."""
     async with riding(faulty(batch_stuck=1.0)) as scene:
+        given_up = scene.start("slow")
+        [bought] = await scene.bought()
         with pytest.raises(TimeoutError):
-            await asyncio.wait_for(scene.fleet.submit(**ask("slow")), 0.4)
-        [bought] = scene.events[BatchSubmitted]
+            await asyncio.wait_for(given_up, 0.01)
         again = scene.start("slow")
         await until(lambda: scene.fleet.stats.returned_calls)
         scene.provider.end_batch(bought.provider_id)

@@ -3,32 +3,29 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Annotated, Any
 
 import typer
-from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.live import Live
-from rich.table import Table
-from rich.text import Text
 
 from carpool.cli.demo_board import BATCH, NOW, RESCUE, Board, log_to, say_nothing
 from carpool.cli.demo_calls import FLEET, REVIEWERS, Role
+from carpool.cli.demo_money import Verdict, conclude, lane_table, since
 from carpool.clock import SystemClock
 from carpool.doors.library import FleetDispatcher
 from carpool.engine import Event
 from carpool.engine.events import BatchSubmitted
 from carpool.errors import ConfigError
-from carpool.ledger import Summary, dollars
 from carpool.mock import Constant, MockAnthropic, MockConfig, MockServer, Uniform
 from carpool.mock import serve as serve_mock
-from carpool.model import EntryKind, Lane, Totals
+from carpool.model import Totals
 from carpool.policy import RoutingPolicy
 from carpool.stores import peek
 
@@ -39,23 +36,6 @@ WORLD = MockConfig(
     sync_latency=Uniform(0.4, 1.4),
     cancel_latency=Constant(1.0),
 )
-
-
-@dataclass(frozen=True, slots=True)
-class Verdict:
-    """The two books side by side: what carpool wrote down, and what the provider charges."""
-
-    totals: Sequence[Totals]
-    bill: int
-    calls: int
-
-    @property
-    def paid(self) -> int:
-        return Summary.of(self.totals).paid
-
-    @property
-    def equal(self) -> bool:
-        return self.paid == self.bill and not Summary.of(self.totals).unknown
 
 
 def demo(
@@ -70,12 +50,26 @@ def demo(
     """
     terminal = sys.stdout.isatty()
     console = Console(force_terminal=terminal)
+    logging.getLogger("uvicorn.error").addFilter(_not_cancelled)
     with _store(store) as path:
         before = asyncio.run(peek(path))[0] if path.exists() else []
-        verdict = asyncio.run(_demo(_client_class(), path, before, console, terminal))
-    _conclude(console, verdict, store)
+        try:
+            verdict = asyncio.run(_demo(_client_class(), path, before, console, terminal))
+        except (ExceptionGroup, TimeoutError) as error:
+            console.print(f"The demo did not finish: {_first(error)!r}.", style="bold red", markup=False)
+            raise typer.Exit(1) from error
+    conclude(console, verdict, store)
     if not verdict.equal:
         raise typer.Exit(1)
+
+
+def _not_cancelled(record: logging.LogRecord) -> bool:
+    """On Ctrl-C the stand-in's open requests end too, and nobody needs their tracebacks."""
+    return not (record.exc_info and isinstance(record.exc_info[1], asyncio.CancelledError))
+
+
+def _first(error: BaseException) -> BaseException:
+    return _first(error.exceptions[0]) if isinstance(error, BaseExceptionGroup) else error
 
 
 def _client_class() -> Any:
@@ -84,7 +78,7 @@ def _client_class() -> Any:
     except ImportError as error:
         raise ConfigError(
             "The demo drives the real SDK, and anthropic is not installed. "
-            "Install it with: pip install 'carpool[anthropic]'"
+            "Install it with pip install 'carpool[anthropic]'."
         ) from error
     return AsyncAnthropic
 
@@ -111,8 +105,8 @@ async def _demo(client_class: Any, store: Path, before: Sequence[Totals], consol
             await _drive(client, store, board, server.provider, clock)
         if not terminal:
             console.print(board.batch_table())
-        totals = _since(before, (await peek(store))[0])
-        console.print(_lane_table(board, totals))
+        totals = since(before, (await peek(store))[0])
+        console.print(lane_table(board, totals))
         return Verdict(totals, server.provider.bill.total(), sum(map(len, board.waits.values())))
 
 
@@ -181,75 +175,3 @@ async def _watch_cancels(board: Board, provider: MockAnthropic, clock: SystemClo
         for provider_id in board.stuck.intersection(provider.canceled):
             board.cancelling(provider_id)
         await clock.sleep(0.1)
-
-
-# ---------------------------------------------------------------- the money
-
-
-def _since(before: Sequence[Totals], after: Sequence[Totals]) -> list[Totals]:
-    """What this run added to a store that may have been used before."""
-    old = {(row.lane, row.kind): row for row in before}
-    nothing = Totals(Lane.NOW, EntryKind.PURCHASE, 0, 0, 0, 0)
-    return [_minus(row, old.get((row.lane, row.kind), nothing)) for row in after]
-
-
-def _minus(row: Totals, old: Totals) -> Totals:
-    return Totals(
-        row.lane,
-        row.kind,
-        row.purchases - old.purchases,
-        row.unknown - old.unknown,
-        row.paid - old.paid,
-        row.would_have_paid - old.would_have_paid,
-    )
-
-
-def _rows_of(lane: str, totals: Sequence[Totals]) -> list[Totals]:
-    if lane == RESCUE:
-        return [row for row in totals if row.kind is EntryKind.RESCUE]
-    return [row for row in totals if row.lane == lane and row.kind is not EntryKind.RESCUE]
-
-
-def _lane_table(board: Board, totals: Sequence[Totals]) -> Table:
-    table = Table(title="Lanes", title_justify="left", title_style="bold", box=SIMPLE_HEAD, collapse_padding=True)
-    table.add_column("lane")
-    for name in ("calls", "batches", "median\nwait", "longest\nwait", "paid", "would have\npaid", "saved"):
-        table.add_column(name, justify="right")
-    for lane in (NOW, BATCH, RESCUE):
-        money = _money(Summary.of(_rows_of(lane, totals)))
-        batches = str(len(board.batches)) if lane == BATCH else ""
-        table.add_row(lane, str(len(board.waits[lane])), batches, *board.wait_of(lane), *money)
-    table.add_section()
-    calls = str(sum(len(waits) for waits in board.waits.values()))
-    table.add_row("sum", calls, str(len(board.batches)), "", "", *_money(Summary.of(totals)), style="bold")
-    return table
-
-
-def _money(summary: Summary) -> tuple[str, str, str]:
-    return dollars(summary.paid), dollars(summary.would_have_paid), dollars(summary.saved)
-
-
-def _conclude(console: Console, verdict: Verdict, store: Path | None) -> None:
-    paid, bill = f"${verdict.paid / 1e9:.9f}", f"${verdict.bill / 1e9:.9f}"
-    summary = Summary.of(verdict.totals)
-    console.print(
-        f"{verdict.calls} calls cost {dollars(summary.paid)} instead of {dollars(summary.would_have_paid)}: "
-        f"{summary.share or 0:.0%} saved.",
-        highlight=False,
-    )
-    console.print(f"The ledger says {paid}, the provider's own bill {bill}.", highlight=False)
-    said = ("They are equal.", "green") if verdict.equal else ("They differ, and must not.", "bold red")
-    console.print(Text(*said), Text(), sep="\n")
-    console.print(_next_steps(store))
-
-
-def _next_steps(store: Path | None) -> Table:
-    table = Table(title="Try next", title_justify="left", title_style="bold", box=None, show_header=False)
-    table.add_column(no_wrap=True)
-    table.add_column(no_wrap=True, style="bold", overflow="fold")
-    table.add_row("a stand-in provider", "carpool mock")
-    table.add_row("a proxy in front of it", "carpool serve --upstream http://127.0.0.1:8788")
-    table.add_row("your agents through it", "ANTHROPIC_BASE_URL=http://127.0.0.1:8787/@budget=10m")
-    kept = f"carpool stats --store {store}" if store else "carpool demo --store carpool.db && carpool stats"
-    table.add_row("what was paid", kept)
-    return table

@@ -30,8 +30,8 @@ def listen(host: str, port: int) -> socket.socket:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
         return socket.create_server((host, port), family=family, backlog=2048)
-    except (OSError, OverflowError) as error:
-        why = getattr(error, "strerror", None) or str(error)
+    except OSError as error:
+        why = str(error.strerror).partition(" (")[0]
         raise ConfigError(f"Port {port} on {host} can't be opened ({why}). Choose another with --port.") from error
 
 

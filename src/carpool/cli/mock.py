@@ -17,7 +17,7 @@ from carpool.mock import Faults, MockConfig, parse_latency, run
 
 def mock(
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(help="Port to listen on.")] = 8788,
+    port: Annotated[int, typer.Option(help="Port to listen on.", min=1, max=65535)] = 8788,
     batch_latency: Annotated[
         str, typer.Option(help="How long batches take: constant:2, uniform:1,5, lognormal:median=100,sigma=0.5 …")
     ] = "lognormal:median=20,sigma=0.5",

@@ -29,7 +29,7 @@ LAST_WORDS_S = 2  # for answers that are being written when everything else has 
 
 def serve(
     host: Annotated[str, typer.Option(help="Address to listen on; only this machine's own for now.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(help="Port to listen on; 0 takes a free one.")] = 8787,
+    port: Annotated[int, typer.Option(help="Port to listen on; 0 takes a free one.", min=0, max=65535)] = 8787,
     upstream: Annotated[
         str, typer.Option(help="The provider's base URL.", envvar="CARPOOL_UPSTREAM")
     ] = "https://api.anthropic.com",

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Annotated
 
 import typer
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
@@ -27,7 +28,7 @@ def stats(
 
 def ledger_table(totals: Sequence[Totals]) -> Table:
     """The ledger by lane and kind, with its sum."""
-    table = Table(title="Ledger", title_justify="left")
+    table = Table(title="Ledger", title_justify="left", title_style="bold", caption_justify="left", box=SIMPLE_HEAD)
     table.add_column("lane")
     table.add_column("kind")
     for name in ("purchases", "unknown", "paid", "would have paid"):

@@ -12,6 +12,11 @@ Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 
+HOP_BY_HOP = frozenset(
+    {"connection", "content-length", "expect", "host", "keep-alive", "proxy-authenticate", "proxy-authorization"}
+    | {"proxy-connection", "te", "trailer", "transfer-encoding", "upgrade"}
+)
+
 
 class Disconnected(Exception):
     """The client is gone."""
@@ -67,3 +72,14 @@ async def send_chunk(send: Send, body: bytes, *, more: bool) -> None:
 async def send_whole(send: Send, status: int, headers: Iterable[tuple[str, str]], body: bytes) -> None:
     await send_head(send, status, (*headers, ("content-length", str(len(body)))))
     await send_chunk(send, body, more=False)
+
+
+def end_to_end(headers: Headers) -> list[tuple[str, str]]:
+    """Without what concerns one connection only, be it by its name or because `connection` names it."""
+    named = {part.strip().lower() for name, value in headers if name == "connection" for part in value.split(",")}
+    return [pair for pair in headers if pair[0] not in HOP_BY_HOP and pair[0] not in named]
+
+
+def passed_on(headers: Headers) -> list[tuple[str, str]]:
+    """The head of an answer that passes: its body keeps its length."""
+    return end_to_end(headers) + [pair for pair in headers if pair[0] == "content-length"]

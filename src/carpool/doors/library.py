@@ -230,7 +230,7 @@ def make_options(
 
 def _tags(tags: Mapping[str, str] | None) -> dict[str, str]:
     if not isinstance(tags, Mapping | None):
-        raise BadCall(f"tags are names with values, such as {{'team': 'ci'}}, and not a {type(tags).__name__}.")
+        raise BadCall(f"Tags are names with values, such as {{'team': 'ci'}}, and not a {type(tags).__name__}.")
     return {str(name): str(value) for name, value in (tags or {}).items()}
 
 
@@ -244,7 +244,7 @@ def _instant(deadline: datetime | None) -> float | None:
     if deadline is None:
         return None
     if not isinstance(deadline, datetime) or deadline.tzinfo is None:
-        raise BadCall("deadline is a datetime with a time zone, such as datetime.now(UTC) + timedelta(minutes=10).")
+        raise BadCall("A deadline is a datetime with a time zone, such as datetime.now(UTC) + timedelta(minutes=10).")
     return deadline.timestamp()
 
 

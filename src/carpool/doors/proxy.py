@@ -21,7 +21,9 @@ from carpool.doors.asgi import (
     Receive,
     Scope,
     Send,
+    end_to_end,
     gone,
+    passed_on,
     read_body,
     request_headers,
     send_chunk,
@@ -40,10 +42,6 @@ log = logging.getLogger("carpool.proxy")
 
 MAX_BODY = 32_000_000
 PING_S = 15.0
-HOP_BY_HOP = frozenset(
-    {"connection", "content-length", "expect", "host", "keep-alive", "proxy-authenticate", "proxy-authorization"}
-    | {"proxy-connection", "te", "trailer", "transfer-encoding", "upgrade"}
-)
 KEYS = frozenset({"authorization", "x-api-key"})
 LOCAL_NAMES = frozenset({"127.0.0.1", "localhost", "[::1]", "::1"})
 EVENT_STREAM = ("content-type", "text/event-stream; charset=utf-8")
@@ -161,7 +159,7 @@ class Proxy:
             ("x-carpool-reason", latin(passage.reason)),
         ]
         async with aclosing(passage.chunks) as chunks:
-            await send_head(send, passage.status, [*_answered(passage.headers), *said])
+            await send_head(send, passage.status, [*passed_on(passage.headers), *said])
             async for chunk in chunks:
                 await send_chunk(send, chunk, more=True)
         await send_chunk(send, b"", more=False)
@@ -201,10 +199,10 @@ class Proxy:
     async def _pass(self, raw: RawRequest, send: Send) -> None:
         """What carpool does not understand travels as it is."""
         url = self._upstream.base_url.rstrip("/") + raw.path + (f"?{raw.query}" if raw.query else "")
-        request = WireRequest(raw.method, url, tuple(_end_to_end(raw.headers)), raw.body)
+        request = WireRequest(raw.method, url, tuple(end_to_end(raw.headers)), raw.body)
         response = await self._upstream.wire.send(request)
         try:
-            await send_head(send, response.status, _answered(response.headers))
+            await send_head(send, response.status, passed_on(response.headers))
             async for chunk in response.chunks():
                 await send_chunk(send, chunk, more=True)
             await send_chunk(send, b"", more=False)
@@ -234,17 +232,6 @@ class Proxy:
     async def aclose(self) -> None:
         """Ends what is left. After the engine has told its own waiters that it closed."""
         await self._crew.rest(timeout=0.1)
-
-
-def _end_to_end(headers: Headers) -> list[tuple[str, str]]:
-    """Without what concerns one connection only, be it by its name or because `connection` names it."""
-    named = {part.strip().lower() for name, value in headers if name == "connection" for part in value.split(",")}
-    return [pair for pair in headers if pair[0] not in HOP_BY_HOP and pair[0] not in named]
-
-
-def _answered(headers: Headers) -> list[tuple[str, str]]:
-    """The head of an answer that passes: its body keeps its length."""
-    return _end_to_end(headers) + [pair for pair in headers if pair[0] == "content-length"]
 
 
 def _check_host(headers: Headers) -> None:

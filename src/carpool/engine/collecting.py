@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import AsyncGenerator, Iterable, Sequence
 from contextlib import aclosing
+from dataclasses import replace
 
 from carpool import ledger
 from carpool.engine.desk import Desk
@@ -12,11 +13,10 @@ from carpool.engine.events import BatchCollected, BatchLost, FailureRateHigh
 from carpool.engine.settling import settle
 from carpool.engine.upstream import Upstream, whole
 from carpool.errors import BadCall, CallLost, CarpoolError, Garbled
-from carpool.lifecycle import BatchState
+from carpool.lifecycle import BatchState, TicketState
 from carpool.model import (
     Batch,
     Entry,
-    EntryKind,
     Lane,
     Outcome,
     OutcomeKind,
@@ -64,6 +64,9 @@ class Collector:
     async def _collect(self, batch: Batch) -> None:
         desk = self._desk
         try:
+            row = await desk.store.batch(batch.id)
+            if row is None or row.state is not BatchState.ENDED:
+                return  # what started this was a look at an older state
             tally = await self._stream(batch)
             tally["missing"] = await self._forgotten(batch)
             await desk.insist("writing down a collected batch", lambda: desk.store.move(batch.id, BatchState.COLLECTED))
@@ -105,6 +108,9 @@ class Collector:
         response = await upstream.ask(ask, desk.keyring.secret(credential), timeout=RESULTS_SILENCE_S)
         if response.status != 200:
             answer = await whole(response)
+            refusal = upstream.dialect.refusal(answer.status, answer.headers, answer.body)
+            if answer.status == 429:
+                desk.pause(credential, refusal.retry_after or RETRY_S)
             raise Garbled(f"The provider answered {answer.status} instead of a batch's results.")
         try:
             rest = b""
@@ -145,7 +151,8 @@ class Collector:
     ) -> Settlement:
         desk = self._desk
         if line.retryable and view is not None and (lane := self._again(view)) is not None:
-            return Settlement(ticket, requeue=lane, reason=f"the batch gave it back as {line.result}")
+            reason = f"the batch gave it back as {line.result}"
+            return Settlement(ticket, entry=self._entry(batch, upstream, ticket, line), requeue=lane, reason=reason)
         outcome = Outcome(
             kind=_KINDS[line.result],
             status=line.status,
@@ -163,64 +170,74 @@ class Collector:
         attempts = view.requeues + 1
         return must_retry(True, attempts, desk.policy, view.deadline, desk.now(), asking, awaited=view.awaited)
 
-    def _entry(self, batch: Batch, upstream: Upstream, ticket: int, line: ResultLine) -> Entry | None:
-        if line.result != "succeeded":
-            return None  # not billed, so not bought
-        return ledger.bought(
+    def _entry(self, batch: Batch, upstream: Upstream, ticket: int, line: ResultLine) -> Entry:
+        entry = ledger.attempt(
             ticket=ticket,
             purchase=batch.id,
             at=self._desk.now(),
             provider=batch.key.provider,
-            dialect=upstream.dialect.name,
             credential=batch.key.credential,
-            model=line.model,
+            model=line.model or batch.key.model,
             lane=Lane.BATCH,
-            kind=EntryKind.PURCHASE,
-            usage=line.usage,
-            book=self._desk.prices,
         )
+        if line.result != "succeeded":
+            return ledger.free(entry, f"the batch gave it back as {line.result}")
+        return ledger.priced(entry, upstream.dialect.name, line.usage, self._desk.prices)
 
     async def _forgotten(self, batch: Batch) -> int:
         """Calls that the results do not mention. Whether they were billed is unknown; their callers still wait."""
-        desk = self._desk
         count = 0
-        while tickets := await desk.store.open_tickets(batch.id, CHUNK):
-            views = await desk.store.views(tickets)
-            await settle(desk, [self._forgotten_one(batch, view) for view in views])
+        reason = "the provider's results do not mention it"
+        async for tickets in self._unmentioned(batch):
+            views = {view.ticket: view for view in await self._desk.store.views(tickets)}
+            unsure = [self._unsure(batch, ticket, reason, views.get(ticket)) for ticket in tickets]
+            await settle(self._desk, unsure)
             count += len(tickets)
         return count
 
-    def _forgotten_one(self, batch: Batch, view: TicketView) -> Settlement:
-        desk = self._desk
-        reason = "the provider's results do not mention it"
+    async def _unmentioned(self, batch: Batch) -> AsyncGenerator[list[int], None]:
+        after = -1
+        while tickets := await self._desk.store.unmentioned(batch.id, after, CHUNK):
+            after = tickets[-1]
+            yield tickets
+
+    def _unsure(self, batch: Batch, ticket: int, reason: str, view: TicketView | None) -> Settlement:
+        """Stands in the ledger as unknown. An open call is tried again, or given the loss."""
         entry = ledger.attempt(
-            ticket=view.ticket,
+            ticket=ticket,
             purchase=batch.id,
-            at=desk.now(),
+            at=self._desk.now(),
             provider=batch.key.provider,
             credential=batch.key.credential,
             model=batch.key.model,
             lane=Lane.BATCH,
             reason=reason,
         )
+        if view is None or view.state is TicketState.SENDING:
+            return Settlement(ticket, entry=entry)
         lane = self._again(view)
         if lane is not None:
-            return Settlement(view.ticket, entry=entry, requeue=lane, reason=reason)
-        return Settlement(view.ticket, self._loss(batch, reason), entry)
+            return Settlement(ticket, entry=entry, requeue=lane, reason=reason)
+        return Settlement(ticket, self._loss(batch, reason), entry)
+
+    async def doubt(self, batch: Batch, reason: str) -> None:
+        """The whole batch may have been bought, and may not: each of its calls stands in the ledger as unknown."""
+        async for tickets in self._unmentioned(batch):
+            await settle(self._desk, [self._unsure(batch, ticket, reason, None) for ticket in tickets])
 
     def _loss(self, batch: Batch, reason: str) -> Outcome:
         body = self._desk.upstreams[batch.key.provider].dialect.error(
             CallLost.status, CallLost.code, f"This call was bought, but its answer is lost: {reason}."
         )
-        return Outcome(
-            OutcomeKind.LOST, CallLost.status, body, self._desk.now(), Lane.BATCH, reason, (), batch.provider_id
-        )
+        now = self._desk.now()
+        return Outcome(OutcomeKind.LOST, CallLost.status, body, now, Lane.BATCH, reason, batch=batch.provider_id)
 
     async def lose(self, batch: Batch, reason: str) -> None:
         """The provider has nothing more to give for this batch."""
         desk = self._desk
-        while tickets := await desk.store.open_tickets(batch.id, CHUNK):
-            await settle(desk, [Settlement(ticket, self._loss(batch, reason)) for ticket in tickets])
+        async for tickets in self._unmentioned(batch):
+            unsure = [replace(self._unsure(batch, t, reason, None), outcome=self._loss(batch, reason)) for t in tickets]
+            await settle(desk, unsure)
         await desk.store.move(batch.id, BatchState.LOST, note=reason)
         desk.bulletin.tell(BatchLost(desk.now(), batch.id, batch.provider_id or "", reason))
 

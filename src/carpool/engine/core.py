@@ -267,16 +267,22 @@ class Engine:
             self._left(admitted.ticket, waiting, call, gone)
 
     def _left(self, ticket: int, waiting: asyncio.Future[Reply], call: Call, gone: Gone) -> None:
+        crew = self._desk.crew
         if self._desk.waiters.drop(ticket, waiting):
-            self._desk.crew.spawn(self._nobody_waits(ticket, call, gone), "gone")
+            # Both reach the store in this order and with nothing between them: no newcomer adopts what is cancelled,
+            # and one that comes at once finds what is not.
+            if gone == "cancel" and call.key is None:
+                crew.spawn(self._take_back(ticket, call), "take back")
+            crew.spawn(self._nobody_waits(ticket), "gone")
 
-    async def _nobody_waits(self, ticket: int, call: Call, gone: Gone) -> None:
+    async def _take_back(self, ticket: int, call: Call) -> None:
         desk = self._desk
-        if gone == "cancel" and call.key is None:  # while it is still ours, so that nobody can adopt it meanwhile
-            body = desk.upstreams[call.provider].dialect.error(409, "conflict_error", "The caller cancelled this call.")
-            outcome = Outcome(OutcomeKind.CANCELLED, 409, body, desk.now(), Lane.BATCH, "cancelled by its caller")
-            if await desk.store.cancel(ticket, outcome):
-                return
+        body = desk.upstreams[call.provider].dialect.error(409, "conflict_error", "The caller cancelled this call.")
+        outcome = Outcome(OutcomeKind.CANCELLED, 409, body, desk.now(), Lane.BATCH, "cancelled by its caller")
+        await desk.store.cancel(ticket, outcome)
+
+    async def _nobody_waits(self, ticket: int) -> None:
+        desk = self._desk
         await desk.store.await_ticket(ticket, None)
         if ticket in desk.waiters:  # somebody came back for it meanwhile
             await desk.store.await_ticket(ticket, desk.name)

@@ -78,10 +78,10 @@ class Follower:
         try:
             reports = await self._list(credential, upstream, batches)
             await desk.reached("polled")
-            await self._reconciler.apply(upstream, [b for b in batches if not _ours(b)], list(reports.values()))
             for batch in batches:
                 if _ours(batch):
-                    await self._apply(batch, await self._report(batch, upstream, reports))
+                    await self._apply(batch.id, await self._report(batch, upstream, reports))
+            await self._reconciler.apply(upstream, [b for b in batches if not _ours(b)], list(reports.values()))
         except CarpoolError as error:  # any number of failed looks is survived
             desk.trouble("polling", error)
         else:
@@ -131,8 +131,11 @@ class Follower:
             desk.pause(credential, refusal.retry_after or FAILED_POLL_S)
         return answer
 
-    async def _apply(self, batch: Batch, report: BatchReport | None) -> None:
+    async def _apply(self, number: int, report: BatchReport | None) -> None:
         desk = self._desk
+        batch = await desk.store.batch(number)
+        if batch is None or not _ours(batch):
+            return  # it moved on while the provider was asked
         if report is None:
             await self._denied(batch)
             return

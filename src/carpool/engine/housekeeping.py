@@ -8,7 +8,7 @@ from carpool.errors import CarpoolError
 from carpool.lifecycle import BOUGHT
 
 LEASE_S = 300.0  # well above the silence that a create may have
-RENEW_S = 60.0
+RENEW_S = 100.0
 RETAIN_EVERY_S = 600.0
 RETAIN_STEP = 1000
 UNDELIVERED_DAYS = 29.0  # as long as the longest provider keeps results

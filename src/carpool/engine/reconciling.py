@@ -10,7 +10,7 @@ from carpool.engine.desk import Desk
 from carpool.engine.events import BatchAbandoned
 from carpool.engine.upstream import Upstream
 from carpool.errors import Garbled
-from carpool.lifecycle import BatchState
+from carpool.lifecycle import UNRESOLVED, BatchState
 from carpool.model import Batch, Lane
 from carpool.ports import BatchReport
 from carpool.tracking import next_look, reconcile
@@ -31,12 +31,14 @@ class Reconciler:
         if looked is None or looked < since:
             return since
         if batch.state is BatchState.ABANDONED:
-            return looked + ABANDONED_PACE_S
+            return looked + max(ABANDONED_PACE_S, (looked - since) / 10)
         return looked + min(next_look(looked - since, GRACE_S, self._desk.policy.poll_interval_s), 15.0)
 
     async def apply(self, upstream: Upstream, batches: Sequence[Batch], listed: Sequence[BatchReport]) -> None:
         for batch in batches:
-            await self._apply(upstream, batch, listed)
+            row = await self._desk.store.batch(batch.id)
+            if row is not None and row.state in UNRESOLVED:
+                await self._apply(upstream, row, listed)
 
     async def _apply(self, upstream: Upstream, batch: Batch, listed: Sequence[BatchReport]) -> None:
         desk = self._desk
@@ -92,8 +94,8 @@ class Reconciler:
             await desk.store.move(batch.id, BatchState.VOID)
             return
         reason = "its create went unanswered, and no batch at the provider fits it"
+        await self._collector.doubt(batch, reason)
         count = await desk.store.release(batch.id, BatchState.ABANDONED, Lane.BATCH, desk.now(), reason)
-        await desk.store.annotate(batch.id, abandoned=True)
         desk.stats.batches_abandoned += 1
         desk.bulletin.tell(BatchAbandoned(desk.now(), batch.id, count, reason))
         desk.wake_now()

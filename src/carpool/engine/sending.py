@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from carpool import ledger
 from carpool.engine.desk import Desk
@@ -100,7 +100,11 @@ class Sender:
         finally:
             usage = tap.usage() if ended else None  # cut short: what was billed is unknown
             dialect = self._upstream(errand).dialect.name
-            final = _free(entry) if response.status >= 400 else ledger.priced(entry, dialect, usage, self._desk.prices)
+            final = (
+                ledger.free(entry)
+                if response.status >= 400
+                else ledger.priced(entry, dialect, usage, self._desk.prices)
+            )
             self._complete(final)
 
     async def _record(self, entry: Entry) -> bool:
@@ -144,7 +148,8 @@ class Sender:
         if await desk.store.stop_sending(errand.ticket):
             return
         body = self._upstream(errand).dialect.error(error.status, error.code, str(error))
-        late = errand.deadline is not None and desk.now() >= errand.deadline
+        # A connection that was never made is tried again until the deadline allows no more.
+        late = errand.deadline is not None and (isinstance(error, NotConnected) or desk.now() >= errand.deadline)
         kind = OutcomeKind.DEADLINE if late else OutcomeKind.ERRORED
         outcome = Outcome(kind, error.status, body, desk.now(), Lane.NOW, str(error))
         await settle(desk, [Settlement(errand.ticket, outcome)])
@@ -162,7 +167,7 @@ class Sender:
                 response = await self._send(errand)
             except NotConnected:
                 delay = self._delay(errand, number, None)
-                await self._desk.store.record(_free(entry))
+                await self._desk.store.record(ledger.free(entry))
                 if delay is None:
                     raise
             else:
@@ -170,7 +175,7 @@ class Sender:
                 if delay is None:
                     return response, entry
                 await response.aclose()
-                await self._desk.store.record(_free(entry))
+                await self._desk.store.record(ledger.free(entry))
             await self._desk.clock.sleep(delay)
 
     async def _retry_after(self, errand: Errand, number: int, response: WireResponse) -> float | None:
@@ -212,18 +217,13 @@ class Sender:
 
     def _priced(self, errand: Errand, entry: Entry, answer: Answer) -> Entry:
         if not answer.ok:
-            return _free(entry)
+            return ledger.free(entry)
         dialect = self._upstream(errand).dialect
         return ledger.priced(entry, dialect.name, dialect.usage(answer.body), self._desk.prices)
 
 
 class _Taken(Exception):
     """The ticket was settled, or is being sent by somebody else."""
-
-
-def _free(entry: Entry) -> Entry:
-    """Refused or never sent: the provider bills nothing."""
-    return replace(entry, paid=0, would_have_paid=0)
 
 
 def _outcome(answer: Answer, errand: Errand, now: float) -> Outcome:

@@ -61,5 +61,5 @@ class Stats:
         self.paid += entry.paid
         if used:
             self.would_have_paid += entry.would_have_paid or 0
-        elif entry.kind is not EntryKind.RESCUE and entry.lane is Lane.BATCH:
+        elif entry.paid and entry.kind is not EntryKind.RESCUE and entry.lane is Lane.BATCH:
             self.duplicates += 1

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 import time
+from collections.abc import Iterable
+from concurrent.futures import ProcessPoolExecutor
 
-from carpool.sim import simulate
+from carpool.sim import Report, simulate
 
 
 def main() -> int:
@@ -14,10 +17,11 @@ def main() -> int:
     parser.add_argument("seeds", nargs="?", type=int, default=200, help="how many seeds")
     parser.add_argument("--first", type=int, default=0, help="the first seed")
     parser.add_argument("--seed", type=int, default=None, help="replay this one, with its story")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="how many at a time")
     asked = parser.parse_args()
     if asked.seed is not None:
         return _replay(asked.seed)
-    return _many(asked.first, asked.seeds)
+    return _many(asked.first, asked.seeds, asked.jobs)
 
 
 def _replay(seed: int) -> int:
@@ -29,16 +33,23 @@ def _replay(seed: int) -> int:
     return 1 if report.problems else 0
 
 
-def _many(first: int, count: int) -> int:
+def _reports(seeds: Iterable[int], jobs: int) -> Iterable[Report]:
+    if jobs <= 1:
+        yield from map(simulate, seeds)
+        return
+    with ProcessPoolExecutor(jobs) as pool:
+        yield from pool.map(simulate, seeds, chunksize=4)
+
+
+def _many(first: int, count: int, jobs: int) -> int:
     started = time.perf_counter()
     broken = []
     calls = batches = 0
-    for seed in range(first, first + count):
-        report = simulate(seed)
+    for report in _reports(range(first, first + count), jobs):
         calls, batches = calls + report.calls, batches + report.batches
         if report.problems:
-            broken.append(seed)
-            sys.stdout.write(f"Seed {seed}: {report.problems[0]}\n")
+            broken.append(report.seed)
+            sys.stdout.write(f"Seed {report.seed}: {report.problems[0]}\n")
             sys.stdout.flush()
     took = time.perf_counter() - started
     sys.stdout.write(

@@ -63,7 +63,7 @@ class Agent:
     async def _until_answered(self, turn: Turn) -> None:
         for _ in range(MOST_TRIES):
             reply = await self._try(turn)
-            if reply is not None and not _worth_another_try(reply):
+            if reply is not None and (turn.plan.keyed or not _worth_another_try(reply)):
                 turn.reply = reply
                 self._story.tell(self._plan.name, f"has the answer of {ticket_text(reply.ticket)}: {_said(reply)}")
                 return

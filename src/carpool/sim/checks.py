@@ -71,7 +71,7 @@ def replies_are_the_providers(books: Books) -> Iterable[str]:
 
 def mistakes_come_back(books: Books) -> Iterable[str]:
     for turn in books.world.turns:
-        if turn.reply and "[error:" in turn.plan.text and turn.reply.outcome.status != 400:
+        if turn.reply and "[error:" in turn.plan.text and turn.reply.outcome.status not in (400, 502, 504):
             yield f"{_name(turn)} made a mistake and got {turn.reply.outcome.status} instead of its 400."
 
 
@@ -155,6 +155,8 @@ def no_task_died(books: Books) -> Iterable[str]:
     for process in books.world.processes:
         if process.engine.failures:
             yield f"{process.engine.failures} background tasks of {process.name} failed."
+        for reason in process.illegal:
+            yield f"{process.name} tried a forbidden move. {reason}"
 
 
 def _name(turn: Turn) -> str:

@@ -68,6 +68,7 @@ class Exchange:
         self._headers: Headers = ()
         self._pieces: asyncio.Queue[bytes | Exception] = asyncio.Queue()
         self._head: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._head.add_done_callback(lambda head: head.cancelled() or head.exception())  # whoever asked may be dead
 
     # the provider's side
 
@@ -92,7 +93,6 @@ class Exchange:
         try:
             await asyncio.wait_for(asyncio.shield(self._head), self._timeout)
         except TimeoutError:
-            self._head.add_done_callback(lambda future: future.cancelled() or future.exception())
             raise TimedOut("The provider did not answer in time.") from None
         return self
 

@@ -11,7 +11,7 @@ from carpool.dialects import get as get_dialect
 from carpool.doors.intake import make_call
 from carpool.doors.options import Options
 from carpool.engine import Engine, Event, Keyring, Reply, Upstream
-from carpool.engine.events import BatchAbandoned
+from carpool.engine.events import BatchAbandoned, Trouble
 from carpool.model import Call, Headers
 from carpool.policy import RoutingPolicy
 from carpool.ports import RawRequest, Store
@@ -101,9 +101,12 @@ class Process:
             rng=rng,
         )
         self.abandoned: list[int] = []
+        self.illegal: list[str] = []
         self._submits: set[asyncio.Task[Reply]] = set()
 
     def _tell(self, event: Event) -> None:
+        if isinstance(event, Trouble) and "IllegalMove" in event.reason:
+            self.illegal.append(event.reason)
         if isinstance(event, BatchAbandoned):
             self.abandoned.append(event.batch)
         self._story.event(self.name, event)

@@ -122,8 +122,8 @@ def open_calls(session: Session, batch: int) -> OpenCalls:
     return OpenCalls(*row)
 
 
-def open_tickets(session: Session, batch: int, limit: int) -> list[int]:
-    row = session.row("open_tickets", (batch, limit))
+def unmentioned(session: Session, batch: int, after: int, limit: int) -> list[int]:
+    row = session.row("unmentioned", {"batch": batch, "after": after, "limit": limit})
     assert row is not None
     return msgspec.json.decode(row[0], type=list[int])
 

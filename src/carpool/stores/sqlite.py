@@ -153,8 +153,8 @@ class SqliteStore:
     async def open_calls(self, batch: int) -> OpenCalls:
         return await self._do(_batches.open_calls, batch)
 
-    async def open_tickets(self, batch: int, limit: int) -> list[int]:
-        return await self._do(_batches.open_tickets, batch, limit)
+    async def unmentioned(self, batch: int, after: int, limit: int) -> list[int]:
+        return await self._do(_batches.unmentioned, batch, after, limit)
 
     async def known_provider_ids(self, credential: str) -> set[str]:
         return await self._do(_batches.known_provider_ids, credential)

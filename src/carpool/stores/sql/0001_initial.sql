@@ -104,8 +104,6 @@ CREATE TABLE suspects (
   PRIMARY KEY (batch, provider_id)
 ) WITHOUT ROWID;
 
-CREATE INDEX suspects_strangers ON suspects (credential, provider_id) WHERE verdict = 'stranger';
-
 CREATE TABLE entries (
   ticket INTEGER NOT NULL,
   purchase INTEGER NOT NULL,            -- the batch's id, or minus the number of the attempt on `now`

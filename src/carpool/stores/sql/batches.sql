@@ -118,16 +118,16 @@ SELECT count(*), coalesce(sum(awaiter IS NULL OR rescue_at >= 9e999), 0),
   max(CASE WHEN awaiter IS NOT NULL AND rescue_at < 9e999 THEN rescue_at END)
 FROM calls INDEXED BY calls_aboard WHERE batch = ? AND batch IS NOT NULL AND state <> 'settled'
 
--- name: open_tickets
+-- name: unmentioned
 SELECT json_group_array(id) FROM (
-  SELECT id FROM calls INDEXED BY calls_aboard
-  WHERE batch = ? AND batch IS NOT NULL AND state <> 'settled' AND state = 'boarded' LIMIT ?
+  SELECT id FROM calls INDEXED BY calls_batch
+  WHERE batch = :batch AND batch IS NOT NULL AND id > :after
+    AND NOT EXISTS (SELECT 1 FROM entries e WHERE e.ticket = calls.id AND e.purchase = :batch)
+  ORDER BY id LIMIT :limit
 )
 
 -- name: known_provider_ids
 SELECT provider_id FROM batches WHERE credential = :credential AND provider_id IS NOT NULL
-UNION
-SELECT provider_id FROM suspects WHERE credential = :credential AND verdict = 'stranger'
 
 -- name: suspect
 INSERT INTO suspects (batch, provider_id, credential, verdict)

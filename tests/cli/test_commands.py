@@ -1,0 +1,183 @@
+"""Help worth reading, and errors that are sentences."""
+
+import os
+import socket
+import sqlite3
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from carpool import __version__, cli
+from carpool.stores import open_store, peek
+
+Run = Callable[..., tuple[int, str, str]]
+COMMANDS = ("serve", "mock", "stats", "demo")
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
+    """Runs the command line in this process; gives its exit code, and what it said."""
+
+    def running(*arguments: object) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["carpool", *map(str, arguments)])
+        monkeypatch.setenv("COLUMNS", "80")
+        with pytest.raises(SystemExit) as ended:
+            cli.main()
+        said = capsys.readouterr()
+        return int(ended.value.code or 0), said.out, said.err
+
+    return running
+
+
+@pytest.fixture
+def busy_port() -> Iterator[int]:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        yield listener.getsockname()[1]
+
+
+@pytest.mark.parametrize("command", ["", *COMMANDS])
+def test_help_fits_80_columns(command: str) -> None:
+    said = CliRunner().invoke(cli.app, [*filter(None, [command]), "--help"], env={"COLUMNS": "80"})
+    assert said.exit_code == 0
+    assert all(len(line) <= 80 for line in said.output.splitlines())
+    assert "..." not in said.output.replace("[ARGS]...", "")
+
+
+def test_help_names_every_command() -> None:
+    said = CliRunner().invoke(cli.app, ["--help"])
+    assert all(f"\n  {command} " in said.output for command in COMMANDS)
+
+
+def test_every_option_has_a_word_of_help() -> None:
+    for command in COMMANDS:
+        said = CliRunner().invoke(cli.app, [command, "--help"], env={"COLUMNS": "200"})
+        options = [line.split() for line in said.output.splitlines() if line.strip().startswith("--")]
+        assert options
+        assert all(len(words) > 3 for words in options)
+
+
+def test_version(run: Run) -> None:
+    assert run("--version") == (0, f"carpool {__version__}\n", "")
+
+
+def test_it_runs_as_a_module() -> None:
+    ran = subprocess.run([sys.executable, "-m", "carpool", "--version"], capture_output=True, text=True, check=True)
+    assert ran.stdout == f"carpool {__version__}\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["serve", "--host", "0.0.0.0"], "0.0.0.0 can be reached from outside"),
+        (["serve", "--host", "example.com"], "example.com can be reached from outside"),
+        (["serve", "--upstream", "api.anthropic.com"], "is not a provider's base URL"),
+        (["serve", "--upstream", "ftp://x"], "is not a provider's base URL"),
+        (["serve", "--upstream", "http://[::1"], "is not a provider's base URL"),
+        (["serve", "--config", "/nowhere/carpool.yaml"], "can't be read"),
+        (["serve", "--port", "0", "--store", "/nowhere/x.db"], "/nowhere does not exist"),
+        (["serve", "--port", "0", "--store", "redis://x"], "redis:// is not a store"),
+        (["stats", "--store", "/nowhere/x.db"], "There is no store at /nowhere/x.db"),
+        (["stats", "--store", ":memory:"], "can't be looked at from outside"),
+        (["stats", "--store", "/tmp"], "There is no store at /tmp"),
+        (["mock", "--fault", "create_50=1"], "but there is create_500"),
+        (["mock", "--fault", "create_500=often"], "could not convert"),
+        (["mock", "--batch-latency", "slow"], "is not a latency"),
+        (["mock", "--host", "203.0.113.1"], "can't be opened"),
+        (["demo", "--store", "/nowhere/x.db"], "/nowhere does not exist"),
+    ],
+)
+def test_what_is_wrong_is_said_in_a_sentence(run: Run, arguments: list[str], told: str) -> None:
+    code, out, err = run(*arguments)
+    assert code == 2
+    assert err.startswith("carpool: ")
+    assert told in err
+    assert len(err.splitlines()) == 1
+    assert "listens on" not in out
+
+
+@pytest.mark.parametrize("command", ["serve", "mock"])
+def test_a_port_in_use(run: Run, busy_port: int, command: str) -> None:
+    code, _, err = run(command, "--port", busy_port)
+    assert code == 2
+    assert f"Port {busy_port} on 127.0.0.1 can't be opened (Address already in use)" in err
+
+
+def test_unknown_commands_and_options_are_usage_errors(run: Run) -> None:
+    assert run("swerve")[0] == 2
+    assert run("serve", "--prot", "1")[0] == 2
+    assert run("serve", "--drain", "-1")[0] == 2
+    assert run("serve", "--port", "99999")[0] == 2
+
+
+def test_a_bad_setting_is_named(run: Run, tmp_path: Path) -> None:
+    config = tmp_path / "carpool.yaml"
+    config.write_text("batching: {lingr_ms: 5}\n")
+    code, _, err = run("serve", "--config", config)
+    assert code == 2
+    assert "batching.lingr_ms is not a setting: did you mean batching.linger_ms?" in err
+
+
+def test_brackets_in_a_message_are_shown(run: Run) -> None:
+    assert "no store at [bold]x[/].db" in run("stats", "--store", "[bold]x[/].db")[2]
+
+
+# ---------------------------------------------------------------- stores
+
+
+async def test_a_locked_store(tmp_path: Path) -> None:
+    path = tmp_path / "carpool.db"
+    store = await open_store(path)
+    try:
+        command = [sys.executable, "-m", "carpool", "serve", "--port", "0", "--store", str(path)]
+        ran = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: ASYNC221
+    finally:
+        await store.aclose()
+    assert ran.returncode == 2
+    assert f"is in use by process {os.getpid()}" in ran.stderr
+
+
+async def test_peeking_does_not_need_the_lock(tmp_path: Path) -> None:
+    store = await open_store(tmp_path / "carpool.db")
+    try:
+        totals, counts = await peek(tmp_path / "carpool.db")
+    finally:
+        await store.aclose()
+    assert totals == []
+    assert not any(counts.values())
+
+
+def test_stats_of_an_empty_store(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "empty.db").touch()
+    code, out, _ = run("stats", "--store", tmp_path / "empty.db")
+    assert code == 0
+    assert "No calls yet." in out
+
+
+@pytest.mark.parametrize(
+    ("make", "told"),
+    [
+        (lambda path: path.write_bytes(b"not a database at all" * 100), "is damaged"),
+        (lambda path: _database(path, "CREATE TABLE t (x)"), "a database of another program"),
+        (lambda path: _database(path, "PRAGMA user_version = 99", "PRAGMA application_id = 1667330672"), "Upgrade"),
+    ],
+)
+def test_files_that_are_no_store_of_ours(run: Run, tmp_path: Path, make: Callable[[Path], None], told: str) -> None:
+    path = tmp_path / "odd.db"
+    make(path)
+    before = path.read_bytes()
+    code, _, err = run("stats", "--store", path)
+    assert code == 2
+    assert told in err
+    assert path.read_bytes() == before
+
+
+def _database(path: Path, *statements: str) -> None:
+    connection = sqlite3.connect(path)
+    for statement in ("CREATE TABLE something (x)", *statements):
+        connection.execute(statement)
+    connection.commit()
+    connection.close()
