@@ -25,7 +25,7 @@ from carpool.doors.library import (
 from carpool.doors.options import Options
 from carpool.doors.transport import HELLO, Exchange, blocking_transport, current_options, wait_for
 from carpool.engine import Engine, Hook, Stats, Upstream
-from carpool.errors import CarpoolError, Closed, NotStarted
+from carpool.errors import Closed, NotStarted
 from carpool.model import Lane
 from carpool.policy import RoutingPolicy
 from carpool.prices import PriceBook
@@ -97,9 +97,7 @@ class Fleet:
     def _introduce(self) -> None:
         try:
             self._patient.post("/v1/messages", cast_to=object, body={}, options={"headers": {HELLO: "1"}})
-        except CarpoolError:
-            raise
-        except Exception:  # noqa: BLE001  a client without a key of its own introduces itself with its first call
+        except TypeError:  # a client without a key of its own, which introduces itself with its first call
             return
 
     def __exit__(

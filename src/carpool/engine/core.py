@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Literal
 
 from carpool.engine.buying import Buyer
@@ -214,9 +215,9 @@ class Engine:
         if waiting is None:
             assert admitted.outcome is not None
             desk.stats.returned_calls += 1
-            return Reply(admitted.ticket, admitted.outcome)
+            return _reasoned(Reply(admitted.ticket, admitted.outcome), decision)
         try:
-            return await waiting
+            return _reasoned(await waiting, decision)
         finally:
             if waiting.cancelled() or not waiting.done():
                 self._left(admitted.ticket, waiting, call, gone)
@@ -319,3 +320,9 @@ class Engine:
                 text,
             )
         return Closed(f"carpool closed before call {text} was answered, and its store was in memory only.", text)
+
+
+def _reasoned(reply: Reply, decision: Decision) -> Reply:
+    """Where nothing unforeseen happened, the reason is why the call took this lane."""
+    outcome = reply.outcome
+    return reply if outcome.reason else replace(reply, outcome=replace(outcome, reason=decision.reason))

@@ -5,10 +5,10 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-import time
 from collections.abc import Iterable
 from concurrent.futures import ProcessPoolExecutor
 
+from carpool.clock import SystemClock
 from carpool.sim import Report, simulate
 
 
@@ -42,7 +42,7 @@ def _reports(seeds: Iterable[int], jobs: int) -> Iterable[Report]:
 
 
 def _many(first: int, count: int, jobs: int) -> int:
-    started = time.perf_counter()
+    started = SystemClock().now()
     broken = []
     calls = batches = 0
     for report in _reports(range(first, first + count), jobs):
@@ -51,7 +51,7 @@ def _many(first: int, count: int, jobs: int) -> int:
             broken.append(report.seed)
             sys.stdout.write(f"Seed {report.seed}: {report.problems[0]}\n")
             sys.stdout.flush()
-    took = time.perf_counter() - started
+    took = SystemClock().now() - started
     sys.stdout.write(
         f"{count} seeds, {calls:,} calls, {batches:,} batches in {took:.1f} s: {count / took:.1f} seeds/s. "
         + (f"{len(broken)} broken, the first is {broken[0]}.\n" if broken else "All clean.\n")

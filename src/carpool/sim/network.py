@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator
 from typing import Any
 from urllib.parse import urlsplit
 
+from carpool.engine.tasks import Crew
 from carpool.errors import NotConnected, Severed, TimedOut
 from carpool.mock import ConnectionCut, MockAnthropic
 from carpool.model import Headers
@@ -29,7 +30,7 @@ class Network:
         self._rng = rng
         self._refuse = refuse
         self._latency = latency
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._crew = Crew()
 
     async def open(self, request: WireRequest) -> Exchange:
         if self._rng.random() < self._refuse:
@@ -41,9 +42,7 @@ class Network:
             raise AssertionError(f"A body of {len(data)} bytes was announced as {body.length}.")
         await asyncio.sleep(self._rng.random() * self._latency)
         exchange = Exchange(request.timeout)
-        task = asyncio.create_task(self._carry(request, data, exchange))
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        self._crew.spawn(self._carry(request, data, exchange), "request")
         return exchange
 
     async def _carry(self, request: WireRequest, data: bytes, exchange: Exchange) -> None:
@@ -54,9 +53,7 @@ class Network:
             exchange.finish(Severed("The connection was cut."))
 
     async def close(self) -> None:
-        for task in list(self._tasks):
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._crew.rest(0.0)
 
 
 class Exchange:

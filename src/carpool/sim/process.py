@@ -12,6 +12,7 @@ from carpool.doors.intake import make_call
 from carpool.doors.options import Options
 from carpool.engine import Engine, Event, Keyring, Reply, Upstream
 from carpool.engine.events import BatchAbandoned, Trouble
+from carpool.engine.tasks import Crew
 from carpool.model import Call, Headers
 from carpool.policy import RoutingPolicy
 from carpool.ports import RawRequest, Store
@@ -102,7 +103,7 @@ class Process:
         )
         self.abandoned: list[int] = []
         self.illegal: list[str] = []
-        self._submits: set[asyncio.Task[Reply]] = set()
+        self._clients = Crew()
 
     def _tell(self, event: Event) -> None:
         if isinstance(event, Trouble) and "IllegalMove" in event.reason:
@@ -124,10 +125,8 @@ class Process:
 
     async def submit(self, call: Call) -> Reply | None:
         """The reply, or None when the process died first: then the client's connection is simply gone."""
-        task = asyncio.create_task(self.engine.submit(call))
-        self._submits.add(task)
-        task.add_done_callback(self._submits.discard)
-        dying = asyncio.create_task(self.died.wait())
+        task = self._clients.lend(self.engine.submit(call), "submit")
+        dying = self._clients.lend(self.died.wait(), "dying")
         try:
             await asyncio.wait({task, dying}, return_when=asyncio.FIRST_COMPLETED)
             if self.died.is_set():
@@ -145,5 +144,4 @@ class Process:
         self._wire.dead = True
         self.died.set()
         self.engine.abort()
-        for task in self._submits:
-            task.cancel()
+        self._clients.abort()

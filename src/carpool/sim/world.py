@@ -6,6 +6,7 @@ import asyncio
 import random
 from dataclasses import dataclass, field
 
+from carpool.engine.tasks import Crew
 from carpool.lifecycle import UNFINISHED
 from carpool.mock import MockAnthropic
 from carpool.prices import PriceBook
@@ -43,6 +44,7 @@ class Run:
         self._story = Story(timeline.now)
         self._provider = MockAnthropic(plan.mock, now=timeline.now)
         self._network = Network(self._provider, self._rng, refuse=plan.refuse)
+        self._crew = Crew()
         self._live: list[Process] = []
         self._somebody = asyncio.Event()
         agents = [Agent(agent, self._find, timeline.now, self._story) for agent in plan.agents]
@@ -52,8 +54,8 @@ class Run:
     async def go(self) -> World:
         for number in range(self._plan.engines):
             await self._boot(f"engine {number}")
-        crashing = asyncio.create_task(self._crash_all())
-        agents = [asyncio.create_task(agent.run()) for agent in self._agents]
+        crashing = self._crew.lend(self._crash_all(), "crashes")
+        agents = [self._crew.lend(agent.run(), "agent") for agent in self._agents]
         try:
             async with asyncio.timeout(LONGEST_S):
                 await asyncio.gather(*agents)
@@ -63,6 +65,7 @@ class Run:
         await self._aftermath()
         for process in self._live:
             await process.engine.close(0.0)
+        await self._crew.rest(0.0)
         await self._network.close()
         return self.world
 

@@ -1,12 +1,8 @@
-"""The ports to the world, with their contracts in prose: Clock, Wire, Store, Dialect.
-
-Whoever implements one of these obeys the prose; `tests/contract` proves it for every implementation.
-"""
+"""The port to what must be kept."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from typing import Protocol
 
 from carpool.lifecycle import BatchState
@@ -16,7 +12,6 @@ from carpool.model import (
     Batch,
     Due,
     Entry,
-    Headers,
     Intent,
     Lane,
     OpenCalls,
@@ -26,78 +21,7 @@ from carpool.model import (
     Settlement,
     TicketView,
     Totals,
-    Usage,
 )
-
-# ---------------------------------------------------------------- Clock
-
-
-class Clock(Protocol):
-    """Tells time. Nothing else in carpool reads a clock, so a 24-hour batch is tested in milliseconds."""
-
-    def now(self) -> float:
-        """Seconds since the epoch. May step backwards by a little when the host's clock is corrected."""
-        ...
-
-    async def sleep(self, seconds: float) -> None: ...
-
-
-# ---------------------------------------------------------------- Wire
-
-
-@dataclass(frozen=True, slots=True)
-class StreamedBody:
-    """A request body whose length is known and whose pieces are made while they are sent."""
-
-    length: int
-    pieces: AsyncIterator[bytes]
-
-
-@dataclass(frozen=True, slots=True)
-class WireRequest:
-    """One HTTP request. `url` is absolute. `timeout` bounds connecting, and every silence between two bytes."""
-
-    method: str
-    url: str
-    headers: Headers
-    body: bytes | StreamedBody = b""
-    timeout: float = 600.0
-
-
-class WireResponse(Protocol):
-    """An answer whose headers have arrived; the body follows chunk by chunk, exactly as the provider sent it
-    (no decompression happens below us; requests that we make ourselves ask for `identity`)."""
-
-    @property
-    def status(self) -> int: ...
-    @property
-    def headers(self) -> Headers:
-        """In order, names in lower case, repeated names repeated."""
-        ...
-
-    def chunks(self) -> AsyncIterator[bytes]:
-        """Yields until the body is complete. A body that breaks off raises `Severed`, never ends cleanly."""
-        ...
-
-    async def read(self) -> bytes: ...
-    async def aclose(self) -> None:
-        """Gives the connection up. Safe to call twice, and before the body has ended."""
-        ...
-
-
-class Wire(Protocol):
-    """Sends one HTTP request, once.
-
-    It never retries, never follows a redirect, never changes a header or a byte. It raises `NotConnected` only when
-    connecting itself failed, so that provably nothing was sent; every other trouble is `Severed` (`TimedOut` when
-    time ran out), because the provider may have acted on the request. Cancelling the task aborts the request.
-    """
-
-    async def send(self, request: WireRequest) -> WireResponse: ...
-    async def aclose(self) -> None: ...
-
-
-# ---------------------------------------------------------------- Store
 
 
 class Store(Protocol):
@@ -299,162 +223,3 @@ class Store(Protocol):
         ...
 
     async def aclose(self) -> None: ...
-
-
-# ---------------------------------------------------------------- Dialect
-
-
-@dataclass(frozen=True, slots=True)
-class RawRequest:
-    """An HTTP request as a door received it. Header names in lower case."""
-
-    method: str
-    path: str
-    query: str
-    headers: Headers
-    body: bytes
-
-
-@dataclass(frozen=True, slots=True)
-class Parsed:
-    """What a dialect understood of a request."""
-
-    endpoint: str
-    model: str
-    body: bytes  # without `stream`; otherwise the client's own bytes
-    stream: bool
-    max_output_tokens: int
-    headers: Headers  # to travel with the call
-    secret: Headers  # the credential headers, as the client sent them
-    unbatchable: str | None  # why this may not ride a batch
-    canonical: bytes  # the body in canonical JSON, without `stream`
-    retry: bool
-
-
-@dataclass(frozen=True, slots=True)
-class Ask:
-    """A request to the provider, before base URL and credential are added."""
-
-    method: str
-    path: str
-    headers: Headers
-    body: bytes = b""
-
-
-@dataclass(frozen=True, slots=True)
-class BatchReport:
-    """A batch as the provider describes it. Times are on the provider's clock."""
-
-    provider_id: str
-    ended: bool
-    cancelling: bool
-    count: int
-    created_at: float
-    expires_at: float | None
-    ended_at: float | None
-    results_path: str | None  # None when there are no results (yet, or any more)
-    archived: bool
-
-
-@dataclass(frozen=True, slots=True)
-class ResultLine:
-    """One line of a batch's results. `custom_id` is checked by the engine, not here."""
-
-    custom_id: str
-    result: str  # succeeded | errored | canceled | expired
-    status: int
-    body: bytes  # the message, or the provider-shaped error
-    model: str  # as the answer names it; empty without an answer
-    usage: Usage | None
-    retryable: bool
-
-
-@dataclass(frozen=True, slots=True)
-class Limits:
-    max_count: int
-    max_bytes: int
-    window: float  # seconds after which the provider expires a batch
-    retention: float  # seconds for which it keeps results
-
-
-@dataclass(frozen=True, slots=True)
-class Refusal:
-    """Why a provider said no, read from an answered status of 400 or more."""
-
-    status: int
-    message: str
-    retryable: bool  # the same request may succeed later
-    retry_after: float | None = None
-    cannot_batch: bool = False  # this credential or model has no batch road
-    too_large: bool = False
-
-
-class UsageTap(Protocol):
-    """Reads the usage out of a streamed answer while it passes, without holding it."""
-
-    def feed(self, chunk: bytes) -> None: ...
-    def usage(self) -> Usage | None:
-        """What is known so far; None before the provider said anything."""
-        ...
-
-
-class Dialect(Protocol):
-    """A provider family's wire format: pure translation between bytes and words. No I/O, no clock, no state.
-
-    Whatever it can't understand of a client it raises as `BadCall`, of a provider as `Garbled`."""
-
-    @property
-    def name(self) -> str: ...
-    @property
-    def limits(self) -> Limits: ...
-
-    # from clients
-    def handles(self, method: str, path: str) -> bool:
-        """Whether `parse` understands this endpoint."""
-        ...
-
-    def parse(self, raw: RawRequest) -> Parsed: ...
-    def estimate_tokens(self, body: bytes) -> int: ...
-
-    # to the provider
-    def send(self, endpoint: str, headers: Headers, body: bytes) -> Ask: ...
-    def line_overhead(self) -> int:
-        """Bytes that a call costs in a create beyond its body."""
-        ...
-
-    def line(self, custom_id: str, body: bytes) -> bytes: ...
-    def create(self, headers: Headers) -> Ask: ...
-    def create_frame(self) -> tuple[bytes, bytes, bytes]:
-        """What stands before, between and after the lines of a create."""
-        ...
-
-    def listing(self, headers: Headers, after: str | None, limit: int) -> Ask: ...
-    def retrieve(self, headers: Headers, provider_id: str) -> Ask: ...
-    def cancel(self, headers: Headers, provider_id: str) -> Ask: ...
-    def results(self, headers: Headers, provider_id: str) -> Ask: ...
-
-    # from the provider
-    def report(self, body: bytes) -> BatchReport: ...
-    def page(self, body: bytes) -> tuple[list[BatchReport], str | None]:
-        """The batches of a LIST page, newest first, and the cursor of the next page if there is one."""
-        ...
-
-    def result_line(self, line: bytes) -> ResultLine: ...
-    def usage(self, body: bytes) -> Usage | None:
-        """Usage of a finished answer; None when it says none."""
-        ...
-
-    def usage_tap(self) -> UsageTap: ...
-    def refusal(self, status: int, headers: Headers, body: bytes) -> Refusal: ...
-    def requests_per_minute(self, headers: Headers) -> int | None:
-        """The account's limit as answered by a batch endpoint, where it says so."""
-        ...
-
-    # to clients
-    def error(self, status: int, code: str, message: str) -> bytes: ...
-    def replay(self, body: bytes) -> Iterator[bytes]:
-        """A finished answer as the event stream that a streaming client expects, one event at a time."""
-        ...
-
-    def stream_error(self, body: bytes) -> bytes: ...
-    def keep_alive(self) -> bytes: ...

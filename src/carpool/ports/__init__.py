@@ -1,0 +1,27 @@
+"""The ports to the world, with their contracts in prose: Clock, Wire, Store, Dialect.
+
+Whoever implements one of these obeys the prose; `tests/contract` proves it for every implementation.
+"""
+
+from carpool.ports.clock import Clock
+from carpool.ports.dialect import Ask, BatchReport, Dialect, Limits, Parsed, RawRequest, Refusal, ResultLine, UsageTap
+from carpool.ports.store import Store
+from carpool.ports.wire import StreamedBody, Wire, WireRequest, WireResponse
+
+__all__ = [
+    "Ask",
+    "BatchReport",
+    "Clock",
+    "Dialect",
+    "Limits",
+    "Parsed",
+    "RawRequest",
+    "Refusal",
+    "ResultLine",
+    "Store",
+    "StreamedBody",
+    "UsageTap",
+    "Wire",
+    "WireRequest",
+    "WireResponse",
+]

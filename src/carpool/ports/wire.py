@@ -1,0 +1,61 @@
+"""The port to HTTP."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from typing import Protocol
+
+from carpool.model import Headers
+
+
+@dataclass(frozen=True, slots=True)
+class StreamedBody:
+    """A request body whose length is known and whose pieces are made while they are sent."""
+
+    length: int
+    pieces: AsyncIterator[bytes]
+
+
+@dataclass(frozen=True, slots=True)
+class WireRequest:
+    """One HTTP request. `url` is absolute. `timeout` bounds connecting, and every silence between two bytes."""
+
+    method: str
+    url: str
+    headers: Headers
+    body: bytes | StreamedBody = b""
+    timeout: float = 600.0
+
+
+class WireResponse(Protocol):
+    """An answer whose headers have arrived; the body follows chunk by chunk, exactly as the provider sent it
+    (no decompression happens below us; requests that we make ourselves ask for `identity`)."""
+
+    @property
+    def status(self) -> int: ...
+    @property
+    def headers(self) -> Headers:
+        """In order, names in lower case, repeated names repeated."""
+        ...
+
+    def chunks(self) -> AsyncIterator[bytes]:
+        """Yields until the body is complete. A body that breaks off raises `Severed`, never ends cleanly."""
+        ...
+
+    async def read(self) -> bytes: ...
+    async def aclose(self) -> None:
+        """Gives the connection up. Safe to call twice, and before the body has ended."""
+        ...
+
+
+class Wire(Protocol):
+    """Sends one HTTP request, once.
+
+    It never retries, never follows a redirect, never changes a header or a byte. It raises `NotConnected` only when
+    connecting itself failed, so that provably nothing was sent; every other trouble is `Severed` (`TimedOut` when
+    time ran out), because the provider may have acted on the request. Cancelling the task aborts the request.
+    """
+
+    async def send(self, request: WireRequest) -> WireResponse: ...
+    async def aclose(self) -> None: ...
