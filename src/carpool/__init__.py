@@ -2,6 +2,7 @@
 
 from carpool._version import __version__
 from carpool.doors.blocking import Fleet
+from carpool.doors.inprocess import transport
 from carpool.doors.library import FleetDispatcher
 from carpool.engine.events import (
     BatchAbandoned,
@@ -92,4 +93,5 @@ __all__ = [
     "WrongClient",
     "WrongSecret",
     "__version__",
+    "transport",
 ]

@@ -39,6 +39,8 @@ class PlainBatch:
     state: BatchState
     owner: str
     credential: str
+    provider_id: str | None = None
+    suspects: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass
@@ -47,6 +49,7 @@ class PlainStore:
     batches: dict[int, PlainBatch] = field(default_factory=dict)
     entries: dict[tuple[int, int], Entry] = field(default_factory=dict)
     leases: dict[str, float] = field(default_factory=dict)
+    told: list[int] = field(default_factory=list)
 
     # engines
 
@@ -65,14 +68,18 @@ class PlainStore:
             batch.state = BatchState.UNKNOWN if batch.state is BatchState.SUBMITTING else batch.state
         for call in self.calls.values():
             behind = call.sender or call.awaiter
-            if call.state is TicketState.SENDING and call.lane is Lane.BATCH and behind not in live:
-                aboard = call.batch is not None and self.batches[call.batch].state in UNFINISHED
-                call.state = TicketState.BOARDED if aboard else TicketState.QUEUED
-                call.batch = call.batch if aboard else None
+            if call.state is TicketState.SENDING and behind not in live:
                 call.sender = None
+                if self._unfinished(call.batch):
+                    call.state = TicketState.BOARDED
+                elif call.lane is Lane.BATCH:
+                    call.state, call.batch = TicketState.QUEUED, None
             if call.awaiter not in live:
                 call.awaiter = None
         return len(dead)
+
+    def _unfinished(self, number: int | None) -> bool:
+        return number is not None and self.batches[number].state in UNFINISHED
 
     # calls
 
@@ -128,6 +135,7 @@ class PlainStore:
             return False
         call.state, call.outcome, call.settled_at = TicketState.SETTLED, outcome, outcome.at
         call.delivered_at = 0.0  # nobody will come for it
+        self.told.append(ticket)
         return True
 
     def waiting(self, credential: str) -> list[int]:
@@ -151,22 +159,22 @@ class PlainStore:
         ]
         return [number for _, number in sorted(found)]
 
-    def start_sending(self, entry: Entry) -> bool:
+    def start_sending(self, entry: Entry, engine: str, now: float) -> bool:
         call = self.calls.get(entry.ticket)
         if call is None or call.state is TicketState.SETTLED:
             return False
-        call.state = TicketState.SENDING
-        call.sender = call.awaiter or (None if call.batch is None else self.batches[call.batch].owner)
+        if call.sender not in (None, engine) and self.leases.get(call.sender or "", -inf) >= now:
+            return False
+        call.state, call.sender = TicketState.SENDING, engine
         self._write(entry, late=False)
         return True
 
     def stop_sending(self, ticket: int) -> bool:
         call = self.calls.get(ticket)
-        if call is None or call.state is not TicketState.SENDING or call.batch is None:
+        if call is None or call.state is not TicketState.SENDING or not self._unfinished(call.batch):
             return False
-        if self.batches[call.batch].state not in UNFINISHED:
-            return False
-        call.state, call.rescue_at, call.sender = TicketState.BOARDED, inf, None
+        call.state, call.sender = TicketState.BOARDED, None
+        call.rescue_at = inf if call.deadline is None else call.deadline
         return True
 
     def retain(self, before: float, undelivered_before: float) -> int:
@@ -174,7 +182,7 @@ class PlainStore:
             number
             for number, call in self.calls.items()
             if call.state is TicketState.SETTLED
-            and (call.batch is None or self.batches[call.batch].state not in UNFINISHED)
+            and not self._unfinished(call.batch)
             and (
                 call.settled_at < undelivered_before
                 if call.delivered_at is None
@@ -187,36 +195,44 @@ class PlainStore:
 
     # batches
 
-    def intend(self, intent: Intent, number: int, credential: str) -> list[int]:
-        claimed, total = [], 0
-        for ticket in self.waiting(credential)[: intent.max_count]:
+    def claimable(self, intent: Intent, credential: str) -> list[int]:
+        """The most pressing of those that wait; what is awaited and due travels on `now`."""
+        calls = {ticket: self.calls[ticket] for ticket in self.waiting(credential)}
+        claimed: list[int] = []
+        total = 0
+        for ticket in [n for n, c in calls.items() if c.awaiter is None or c.rescue_at > intent.at][: intent.max_count]:
             total += len(self.calls[ticket].admission.call.body)
             if claimed and total > intent.max_bytes:
                 break
             claimed.append(ticket)
+        return claimed
+
+    def intend(self, intent: Intent, number: int, credential: str) -> list[int]:
+        claimed = self.claimable(intent, credential)
         for ticket in claimed:
             self.calls[ticket].state, self.calls[ticket].batch = TicketState.BOARDED, number
         self.batches[number] = PlainBatch(BatchState.SUBMITTING, intent.owner, credential)
         return claimed
 
-    def move(self, number: int, target: BatchState) -> None:
+    def move(self, number: int, target: BatchState, **changes: str) -> None:
         if number not in self.batches:
             raise IllegalMove
         check_batch_move(self.batches[number].state, target)
         self.batches[number].state = target
+        self.batches[number].provider_id = changes.get("provider_id", self.batches[number].provider_id)
 
     def release(self, number: int, target: BatchState, lane: Lane, now: float) -> int:
         self.move(number, target)
         aboard = [c for c in self.calls.values() if c.batch == number and c.state is TicketState.BOARDED]
         for call in aboard:
-            self._queue(call, lane, now)
+            self._queue(call, lane, now, counts=target is not BatchState.REFUSED)
         for call in self.calls.values():
             if call.batch == number and call.state is TicketState.SENDING:
                 call.batch = None
         return len(aboard)
 
-    def _queue(self, call: PlainCall, lane: Lane, now: float) -> None:
-        call.requeues += call.state is TicketState.BOARDED
+    def _queue(self, call: PlainCall, lane: Lane, now: float, counts: bool = True) -> None:
+        call.requeues += counts and call.state is TicketState.BOARDED
         call.state, call.batch, call.lane = TicketState.QUEUED, None, lane
         if lane is not Lane.BATCH:
             call.rescue_at = min(call.rescue_at, now)
@@ -226,6 +242,14 @@ class PlainStore:
         pressed = [c.rescue_at for c in aboard if c.awaiter is not None and c.rescue_at < inf]
         return OpenCalls(len(aboard), len(aboard) - len(pressed), max(pressed, default=None))
 
+    def unmentioned(self, number: int, after: int, limit: int) -> list[int]:
+        aboard = sorted(ticket for ticket, call in self.calls.items() if call.batch == number)
+        return [ticket for ticket in aboard if ticket > after and (ticket, number) not in self.entries][:limit]
+
+    def known_provider_ids(self, credential: str) -> set[str]:
+        mine = [batch.provider_id for batch in self.batches.values() if batch.credential == credential]
+        return {name for name in mine if name is not None}
+
     # settling
 
     def settle(self, one: Settlement, now: float) -> bool:
@@ -233,7 +257,8 @@ class PlainStore:
         won = one.outcome is not None and call is not None and call.state in OPEN
         if won and call is not None:
             call.state, call.outcome, call.settled_at = TicketState.SETTLED, one.outcome, now
-            call.winner = one.entry.purchase if one.entry else None
+            call.winner, call.sender = one.entry.purchase if one.entry else None, None
+            self.told.append(one.ticket)
         elif one.requeue is not None and call is not None and call.state in OPEN:
             stale = one.entry is not None and one.entry.purchase > 0 and one.entry.purchase != call.batch
             if not stale and call.state is TicketState.SENDING:

@@ -18,11 +18,12 @@ from stores import (
     counted,
     outcome,
     pool,
+    settlement,
 )
 
 from carpool.errors import IllegalMove, Misuse
 from carpool.lifecycle import BATCH_MOVES, UNFINISHED, BatchState, TicketState
-from carpool.model import Intent, Lane, OpenCalls, Settlement
+from carpool.model import EntryKind, Intent, Lane, OpenCalls, Settlement
 from carpool.ports import Store
 
 UNBOUNDED = 10**12
@@ -80,6 +81,22 @@ async def test_an_intent_keeps_to_its_bytes_but_takes_at_least_one(store: Store,
     assert (batch.count, batch.bytes) == (claimed, 3 * claimed)
 
 
+async def test_an_intent_leaves_out_what_is_awaited_and_due(store: Store) -> None:
+    await admit(store, 1, rescue_at=T0 + 10)
+    await admit(store, 2, rescue_at=T0 + 10, awaiter=None)  # nobody rescues it
+    await admit(store, 3, rescue_at=T0 + 10.001)
+    await admit(store, 4, rescue_at=T0 - 5)
+    number = await the_pool(store)
+    for count, claimed in ((1, {2}), (9, {3})):
+        batch = await store.intend(Intent(number, "n", count, UNBOUNDED, ME, T0 + 10))
+        assert batch is not None
+        assert batch.count == 1
+        assert set(await bodies(store, batch.id)) == claimed
+    assert await store.intend(Intent(number, "n", 9, UNBOUNDED, ME, T0 + 10)) is None
+    assert len(await store.batches(ME)) == 2  # an intent of nothing leaves no row
+    assert [due.ticket for due in await store.due([CRED], T0 + 10, 10)] == [4, 1]
+
+
 async def test_lines_come_in_chunks_in_a_stable_order(store: Store) -> None:
     tickets = list(range(1, 1301))
     await admit(store, *reversed(tickets))
@@ -101,7 +118,7 @@ async def test_large_lines_come_in_small_chunks(store: Store) -> None:
 async def test_lines_stay_whole_while_the_batch_is_sent(store: Store) -> None:
     """A rescue that is settled meanwhile must not shorten a body whose length was promised."""
     batch = await board(store, [1, 2])
-    await store.start_sending(attempt(1))
+    await store.start_sending(attempt(1), ME, T0)
     await store.settle([Settlement(1, outcome())], T0)
     assert set(await bodies(store, batch.id)) == {1, 2}
 
@@ -160,11 +177,11 @@ async def test_other_fields_and_other_batches_are_refused(store: Store) -> None:
 
 async def test_release_returns_the_boarded_and_lets_the_sending_travel(store: Store) -> None:
     batch = await board(store, [1, 2, 3, 4])
-    await store.start_sending(attempt(1))
+    await store.start_sending(attempt(1), ME, T0)
     await store.settle([Settlement(4, outcome())], T0)
     assert await store.release(batch.id, BatchState.REFUSED, Lane.BATCH, T0 + 9, "refused") == 2
     states = {view.ticket: (view.state, view.requeues) for view in await store.views([1, 2, 3])}
-    assert states == {1: (TicketState.SENDING, 0), 2: (TicketState.QUEUED, 1), 3: (TicketState.QUEUED, 1)}
+    assert states == {1: (TicketState.SENDING, 0), 2: (TicketState.QUEUED, 0), 3: (TicketState.QUEUED, 0)}
     [view] = await store.pools([CRED])
     assert view.count == 2
     parcel = await store.parcel(2)
@@ -172,6 +189,23 @@ async def test_release_returns_the_boarded_and_lets_the_sending_travel(store: St
     assert parcel.reason == "refused"
     assert not await store.stop_sending(1)  # it has no batch any more
     assert (await store.open_calls(batch.id)).count == 0
+
+
+@pytest.mark.parametrize(
+    ("source", "target", "requeues"),
+    [
+        (BatchState.SUBMITTING, BatchState.REFUSED, 0),
+        (BatchState.UNKNOWN, BatchState.ABANDONED, 1),
+        (BatchState.OPEN, BatchState.LOST, 1),
+    ],
+)
+async def test_a_release_counts_as_a_requeue_unless_the_batch_was_refused(
+    store: Store, source: BatchState, target: BatchState, requeues: int
+) -> None:
+    batch = await board(store, [1], state=source)
+    assert await store.release(batch.id, target, Lane.BATCH, T0, "again") == 1
+    [view] = await store.views([1])
+    assert (view.state, view.requeues) == (TicketState.QUEUED, requeues)
 
 
 async def test_release_on_now_makes_due_at_once(store: Store) -> None:
@@ -192,19 +226,48 @@ async def test_unfinished_batches_of_an_engine_come_oldest_first(store: Store) -
     assert [batch.id for batch in await store.batches(ME)] == [first.id, second.id]
 
 
-async def test_open_calls_and_open_tickets(store: Store) -> None:
+async def test_open_calls(store: Store) -> None:
     await admit(store, 1, rescue_at=T0 + 50)
     await admit(store, 2, rescue_at=None)
     await admit(store, 3, rescue_at=T0 + 90, awaiter=None)
     await admit(store, 4, rescue_at=T0 + 70)
     await admit(store, 5, rescue_at=T0 + 80)
     batch = await board(store, [])
-    await store.start_sending(attempt(4))
+    await store.start_sending(attempt(4), ME, T0)
     await store.settle([Settlement(5, outcome())], T0)
     assert await store.open_calls(batch.id) == OpenCalls(4, 2, T0 + 70)
-    assert sorted(await store.open_tickets(batch.id, 10)) == [1, 2, 3]
-    assert len(await store.open_tickets(batch.id, 2)) == 2
     assert await store.open_calls(99) == OpenCalls(0, 0, None)
+    boarded = [view.ticket for view in await store.views(range(1, 6)) if view.state is TicketState.BOARDED]
+    assert boarded == [1, 2, 3]
+
+
+async def test_unmentioned_are_the_tickets_without_a_line_of_this_purchase_settled_or_not(store: Store) -> None:
+    batch = await board(store, [6, 5, 4, 3, 2, 1], state=BatchState.OPEN)
+    await admit(store, 7)
+    await store.start_sending(attempt(2, kind=EntryKind.RESCUE), ME, T0)
+    await store.start_sending(attempt(3, kind=EntryKind.RESCUE), ME, T0)
+    await store.settle([settlement(3, -1), Settlement(4, outcome()), settlement(5, batch.id)], T0)
+    await store.settle([settlement(6, batch.id, paid=None)], T0)
+    assert await store.unmentioned(batch.id, 0, 10) == [1, 2, 3, 4]  # lines of other purchases don't count
+    assert await store.unmentioned(99, 0, 10) == []
+
+
+async def test_a_line_that_another_batch_wrote_is_no_line_of_this_one(store: Store) -> None:
+    first = await board(store, [1], state=BatchState.UNKNOWN)
+    await store.release(first.id, BatchState.ABANDONED, Lane.BATCH, T0, "no proof")
+    second = await board(store, [], nonce="second", state=BatchState.OPEN)
+    await store.settle([settlement(1, first.id)], T0)
+    assert await store.unmentioned(first.id, 0, 10) == []  # it has left that one
+    assert await store.unmentioned(second.id, 0, 10) == [1]
+
+
+async def test_unmentioned_go_on_after_a_cursor_in_rising_order(store: Store) -> None:
+    batch = await board(store, [9, 2, 7, 4, 5])
+    other = await board(store, [1, 3, 6, 8], nonce="other")
+    assert [await store.unmentioned(batch.id, after, 2) for after in (0, 4, 7, 9)] == [[2, 4], [5, 7], [9], []]
+    assert await store.unmentioned(batch.id, 4, 10) == [5, 7, 9]
+    assert await store.unmentioned(batch.id, 0, 0) == []
+    assert await store.unmentioned(other.id, 0, 10) == [1, 3, 6, 8]
 
 
 async def test_suspects(store: Store) -> None:
@@ -214,10 +277,24 @@ async def test_suspects(store: Store) -> None:
     await store.suspect(batch.id, "p-2", "watched")
     await store.suspect(batch.id, "p-2", "stranger")
     assert await store.suspects(batch.id) == {"p-1": "watched", "p-2": "stranger"}
-    assert await store.known_provider_ids(CRED) == {"p-2"}
+    assert await store.known_provider_ids(CRED) == set()  # a stranger to one batch may be another's
     await store.move(batch.id, BatchState.OPEN, provider_id="p-1")
-    assert await store.known_provider_ids(CRED) == {"p-1", "p-2"}
+    assert await store.known_provider_ids(CRED) == {"p-1"}
     assert await store.known_provider_ids(STRANGER) == set()
+
+
+async def test_who_was_ruled_out_for_one_batch_may_turn_out_to_be_another(store: Store) -> None:
+    first = await board(store, [1], nonce="first", state=BatchState.UNKNOWN)
+    second = await board(store, [2], nonce="second", state=BatchState.UNKNOWN)
+    await store.suspect(first.id, "p-2", "stranger")
+    assert await store.known_provider_ids(CRED) == set()
+    assert await store.suspects(second.id) == {}
+    await store.move(second.id, BatchState.OPEN, provider_id="p-2")
+    assert await store.known_provider_ids(CRED) == {"p-2"}
+    for state in (BatchState.ENDED, BatchState.COLLECTED):
+        await store.move(second.id, state)
+    assert await store.known_provider_ids(CRED) == {"p-2"}  # finished ones are ours too
+    assert await store.suspects(first.id) == {"p-2": "stranger"}
 
 
 # ---------------------------------------------------------------- leases
@@ -256,7 +333,7 @@ async def test_unfinished_batches_of_the_dead_are_taken_over(store: Store, state
 
 async def test_the_living_are_left_alone(store: Store) -> None:
     batch = await board(store, [1])
-    await store.start_sending(attempt(1))
+    await store.start_sending(attempt(1), ME, T0)
     await store.join(OTHER, T0 + 1, LEASE)
     assert await store.take_over(OTHER, [CRED], T0 + 1) == 0
     assert await store.batch(batch.id) == batch
@@ -276,7 +353,7 @@ async def test_only_batches_of_these_credentials_are_taken(store: Store) -> None
 @pytest.mark.parametrize("state", list(BatchState))
 async def test_a_rescue_of_the_dead_returns_to_its_batch_or_to_the_queue(store: Store, state: BatchState) -> None:
     batch = await board(store, [1, 2], state=state)
-    await store.start_sending(attempt(1))
+    await store.start_sending(attempt(1), ME, T0)
     await store.leave(ME)
     await store.take_over(OTHER, [CRED], T0)
     views = {view.ticket: view for view in await store.views([1, 2])}
@@ -291,14 +368,45 @@ async def test_a_rescue_of_the_dead_returns_to_its_batch_or_to_the_queue(store: 
 
 async def test_calls_on_now_of_the_dead_stay_where_they_are(store: Store) -> None:
     await admit(store, 1, lane=Lane.NOW)
-    await store.start_sending(attempt(1))
+    await store.start_sending(attempt(1), ME, T0)
     await store.leave(ME)
     await store.take_over(OTHER, [CRED], T0)
     [view] = await store.views([1])
     assert (view.state, view.awaited) == (TicketState.SENDING, False)
     again = await store.admit(admission(2, fingerprint=7919, lane=Lane.NOW, awaiter=OTHER))
     assert (again.ticket, again.state) == (1, TicketState.SENDING)
-    assert await store.start_sending(attempt(1, 2))
+    assert await store.start_sending(attempt(1, 2), OTHER, T0)
+
+
+async def test_nobody_is_behind_the_calls_on_now_of_the_dead_even_when_they_return(store: Store) -> None:
+    await admit(store, 1, lane=Lane.NOW)
+    await store.start_sending(attempt(1), ME, T0)
+    later = T0 + LEASE + 1
+    await store.join(OTHER, later, LEASE)
+    await store.take_over(OTHER, [CRED], later)
+    await store.join(ME, later, LEASE)
+    assert await store.start_sending(attempt(1, 2), OTHER, later)
+    assert not await store.start_sending(attempt(1, 3), ME, later)
+
+
+async def test_what_a_living_engine_sends_is_left_to_it_whoever_awaited_it(store: Store) -> None:
+    await store.join(OTHER, T0, LEASE)
+    await board(store, [1], owner=OTHER)
+    await store.start_sending(attempt(1), ME, T0)
+    await store.leave(OTHER)
+    await store.take_over(ME, [CRED], T0)
+    [view] = await store.views([1])
+    assert (view.state, view.awaited) == (TicketState.SENDING, False)
+
+
+async def test_what_a_dead_engine_sent_returns_though_a_living_one_awaits_it(store: Store) -> None:
+    await store.join(OTHER, T0, LEASE)
+    await board(store, [1])
+    await store.start_sending(attempt(1), OTHER, T0)
+    await store.leave(OTHER)
+    await store.take_over(ME, [CRED], T0)
+    [view] = await store.views([1])
+    assert (view.state, view.awaited) == (TicketState.BOARDED, True)
 
 
 async def test_calls_of_the_dead_can_be_adopted_settled_or_not(store: Store) -> None:

@@ -5,7 +5,23 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from stores import CRED, ME, OTHER, STRANGER, T0, admission, admit, attempt, board, counted, outcome, pool, settlement
+from stores import (
+    CRED,
+    LEASE,
+    ME,
+    OTHER,
+    STRANGER,
+    T0,
+    admission,
+    admit,
+    attempt,
+    board,
+    counted,
+    entry,
+    outcome,
+    pool,
+    settlement,
+)
 
 from carpool.errors import Closed, KeyConflict, StoreError
 from carpool.lifecycle import BatchState, TicketState
@@ -137,7 +153,7 @@ async def test_views_leave_out_what_is_settled_or_unknown(store: Store) -> None:
     await admit(store, 1, 2, 3)
     await admit(store, 4, awaiter=None, rescue_at=None, deadline=None)
     await store.settle([Settlement(2, outcome())], T0)
-    await store.start_sending(attempt(3))
+    await store.start_sending(attempt(3), ME, T0)
     views = {view.ticket: view for view in await store.views([1, 2, 3, 4, 99])}
     assert views == {
         1: TicketView(1, TicketState.QUEUED, 0, T0 + 600, T0 + 900, True),
@@ -162,7 +178,7 @@ async def test_only_a_queued_call_can_be_cancelled(store: Store) -> None:
     await admit(store, 1)
     await board(store, [2])
     await admit(store, 3)
-    await store.start_sending(attempt(3))
+    await store.start_sending(attempt(3), ME, T0)
     await admit(store, 4)
     assert [await store.cancel(ticket, outcome("cancelled")) for ticket in (1, 2, 3, 4, 4, 99)] == [
         *(False, False, False, True, False, False)  # 1 went aboard with 2
@@ -175,6 +191,33 @@ async def test_a_cancelled_call_is_adopted_by_nobody(store: Store) -> None:
     await admit(store, 1, fingerprint=5, awaiter=None)
     await store.cancel(1, outcome("cancelled"))
     assert (await store.admit(admission(2, fingerprint=5, retry=True))).fresh
+
+
+@pytest.mark.parametrize("retry", [True, False])
+async def test_a_cancelled_call_is_adopted_by_nobody_when_its_client_leaves_afterwards(
+    store: Store, retry: bool
+) -> None:
+    await admit(store, 1, fingerprint=5)
+    await store.cancel(1, outcome("cancelled"))
+    await store.await_ticket(1, None)
+    assert (await store.admit(admission(2, fingerprint=5, retry=retry))).fresh
+    assert await store.outcome(1, CRED) == outcome("cancelled")
+    assert await store.retain(T0 + 61, T0, 10) == 1  # and it is kept no longer than the delivered
+
+
+async def test_the_outcomes_of_those_that_are_settled(store: Store) -> None:
+    await admit(store, 1, 2, 3, 4)
+    await admit(store, 5, credential=STRANGER)
+    await store.settle([Settlement(2, outcome("two")), Settlement(5, outcome("five"))], T0)
+    await store.cancel(3, outcome("cancelled"))
+    await store.settle([Settlement(4, outcome("four"))], T0)
+    found = await store.outcomes([1, 2, 3, 5, 99])
+    assert sorted(found, key=lambda one: one[0]) == [
+        (2, outcome("two")),
+        (3, outcome("cancelled")),
+        (5, outcome("five")),
+    ]
+    assert await store.outcomes([]) == []
 
 
 # ---------------------------------------------------------------- pools and dues
@@ -212,7 +255,7 @@ async def test_due_are_the_awaited_and_those_on_now_earliest_first(store: Store)
 
 async def test_boarded_calls_are_due_and_sending_ones_are_not(store: Store) -> None:
     batch = await board(store, [1, 2])
-    await store.start_sending(attempt(1))
+    await store.start_sending(attempt(1), ME, T0)
     [due] = await store.due([CRED], T0 + 600, 10)
     assert (due.ticket, due.state, due.batch, due.lane) == (2, TicketState.BOARDED, batch.id, Lane.BATCH)
     await store.await_ticket(2, None)
@@ -234,7 +277,7 @@ async def test_unawaited_calls_on_now_are_due(store: Store) -> None:
 async def test_an_attempt_stands_in_the_ledger_before_it_is_made(store: Store) -> None:
     await admit(store, 1, lane=Lane.NOW, tags={"team": "ci"})
     assert await store.attempts(1) == 0
-    assert await store.start_sending(attempt(1))
+    assert await store.start_sending(attempt(1), ME, T0)
     assert await store.attempts(1) == 1
     [line] = await store.entries(1)
     assert (line.paid, line.purchase, line.tags) == (None, -1, {"team": "ci"})
@@ -242,10 +285,10 @@ async def test_an_attempt_stands_in_the_ledger_before_it_is_made(store: Store) -
 
 async def test_starting_the_same_attempt_twice_writes_it_once(store: Store) -> None:
     await admit(store, 1)
-    assert await store.start_sending(attempt(1))
-    assert await store.start_sending(attempt(1))
+    assert await store.start_sending(attempt(1), ME, T0)
+    assert await store.start_sending(attempt(1), ME, T0)
     assert await store.attempts(1) == 1
-    assert await store.start_sending(attempt(1, 2))
+    assert await store.start_sending(attempt(1, 2), ME, T0)
     assert await store.attempts(1) == 2
     assert await counted(store, "tickets.sending") == 1
 
@@ -253,26 +296,96 @@ async def test_starting_the_same_attempt_twice_writes_it_once(store: Store) -> N
 async def test_what_is_settled_or_unknown_is_not_sent(store: Store) -> None:
     await admit(store, 1)
     await store.settle([Settlement(1, outcome())], T0)
-    assert not await store.start_sending(attempt(1))
-    assert not await store.start_sending(attempt(99))
+    assert not await store.start_sending(attempt(1), ME, T0)
+    assert not await store.start_sending(attempt(99), ME, T0)
     assert await store.entries(1) == await store.entries(99) == []
+
+
+async def test_what_another_engine_sends_under_a_lease_is_left_to_it(store: Store) -> None:
+    await store.join(OTHER, T0, LEASE)
+    await admit(store, 1)
+    assert await store.start_sending(attempt(1), ME, T0)
+    before = await store.entries(1)
+    for now in (T0, T0 + LEASE):  # the last moment of the lease is within it
+        assert not await store.start_sending(attempt(1, 2), OTHER, now)
+        assert not await store.start_sending(attempt(1), OTHER, now)
+    assert await store.entries(1) == before
+    assert await store.attempts(1) == 1
+    assert await store.start_sending(attempt(1, 2), ME, T0)  # it is in charge, and may try again
+    assert await store.attempts(1) == 2
+
+
+@pytest.mark.parametrize("end", ["lapse", "leave"])
+async def test_a_sender_without_a_lease_is_replaced(store: Store, end: str) -> None:
+    await admit(store, 1)
+    await store.start_sending(attempt(1), ME, T0)
+    if end == "leave":
+        await store.leave(ME)
+    now = T0 if end == "leave" else T0 + LEASE + 1
+    await store.join(OTHER, now, LEASE)
+    assert await store.start_sending(attempt(1, 2), OTHER, now)
+    await store.join(ME, now, LEASE)
+    assert not await store.start_sending(attempt(1, 3), ME, now)  # now the other one is in charge
+    assert await store.attempts(1) == 2
+    assert await counted(store, "tickets.sending") == 1
+
+
+async def test_a_fresh_call_on_now_has_no_sender_yet(store: Store) -> None:
+    await store.join(OTHER, T0, LEASE)
+    await admit(store, 1, lane=Lane.NOW)
+    assert await store.start_sending(attempt(1), OTHER, T0)
+    assert not await store.start_sending(attempt(1, 2), ME, T0)
+
+
+async def test_nobody_is_in_charge_of_what_is_sent_no_more(store: Store) -> None:
+    await store.join(OTHER, T0, LEASE)
+    await board(store, [1])
+    await store.start_sending(attempt(1), ME, T0)
+    await store.stop_sending(1)
+    assert await store.start_sending(attempt(1, 2), OTHER, T0)
+    assert not await store.start_sending(attempt(1, 3), ME, T0)
+
+
+async def test_an_attempt_stands_as_unknown_whatever_its_entry_says(store: Store) -> None:
+    await admit(store, 1)
+    await store.start_sending(entry(1, -1, paid=7), ME, T0)
+    assert [line.paid for line in await store.entries(1)] == [None]
+
+
+async def test_starting_a_completed_attempt_again_leaves_its_line(store: Store) -> None:
+    await admit(store, 1)
+    await store.start_sending(attempt(1), ME, T0)
+    await store.record(entry(1, -1, paid=7))
+    before = await store.entries(1)
+    assert await store.start_sending(attempt(1), ME, T0)
+    assert await store.entries(1) == before
 
 
 async def test_a_rescue_without_an_answer_returns_to_its_batch(store: Store) -> None:
     batch = await board(store, [1, 2])
-    await store.start_sending(attempt(1))
+    await store.start_sending(attempt(1), ME, T0)
+    assert await store.stop_sending(1)
+    [view] = await store.views([1])
+    assert (view.state, view.rescue_at) == (TicketState.BOARDED, T0 + 900)  # its deadline: then the wait is over
+    assert (await store.open_calls(batch.id)).count == 2
+    assert not await store.stop_sending(1)  # it is not on its way any more
+
+
+async def test_a_rescue_without_an_answer_and_without_a_deadline_waits_for_ever(store: Store) -> None:
+    await admit(store, 1, deadline=None)
+    await board(store, [])
+    await store.start_sending(attempt(1), ME, T0)
     assert await store.stop_sending(1)
     [view] = await store.views([1])
     assert (view.state, view.rescue_at) == (TicketState.BOARDED, None)
-    assert (await store.open_calls(batch.id)).count == 2
-    assert not await store.stop_sending(1)  # it is not on its way any more
+    assert await store.next_due([CRED]) is None
 
 
 async def test_without_an_unfinished_batch_there_is_nowhere_to_return_to(store: Store) -> None:
     await admit(store, 1, lane=Lane.NOW)
     assert not await store.stop_sending(1)
     batch = await board(store, [2])
-    await store.start_sending(attempt(2))
+    await store.start_sending(attempt(2), ME, T0)
     await store.move(batch.id, BatchState.REFUSED)
     assert not await store.stop_sending(2)
     assert not await store.stop_sending(99)

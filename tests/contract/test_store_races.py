@@ -54,13 +54,15 @@ async def test_two_intents_never_claim_the_same_call(store: Store) -> None:
     intents = (store.intend(Intent(view.pool, f"n{number}", 300, 10**9, ME, T0)) for number in range(5))
     batches = [batch for batch in await asyncio.gather(*intents) if batch is not None]
     assert [batch.count for batch in batches] == [300, 300, 300, 100]
-    claimed = [ticket for batch in batches for ticket in await store.open_tickets(batch.id, 1000)]
+    claimed = [ticket for batch in batches for ticket in await store.unmentioned(batch.id, 0, 1000)]
     assert sorted(claimed) == list(range(1, 1001))
 
 
 async def test_of_a_rescue_and_a_batch_one_gives_the_outcome(store: Store) -> None:
     batch = await board(store, list(range(1, 101)), state=BatchState.OPEN)
-    await asyncio.gather(*(store.start_sending(attempt(ticket, kind=EntryKind.RESCUE)) for ticket in range(1, 101)))
+    await asyncio.gather(
+        *(store.start_sending(attempt(ticket, kind=EntryKind.RESCUE), ME, T0) for ticket in range(1, 101))
+    )
     rescues = [store.settle([settlement(ticket, -1, kind=EntryKind.RESCUE)], T0) for ticket in range(1, 101)]
     results = [store.settle([settlement(ticket, batch.id)], T0) for ticket in range(1, 101)]
     interleaved = [one for pair in zip(rescues, results, strict=True) for one in pair]
@@ -85,6 +87,18 @@ async def test_of_a_cancel_and_an_intent_one_wins(store: Store) -> None:
         store.cancel(1, outcome("cancelled")), store.intend(Intent(view.pool, "n", 10, 10**9, ME, T0))
     )
     assert cancelled is (batch is None)
+
+
+async def test_of_many_engines_one_sends(store: Store) -> None:
+    engines = [f"engine-{number}" for number in range(1, 21)]
+    for engine in engines:
+        await store.join(engine, T0, LEASE)
+    await board(store, [1], state=BatchState.OPEN)
+    started = await asyncio.gather(
+        *(store.start_sending(attempt(1, number), engine, T0) for number, engine in enumerate(engines, 1))
+    )
+    assert started.count(True) == 1
+    assert await store.attempts(1) == 1
 
 
 async def test_a_batch_moves_once(store: Store) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import random
 from collections import Counter
@@ -27,10 +28,12 @@ class Run:
     def __init__(self, store: Store, dice: random.Random) -> None:
         self.store, self.dice, self.plain = store, dice, PlainStore()
         self.now, self.last_ticket = T0, 0
+        self.told: list[int] = []
 
     async def begin(self) -> None:
         self.plain.join(ME, T0)
         await self.join()
+        self.store.subscribe(self.told.extend)
 
     async def step(self) -> None:
         self.now += self.dice.choice((0.0, 1.0, 7.0))
@@ -97,7 +100,10 @@ class Run:
     async def start_sending(self) -> None:
         kind = self.dice.choice((EntryKind.PURCHASE, EntryKind.RESCUE))
         line = attempt(self._ticket(), self.dice.randrange(1, 4), kind)
-        assert await self.store.start_sending(line) == self.plain.start_sending(line)
+        engine = self.dice.choice((ME, OTHER))
+        assert await self.store.start_sending(line, engine, self.now) == self.plain.start_sending(
+            line, engine, self.now
+        )
 
     async def stop_sending(self) -> None:
         ticket = self._ticket()
@@ -112,20 +118,30 @@ class Run:
         limits = (self.dice.randrange(1, 6), self.dice.randrange(30))
         intent = Intent(views[0].pool, "nonce", *limits, self.dice.choice((ME, OTHER)), self.now)
         batch = await self.store.intend(intent)
-        assert batch is not None
+        if batch is None:
+            assert self.plain.claimable(intent, credential) == []
+            return
         claimed = self.plain.intend(intent, batch.id, credential)
         assert [t async for chunk in self.store.lines(batch.id) for t, _ in chunk] == sorted(claimed)
         assert batch.count == len(claimed)
 
     async def move(self) -> None:
         number, target = self._batch(), self.dice.choice(list(BatchState))
+        changes = {"provider_id": f"p-{number}"} if target is BatchState.OPEN else {}
         try:
-            self.plain.move(number, target)
+            self.plain.move(number, target, **changes)
         except IllegalMove:
             with pytest.raises(IllegalMove):
-                await self.store.move(number, target)
+                await self.store.move(number, target, **changes)
         else:
-            assert (await self.store.move(number, target)).state is target
+            assert (await self.store.move(number, target, **changes)).state is target
+
+    async def suspect(self) -> None:
+        number, verdict = self._batch(), self.dice.choice(("watched", "stranger"))
+        provider_id = f"p-{self._batch()}"
+        if number in self.plain.batches:
+            self.plain.batches[number].suspects[provider_id] = verdict
+        await self.store.suspect(number, provider_id, verdict)
 
     async def release(self) -> None:
         number, target = self._batch(), self.dice.choice(list(BatchState))
@@ -173,10 +189,17 @@ class Run:
             assert stands is not None
             assert (stands.state, stands.owner) == (batch.state, batch.owner)
             assert await self.store.open_calls(number) == self.plain.open_calls(number)
+            assert await self.store.suspects(number) == batch.suspects
+            cursor = (number, self.dice.choice((0, self._ticket())), self.dice.choice((1, 3, 10_000)))
+            assert await self.store.unmentioned(*cursor) == self.plain.unmentioned(*cursor)
+        for credential in CREDENTIALS:
+            assert await self.store.known_provider_ids(credential) == self.plain.known_provider_ids(credential)
         totals = {
             (t.lane, t.kind): (t.purchases, t.unknown, t.paid, t.would_have_paid) for t in await self.store.totals()
         }
         assert totals == self.plain.totals()
+        await asyncio.sleep(0)
+        assert self.told == self.plain.told
 
     async def _compare_calls(self) -> None:
         calls = self.plain.calls
@@ -187,6 +210,8 @@ class Run:
             assert (view.state, view.requeues, view.deadline) == (call.state, call.requeues, call.deadline)
             assert view.rescue_at == (None if call.rescue_at == inf else call.rescue_at)
             assert view.awaited == (call.awaiter is not None)
+        outcomes = dict(await self.store.outcomes(range(1, self.last_ticket + 1)))
+        assert outcomes == {number: call.outcome for number, call in calls.items() if call.outcome is not None}
         due = [one.ticket for one in await self.store.due(CREDENTIALS, self.now + 50, 10_000)]
         assert due == self.plain.due(self.now + 50)
         for credential in CREDENTIALS:
@@ -199,6 +224,7 @@ class Run:
 
 WEIGHTS = {"admit": 10, "settle": 6, "intend": 4, "move": 4, "start_sending": 4, "await_ticket": 4, "delivered": 3}
 WEIGHTS |= {"cancel": 1, "stop_sending": 2, "release": 2, "take_over": 2, "join": 1, "leave": 1, "retain": 1}
+WEIGHTS |= {"suspect": 1}
 
 
 @pytest.mark.parametrize("number", range(3))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from stores import CRED, STRANGER, T0, admit, attempt, board, counted, entry, outcome, settlement
+from stores import CRED, ME, STRANGER, T0, admit, attempt, board, counted, entry, outcome, settlement
 
 from carpool.lifecycle import BatchState, TicketState
 from carpool.model import EntryKind, Lane, Settlement, Totals, Usage
@@ -57,7 +57,7 @@ async def test_nothing_at_all_may_be_settled(store: Store) -> None:
 
 async def test_a_rescue_that_is_quicker_than_its_batch(store: Store) -> None:
     batch = await board(store, [1], state=BatchState.OPEN)
-    await store.start_sending(attempt(1, kind=RESCUE))
+    await store.start_sending(attempt(1, kind=RESCUE), ME, T0)
     assert await store.settle([settlement(1, -1, "rescued", kind=RESCUE, paid=100)], T0) == [True]
     assert await store.settle([settlement(1, batch.id, "late")], T0) == [False]
     assert await store.outcome(1, CRED) == outcome("rescued", Lane.NOW)
@@ -66,7 +66,7 @@ async def test_a_rescue_that_is_quicker_than_its_batch(store: Store) -> None:
 
 async def test_a_batch_that_is_quicker_than_the_rescue(store: Store) -> None:
     batch = await board(store, [1], state=BatchState.OPEN)
-    await store.start_sending(attempt(1, kind=RESCUE))
+    await store.start_sending(attempt(1, kind=RESCUE), ME, T0)
     assert await store.settle([settlement(1, batch.id, "batch")], T0) == [True]
     assert await store.settle([settlement(1, -1, "late", kind=RESCUE, paid=100)], T0) == [False]
     assert await kinds(store, 1) == {-1: (RESCUE, 100, None), batch.id: (PURCHASE, 50, 100)}
@@ -95,7 +95,8 @@ async def test_a_requeue_returns_the_call_to_its_pool(store: Store) -> None:
     assert (view.state, view.requeues) == (TicketState.QUEUED, 1)
     [waiting] = await store.pools([CRED])
     assert waiting.count == 1
-    assert await store.open_tickets(batch.id, 10) == [2]
+    assert await store.unmentioned(batch.id, 0, 10) == [2]
+    assert (await store.open_calls(batch.id)).count == 1
     parcel = await store.parcel(1)
     assert parcel is not None
     assert (parcel.reason, parcel.requeues) == ("expired", 1)
@@ -111,7 +112,7 @@ async def test_a_requeue_on_now_is_due_at_once(store: Store) -> None:
 
 async def test_a_requeue_leaves_what_travels_travelling_without_its_batch(store: Store) -> None:
     batch = await board(store, [1], state=BatchState.ENDED)
-    await store.start_sending(attempt(1, kind=RESCUE))
+    await store.start_sending(attempt(1, kind=RESCUE), ME, T0)
     await store.settle([Settlement(1, requeue=Lane.BATCH)], T0)
     [view] = await store.views([1])
     assert view.state is TicketState.SENDING
@@ -140,7 +141,8 @@ async def test_a_batch_that_the_call_has_left_does_not_pull_it_out_of_another(st
     second = await board(store, [], nonce="second")
     late = entry(1, first.id, paid=0, would=0)
     await store.settle([Settlement(1, entry=late, requeue=Lane.BATCH)], T0)
-    assert await store.open_tickets(second.id, 10) == [1]
+    assert await store.unmentioned(second.id, 0, 10) == [1]
+    assert [view.state for view in await store.views([1])] == [TicketState.BOARDED]
 
 
 # ---------------------------------------------------------------- ledger
@@ -156,7 +158,7 @@ async def test_a_new_entry_is_inserted_as_it_is(store: Store) -> None:
 
 async def test_an_unknown_entry_is_completed_and_a_complete_one_stays(store: Store) -> None:
     await admit(store, 1, lane=Lane.NOW)
-    await store.start_sending(attempt(1))
+    await store.start_sending(attempt(1), ME, T0)
     assert await kinds(store, 1) == {-1: (PURCHASE, None, None)}
     await store.settle([settlement(1, -1, paid=70)], T0)
     assert await kinds(store, 1) == {-1: (PURCHASE, 70, 100)}
@@ -181,7 +183,7 @@ async def test_an_entry_without_tags_takes_the_calls(store: Store) -> None:
 
 async def test_completing_by_record_keeps_the_tags(store: Store) -> None:
     await admit(store, 1, lane=Lane.NOW, tags={"team": "ci"})
-    await store.start_sending(attempt(1))
+    await store.start_sending(attempt(1), ME, T0)
     await store.record(entry(1, -1, paid=0, would=0))
     [line] = await store.entries(1)
     assert (line.tags, line.paid) == ({"team": "ci"}, 0)
@@ -199,7 +201,7 @@ async def test_record_writes_calls_that_have_no_ticket(store: Store) -> None:
 async def test_totals_follow_the_entries(store: Store) -> None:
     assert await store.totals() == []
     batch = await board(store, [1, 2], state=BatchState.OPEN)
-    await store.start_sending(attempt(1, kind=RESCUE))
+    await store.start_sending(attempt(1, kind=RESCUE), ME, T0)
     now = Totals(Lane.NOW, RESCUE, 1, 1, 0, 0)
     assert await store.totals() == [now]
     await store.settle([settlement(1, -1, kind=RESCUE, paid=100), settlement(2, batch.id, paid=None)], T0)

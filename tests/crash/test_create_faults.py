@@ -27,7 +27,7 @@ from .harness import PATIENCE_S, POLICY, Call, World, check_books, groups, make_
 
 GRACE_S = 3.0
 CREATE_SILENCE_S = 1.0
-SHORT_LAG_S = 1.6  # longer than the strangers take, so that only the grace time holds back
+SHORT_LAG_S = 1.0
 HIDDEN = 3600.0  # a lag that ends when the test says so
 AT_ONCE = 14  # cases that run side by side; they mostly wait
 SIZE = 3  # calls in every batch, ours and the strangers'
@@ -45,12 +45,14 @@ class Case:
     offset_s: float = 0.0  # the provider's clock minus ours
     pressed: bool = False  # some calls can't wait until the fate of their batch is known
     open_stranger: bool = False  # a stranger's batch of our size does not end
+    strangers: bool = True
 
     @property
     def name(self) -> str:
         lag = "hidden" if self.lag_s == HIDDEN else f"lag {self.lag_s}" if self.lag_s else ""
         words = [self.fault, lag, f"clock {self.offset_s:+.0f}"]
         words += ["pressed" if self.pressed else "", "open stranger" if self.open_stranger else ""]
+        words += ["" if self.strangers else "no strangers"]
         return ", ".join(filter(None, words))
 
     @property
@@ -68,6 +70,7 @@ def cases() -> Iterator[Case]:
     for fault in AFTER:
         yield Case(fault, open_stranger=True)
         yield Case(fault, SHORT_LAG_S, 3600.0)
+        yield Case(fault, SHORT_LAG_S, strangers=False)  # nothing but the grace time keeps it from being bought anew
         yield Case(fault, HIDDEN, -3600.0)
         yield Case(fault, HIDDEN, pressed=True, open_stranger=True)
     for fault in BEFORE:
@@ -145,10 +148,10 @@ async def run_case(case: Case, folder: Path) -> None:
     async with office(case, folder) as desk:
         provider = desk.made.provider
         provider.script(case.fault, STRUCK)
-        provider.script("stranger", 4)
+        provider.script("stranger", 4 if case.strangers else 0)
         if case.lag_s:
             provider.script("list_lag", STRUCK)
-        theirs = [provider.add_stranger("k", SIZE) for _ in range(2)]
+        theirs = [provider.add_stranger("k", SIZE) for _ in range(2 if case.strangers else 0)]
         if case.open_stranger:
             provider.hold_batch(theirs[0].id)
         calls = workload(case)

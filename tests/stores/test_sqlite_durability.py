@@ -32,8 +32,9 @@ async def batches(store):
         for view in views:
             batch = await store.intend(Intent(view.pool, f"n{number}", 5, 10**9, ME, T0))
             if batch is not None:
-                print("batch", batch.id, *(await store.open_tickets(batch.id, 10)), flush=True)
-                ticket = (await store.open_tickets(batch.id, 1))[0]
+                tickets = await store.unmentioned(batch.id, 0, 10)
+                print("batch", batch.id, *tickets, flush=True)
+                ticket = tickets[0]
                 await store.settle([settlement(ticket, batch.id)], T0)
                 print("settled", ticket, flush=True)
 

@@ -14,7 +14,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from stores import CRED, LEASE, ME, OTHER, T0, admission, admit, attempt, board, outcome
+from stores import CRED, LEASE, ME, OTHER, T0, admission, admit, attempt, board, outcome, settlement
 
 from carpool.errors import (
     ConfigError,
@@ -26,8 +26,8 @@ from carpool.errors import (
     WrongSecret,
 )
 from carpool.lifecycle import BatchState, TicketState
-from carpool.model import Settlement
-from carpool.stores import SqliteStore, _opening, load_secret, open_store
+from carpool.model import Lane, Settlement
+from carpool.stores import SqliteStore, _opening, load_secret, open_store, peek
 from carpool.stores._statements import migrations
 
 SECRET = b"a secret of the test"
@@ -56,7 +56,10 @@ async def test_what_was_kept_is_there_after_a_restart(path: str) -> None:
     assert again.durable
     assert again.pepper == pepper
     assert await again.outcome(1, CRED) == outcome()
-    assert sorted(await again.open_tickets(batch.id, 10)) == [2, 3]
+    assert await again.unmentioned(batch.id, 0, 10) == [1, 2, 3]
+    assert {view.ticket: view.state for view in await again.views([1, 2, 3])} == dict.fromkeys(
+        (2, 3), TicketState.BOARDED
+    )
     assert (await again.counts())["tickets.settled"] == 1
     await again.aclose()
 
@@ -65,7 +68,7 @@ async def test_a_restart_takes_over_at_once_even_under_the_same_name(path: str) 
     store = await SqliteStore.open(path)
     await store.join(ME, T0, LEASE)
     submitting = await board(store, [1, 2])
-    await store.start_sending(attempt(1))
+    await store.start_sending(attempt(1), ME, T0)
     await admit(store, 3)
     await store.aclose()
     again = await SqliteStore.open(path)
@@ -81,6 +84,18 @@ async def test_a_restart_takes_over_at_once_even_under_the_same_name(path: str) 
         3: (TicketState.QUEUED, False),
     }
     assert (await again.admit(admission(4, fingerprint=3 * 7919, awaiter=OTHER))).ticket == 3
+    await again.aclose()
+
+
+async def test_after_a_restart_nobody_is_behind_what_travels_even_under_the_same_name(path: str) -> None:
+    store = await SqliteStore.open(path)
+    await store.join(ME, T0, LEASE)
+    await admit(store, 1, lane=Lane.NOW)
+    await store.start_sending(attempt(1), ME, T0)
+    await store.aclose()
+    again = await SqliteStore.open(path)
+    await again.join(ME, T0 + 1, LEASE)
+    assert await again.start_sending(attempt(1, 2), OTHER, T0 + 1)
     await again.aclose()
 
 
@@ -118,7 +133,7 @@ async def test_a_store_of_every_earlier_version_is_brought_up_to_date(path: str)
     steps = migrations()
     assert list(steps) == list(range(1, len(steps) + 1))
     connection = sqlite3.connect(path)
-    connection.executescript(steps[1])
+    connection.executescript(f"BEGIN; {steps[1]}; COMMIT")
     connection.execute(f"PRAGMA application_id = {_opening.APPLICATION_ID}")
     connection.execute("PRAGMA user_version = 1")
     connection.close()
@@ -195,6 +210,9 @@ async def test_places_where_no_store_can_be(tmp_path: Path) -> None:
         await SqliteStore.open(str(tmp_path / "nowhere" / "carpool.db"))
     with pytest.raises(StoreUnwritable, match="does not exist"):
         await SqliteStore.open(str(tmp_path / "file" / "carpool.db"))
+    for name in ("x" * 300, "nul\0"):
+        with pytest.raises(StoreUnwritable, match="can't be a file"):
+            await SqliteStore.open(str(tmp_path / name))
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
@@ -297,6 +315,146 @@ async def test_an_opening_that_is_cancelled_lets_go_of_the_lock(path: str) -> No
         else:
             break
     await store.aclose()
+
+
+# ---------------------------------------------------------------- looking in from outside
+
+WORKER = """
+import asyncio, sys
+sys.path.insert(0, sys.argv[2])
+from stores import *
+async def main():
+    store = await SqliteStore.open(sys.argv[1])
+    await admit(store, 1, 2, 3)
+    await store.settle([settlement(1, -1)], T0)
+    print("open", flush=True)
+    sys.stdin.readline()
+    await store.settle([settlement(2, -1)], T0)
+    print("settled", flush=True)
+    sys.stdin.readline()
+asyncio.run(main())
+"""
+
+
+async def seen(path: str) -> tuple[int, int, int]:
+    """How many were bought, how many wait, how many are settled, as seen from outside."""
+    totals, counts = await peek(path)
+    return sum(one.purchases for one in totals), counts["tickets.queued"], counts["tickets.settled"]
+
+
+async def test_a_peek_sees_what_another_process_does_and_does_not_disturb_it(path: str) -> None:
+    command = [sys.executable, "-c", WORKER, path, str(Path(__file__).parent.parent / "contract")]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as worker:
+        assert worker.stdin is not None
+        assert worker.stdout is not None
+        assert worker.stdout.readline() == b"open\n"
+        with pytest.raises(StoreLocked):
+            await SqliteStore.open(path)
+        assert await seen(path) == (1, 2, 1)
+        worker.stdin.write(b"\n")
+        worker.stdin.flush()
+        assert worker.stdout.readline() == b"settled\n"
+        assert await seen(path) == (2, 1, 2)
+        worker.kill()
+    assert await seen(path) == (2, 1, 2)  # what it left in its log is seen too
+    store = await SqliteStore.open(path)
+    assert (await store.counts())["tickets.settled"] == 2
+    await store.aclose()
+
+
+async def test_a_peek_while_a_write_is_under_way_sees_what_was_committed(path: str) -> None:
+    store = await SqliteStore.open(path)
+    await admit(store, 1)
+    foreign = sqlite3.connect(path, isolation_level=None)
+    foreign.execute("BEGIN IMMEDIATE")
+    foreign.execute("DELETE FROM calls")
+    assert await seen(path) == (0, 1, 0)
+    foreign.execute("ROLLBACK")
+    foreign.close()
+    assert (await store.admit(admission(2))).fresh  # and nobody holds anything
+    await store.aclose()
+
+
+async def test_a_peek_says_what_the_store_itself_would_say(path: str) -> None:
+    store = await SqliteStore.open(path)
+    await board(store, [1, 2], state=BatchState.OPEN)
+    await store.settle([settlement(1, 1), settlement(2, -1)], T0)
+    assert await peek(path) == (await store.totals(), await store.counts())
+    before = {name: Path(path).with_name(name).stat().st_mtime_ns for name in ("carpool.db", "carpool.db.lock")}
+    await peek(f"sqlite:///{path}")
+    await peek(Path(path))
+    after = {name: Path(path).with_name(name).stat().st_mtime_ns for name in before}
+    assert after == before
+    await store.aclose()
+
+
+async def test_a_peek_at_a_closed_store_under_an_odd_name(tmp_path: Path) -> None:
+    path = str(tmp_path / "a ?#%41&mode=rw.db")
+    store = await SqliteStore.open(path, secret=SECRET)
+    await admit(store, 1)
+    await store.aclose()
+    assert await seen(path) == (0, 1, 0)
+    assert {stat.S_IMODE(file.stat().st_mode) for file in tmp_path.iterdir()} == {0o600}
+
+
+async def test_a_peek_makes_nothing_where_nothing_is(tmp_path: Path) -> None:
+    (tmp_path / "directory").mkdir()
+    for name in ("missing.db", "directory", "nowhere/carpool.db", "x" * 300, "nul\0"):
+        with pytest.raises(StoreError, match="no store at"):
+            await peek(tmp_path / name)
+    for memory in (":memory:", "sqlite:///:memory:"):
+        with pytest.raises(ConfigError, match="memory"):
+            await peek(memory)
+    assert [file.name for file in tmp_path.iterdir()] == ["directory"]
+
+
+async def test_a_peek_at_a_file_in_which_nothing_is_yet(path: str) -> None:
+    Path(path).write_bytes(b"")
+    assert await peek(path) == ([], {})
+    assert Path(path).read_bytes() == b""
+
+
+async def test_a_peek_at_what_is_no_store(path: str) -> None:
+    Path(path).write_bytes(b"Dear diary, today I was mistaken for a database." * 100)
+    with pytest.raises(StoreCorrupt, match="damaged"):
+        await peek(path)
+    Path(path).unlink()
+    connection = sqlite3.connect(path)
+    connection.execute("CREATE TABLE recipes (name TEXT)")
+    connection.close()
+    with pytest.raises(StoreCorrupt, match="another program"):
+        await peek(path)
+
+
+@pytest.mark.parametrize("damage", ["overwritten", "truncated"])
+async def test_a_peek_at_a_damaged_store(path: str, damage: str) -> None:
+    await made(path)
+    content = Path(path).read_bytes()
+    rest = b"\xff" * (len(content) - 4096) if damage == "overwritten" else b""
+    Path(path).write_bytes(content[:4096] + rest)
+    with pytest.raises(StoreCorrupt, match="damaged"):
+        await peek(path)
+
+
+async def test_a_peek_at_a_newer_store(path: str) -> None:
+    await made(path)
+    connection = sqlite3.connect(path)
+    connection.execute("PRAGMA user_version = 99")
+    connection.close()
+    with pytest.raises(StoreTooNew, match="Upgrade carpool"):
+        await peek(path)
+
+
+async def test_a_peek_at_an_older_store_does_not_migrate_it(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    await made(path)
+    later = migrations() | {2: "CREATE TABLE more (id INTEGER);\n"}
+    monkeypatch.setattr(_opening, "migrations", lambda: later)
+    with pytest.raises(StoreError):
+        await peek(path)
+    connection = sqlite3.connect(path)
+    assert connection.execute("PRAGMA user_version").fetchone() == (1,)
+    assert connection.execute("SELECT count(*) FROM sqlite_schema WHERE name = 'more'").fetchone() == (0,)
+    connection.close()
 
 
 # ---------------------------------------------------------------- secrets

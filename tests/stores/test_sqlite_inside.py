@@ -11,13 +11,24 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from stores import CRED, ME, T0, admission, admit, board, outcome, settlement
+from stores import CRED, ME, T0, admission, admit, board, entry, outcome, settlement
 
 from carpool.errors import StoreError
 from carpool.lifecycle import BATCH_MOVES, TICKET_MOVES, UNFINISHED, BatchState, TicketState
 from carpool.model import Intent, Settlement
 from carpool.stores import SqliteStore
 from carpool.stores._statements import SQL
+
+
+def multiply(store: SqliteStore, count: int) -> None:
+    """Copies call 1 until there are so many: quicker than admitting them."""
+    connection = store._session.connection
+    columns = [row[1] for row in connection.execute("PRAGMA table_info(calls)") if row[1] != "id"]
+    connection.execute(
+        f"""WITH RECURSIVE numbers (n) AS (SELECT 2 UNION ALL SELECT n + 1 FROM numbers WHERE n < {count})
+        INSERT INTO calls (id, {", ".join(columns)}) SELECT n, {", ".join(columns)} FROM numbers, calls WHERE id = 1"""
+    )
+
 
 # ---------------------------------------------------------------- group commit
 
@@ -75,6 +86,38 @@ async def test_no_error_of_the_driver_escapes(tmp_path: Path) -> None:
     await store.aclose()
 
 
+async def test_a_file_waits_for_the_disk(tmp_path: Path) -> None:
+    """The contract suite does not, to be quick; so here it is said that a store in earnest does."""
+    store = await SqliteStore.open(str(tmp_path / "carpool.db"))
+    asked = [store._session.connection.execute(f"PRAGMA {name}").fetchone() for name in ("synchronous", "journal_mode")]
+    assert asked == [(2,), ("wal",)]  # 2 is FULL
+    await store.aclose()
+
+
+async def test_a_listener_on_another_loop_hears_on_its_own() -> None:
+    store = await SqliteStore.open(None)
+    await admit(store, 1, 2)
+    heard: list[tuple[list[int], int]] = []
+    subscribed, done = threading.Event(), threading.Event()
+
+    async def elsewhere() -> None:
+        end = store.subscribe(lambda tickets: heard.append((list(tickets), threading.get_ident())))
+        subscribed.set()
+        while not heard:
+            await asyncio.sleep(0.001)
+        del end  # it goes away without ending its subscription
+
+    thread = threading.Thread(target=lambda: (asyncio.run(elsewhere()), done.set()))
+    thread.start()
+    await asyncio.to_thread(subscribed.wait, 10)
+    await store.settle([Settlement(1, outcome())], T0)
+    await asyncio.to_thread(done.wait, 10)
+    thread.join()
+    assert heard == [([1], thread.ident)]
+    assert await store.settle([Settlement(2, outcome())], T0) == [True]  # that loop is closed by now
+    await store.aclose()
+
+
 async def test_the_thread_ends_with_the_store() -> None:
     store = await SqliteStore.open(None)
     assert any(thread.name == "carpool-store" for thread in threading.enumerate())
@@ -84,8 +127,10 @@ async def test_the_thread_ends_with_the_store() -> None:
 
 async def test_the_event_loop_runs_while_the_store_works() -> None:
     store = await SqliteStore.open(None)
-    await asyncio.gather(*(store.admit(admission(ticket)) for ticket in range(1, 20_001)))
+    await admit(store, 1)
+    multiply(store, 20_000)
     [view] = await store.pools([CRED])
+    assert view.count == 20_000
     intending = asyncio.ensure_future(store.intend(Intent(view.pool, "n", 100_000, 10**12, ME, T0)))
     turns = 0
     while not intending.done():
@@ -168,7 +213,7 @@ def test_no_query_scans_a_table_that_grows(connection: sqlite3.Connection, name:
         ("due", "calls_due"),
         ("next_due", "calls_due"),
         ("open_calls", "calls_aboard"),
-        ("open_tickets", "calls_aboard"),
+        ("unmentioned", "calls_batch"),
         ("release_boarded", "calls_aboard"),
         ("line_sizes", "calls_batch"),
         ("adoptable", "calls_adoptable"),
@@ -178,7 +223,6 @@ def test_no_query_scans_a_table_that_grows(connection: sqlite3.Connection, name:
         ("batches", "batches_unfinished"),
         ("take_batches", "batches_unfinished"),
         ("known_provider_ids", "batches_bought"),
-        ("known_provider_ids", "suspects_strangers"),
         ("forget_awaiters", "calls_awaited"),
         ("return_orphans", "calls_sending"),
         ("removable_done", "calls_done"),
@@ -189,9 +233,62 @@ def test_the_engines_questions_have_their_index(connection: sqlite3.Connection, 
     assert any(re.search(rf"INDEX {index}\b", step) for step in plan(connection, name)), plan(connection, name)
 
 
-@pytest.mark.parametrize("name", ["anything_waiting", "batches", "next_due", "adoptable"])
+@pytest.mark.parametrize("name", ["anything_waiting", "batches", "next_due", "adoptable", "unmentioned"])
 def test_what_must_be_in_order_is_read_in_order(connection: sqlite3.Connection, name: str) -> None:
     assert not any("TEMP B-TREE" in step for step in plan(connection, name)), plan(connection, name)
+
+
+async def walk(store: SqliteStore, count: int, every: int) -> tuple[list[int], int, int]:
+    """Walks a batch of so many calls, of which every n-th has its line; what was found, and how much was done."""
+    batch = await board(store, [1], state=BatchState.ENDED)
+    multiply(store, count)
+    for chunk in range(0, count, 2000):
+        mentioned = [ticket for ticket in range(chunk + 1, min(chunk + 2000, count) + 1) if ticket % every == 0]
+        await store.settle([Settlement(ticket, entry=entry(ticket, batch.id)) for ticket in mentioned], T0)
+    steps, statements, found, after = 0, 0, [], 0
+
+    def step() -> None:
+        nonlocal steps
+        steps += 1
+
+    connection = store._session.connection
+    connection.set_progress_handler(step, 1)
+    while tickets := await store.unmentioned(batch.id, after, 500):
+        found += tickets
+        after = tickets[-1]
+        statements += 1
+    connection.set_progress_handler(None, 1)
+    assert found == [ticket for ticket in range(1, count + 1) if ticket % every]
+    return found, steps, statements
+
+
+@pytest.mark.parametrize("every", [3, 1_000_000])
+async def test_walking_a_batch_costs_as_much_as_it_has_calls(every: int) -> None:
+    steps = {}
+    for count in (5_000, 20_000):
+        store = await SqliteStore.open(None, threaded=False)
+        found, steps[count], statements = await walk(store, count, every)
+        assert statements == -(-len(found) // 500)
+        await store.aclose()
+    assert steps[20_000] < 4.2 * steps[5_000]  # four times the calls, four times the work of the virtual machine
+    assert steps[20_000] < 40 * 20_000
+
+
+async def test_a_batch_whose_every_call_has_its_line_is_walked_once() -> None:
+    store = await SqliteStore.open(None, threaded=False)
+    found, steps, _ = await walk(store, 20_000, 1)
+    assert found == []
+    assert steps < 40 * 20_000
+    await store.aclose()
+
+
+def test_the_unmentioned_are_sought_from_the_cursor_on(connection: sqlite3.Connection) -> None:
+    steps = plan(connection, "unmentioned")
+    assert any(
+        re.search(r"SEARCH calls USING (COVERING )?INDEX calls_batch \(batch=\? AND rowid>\?\)", s) for s in steps
+    )
+    assert any(re.search(r"SEARCH e USING PRIMARY KEY \(ticket=\? AND purchase=\?\)", s) for s in steps), steps
+    assert not any(re.match(r"SCAN (calls|e)\b", s) for s in steps), steps
 
 
 # ---------------------------------------------------------------- states

@@ -1,19 +1,19 @@
-"""The in-process door: an HTTP transport for `httpx` and `httpx2` clients, so that any SDK pools without a proxy."""
+"""What the in-process doors share: HTTP requests of `httpx` and `httpx2` in, answers for the same library out."""
 
 from __future__ import annotations
 
 import asyncio
 import contextvars
-from collections.abc import AsyncGenerator, AsyncIterator, Iterator
-from concurrent.futures import CancelledError
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from types import ModuleType
 from typing import Any
 
+from carpool.doors.answers import Flow, Whole, async_response, blocking_response, http_error
+from carpool.doors.answers import wait_for as wait_for
 from carpool.doors.intake import answer_headers, failure, latin, make_call
 from carpool.doors.options import PREFIX, Options, from_headers
 from carpool.engine import Engine, Passage, Reply, Upstream
-from carpool.errors import CarpoolError, Closed, NotConnected, TimedOut, WireError
+from carpool.errors import CarpoolError, WireError
 from carpool.model import Call, Headers, Lane, ticket_text
 from carpool.ports import Clock, RawRequest
 
@@ -24,22 +24,14 @@ HELLO = "x-carpool-hello"  # a request that only introduces its credential
 current_options: contextvars.ContextVar[Options | None] = contextvars.ContextVar("carpool_options", default=None)
 
 
-@dataclass(frozen=True, slots=True)
-class Whole:
-    """An answer that is complete: JSON, or the events of a finished message."""
-
-    status: int
-    headers: Headers
-    body: bytes
-
-
 class Exchange:
-    """Request in, answer out, over one engine and one upstream. What every flavour of transport shares."""
+    """Request in, answer out, over one engine and one upstream; calls without a budget take the lane `default`."""
 
-    def __init__(self, engine: Engine, upstream: Upstream, clock: Clock) -> None:
+    def __init__(self, engine: Engine, upstream: Upstream, clock: Clock, default: Lane = Lane.BATCH) -> None:
         self._engine = engine
         self._upstream = upstream
         self._clock = clock
+        self._default = default
 
     def relative(self, path: str) -> str:
         """The path below the provider's base URL."""
@@ -51,12 +43,18 @@ class Exchange:
         if secret:
             self._engine.enrol(self._upstream.provider, secret)
 
-    async def handle(self, raw: RawRequest, options: Options) -> Passage | Whole:
-        call = make_call(self._engine, self._upstream, self._clock, raw, options)
+    async def handle(self, raw: RawRequest, options: Options) -> Flow | Whole:
+        return await self.carry(self.understood(raw, options), raw.body)
+
+    def understood(self, raw: RawRequest, options: Options) -> Call:
+        return make_call(self._engine, self._upstream, self._clock, raw, options)
+
+    async def carry(self, call: Call, body: bytes) -> Flow | Whole:
+        """`body` is what the client sent, with its wish to stream."""
         if call.stream:
-            passage = await self._engine.forward(replace(call, body=raw.body), default=Lane.BATCH)
+            passage = await self._engine.forward(replace(call, body=body), default=self._default)
             if isinstance(passage, Passage):
-                return passage
+                return Flow(passage.status, _passing(passage), passage.chunks, passage.chunks.aclose)
         return self._whole(await self._submit(call), call.stream)
 
     def refusal(self, error: CarpoolError, request: Any) -> dict[str, Any]:
@@ -66,7 +64,7 @@ class Exchange:
         return {"headers": headers, "content": self._upstream.dialect.error(error.status, error.code, str(error))}
 
     async def _submit(self, call: Call) -> Reply:
-        reply = await self._engine.submit(call, gone="cancel")
+        reply = await self._engine.submit(call, default=self._default, gone="cancel")
         self._engine.delivered_soon(reply.ticket)
         if (error := failure(reply)) is not None:
             raise error
@@ -97,17 +95,6 @@ def _without_hello(headers: Headers) -> Headers:
 def async_transport(lib: ModuleType, exchange: Exchange) -> Any:
     """A transport for `lib.AsyncClient`, where lib is httpx or httpx2."""
 
-    class Stream(lib.AsyncByteStream):  # type: ignore[misc, name-defined]
-        def __init__(self, chunks: AsyncGenerator[bytes, None]) -> None:
-            self._chunks = chunks
-
-        async def __aiter__(self) -> AsyncIterator[bytes]:
-            async for chunk in self._chunks:
-                yield chunk
-
-        async def aclose(self) -> None:
-            await self._chunks.aclose()
-
     class CarpoolTransport(lib.AsyncBaseTransport):  # type: ignore[misc, name-defined]
         async def handle_async_request(self, request: Any) -> Any:
             raw, options = raw_request(exchange, request, await request.aread())
@@ -120,26 +107,13 @@ def async_transport(lib: ModuleType, exchange: Exchange) -> Any:
                 raise http_error(lib, error, request) from error
             except CarpoolError as error:
                 return lib.Response(error.status, **exchange.refusal(error, request))
-            if isinstance(answer, Passage):
-                return lib.Response(answer.status, headers=_passing(answer), stream=Stream(answer.chunks))
-            return lib.Response(answer.status, headers=list(answer.headers), content=answer.body)
+            return async_response(lib, answer, request)
 
     return CarpoolTransport()
 
 
 def blocking_transport(lib: ModuleType, exchange: Exchange, loop: asyncio.AbstractEventLoop) -> Any:
     """A transport for `lib.Client`: the engine runs on `loop` in another thread, the caller's thread waits."""
-
-    class Stream(lib.SyncByteStream):  # type: ignore[misc, name-defined]
-        def __init__(self, chunks: AsyncGenerator[bytes, None]) -> None:
-            self._chunks = chunks
-
-        def __iter__(self) -> Iterator[bytes]:
-            while (chunk := wait_for(_next(self._chunks), loop)) is not None:
-                yield chunk
-
-        def close(self) -> None:
-            wait_for(self._chunks.aclose(), loop)
 
     class CarpoolTransport(lib.BaseTransport):  # type: ignore[misc, name-defined]
         def handle_request(self, request: Any) -> Any:
@@ -153,49 +127,18 @@ def blocking_transport(lib: ModuleType, exchange: Exchange, loop: asyncio.Abstra
                 raise http_error(lib, error, request) from error
             except CarpoolError as error:
                 return lib.Response(error.status, **exchange.refusal(error, request))
-            if isinstance(answer, Passage):
-                return lib.Response(answer.status, headers=_passing(answer), stream=Stream(answer.chunks))
-            return lib.Response(answer.status, headers=list(answer.headers), content=answer.body)
+            return blocking_response(lib, answer, request, loop)
 
     return CarpoolTransport()
 
 
-def http_error(lib: ModuleType, error: WireError, request: Any) -> Exception:
-    """A provider that can't be reached is, to the SDK, what it would be without carpool."""
-    if isinstance(error, NotConnected):
-        kind = lib.ConnectError
-    else:
-        kind = lib.ReadTimeout if isinstance(error, TimedOut) else lib.ReadError
-    made: Exception = kind(str(error), request=request)
-    return made
-
-
-def wait_for(work: Any, loop: asyncio.AbstractEventLoop) -> Any:
-    """Runs a coroutine on the engine's loop from another thread. An interrupt cancels it there."""
-    if loop.is_closed():
-        work.close()
-        raise Closed("This fleet is closed. Make a new one.")
-    future = asyncio.run_coroutine_threadsafe(work, loop)
-    try:
-        return future.result()
-    except CancelledError:
-        raise Closed("carpool closed before this call was answered.") from None
-    except BaseException:
-        future.cancel()
-        raise
-
-
-async def _next(chunks: AsyncIterator[bytes]) -> bytes | None:
-    return await anext(chunks, None)
-
-
-def _passing(passage: Passage) -> list[tuple[str, str]]:
-    said = [
+def _passing(passage: Passage) -> Headers:
+    return (
+        *passage.headers,
         ("x-carpool-lane", "now"),
         ("x-carpool-ticket", ticket_text(passage.ticket)),
         ("x-carpool-reason", latin(passage.reason)),
-    ]
-    return [*passage.headers, *said]
+    )
 
 
 def flavour(client: Any, kind: str) -> ModuleType | None:

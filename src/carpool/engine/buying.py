@@ -186,6 +186,6 @@ class Buyer:
             desk.byte_caps[credential] = max(1, batch.bytes // 2)
             return Lane.BATCH
         if refusal.retryable and not refusal.too_large:
-            desk.pause(credential, refusal.retry_after or RETRY_S)
+            desk.pause(credential, RETRY_S if refusal.retry_after is None else refusal.retry_after)
             return Lane.BATCH
         return Lane.NOW

@@ -110,7 +110,7 @@ class Collector:
             answer = await whole(response)
             refusal = upstream.dialect.refusal(answer.status, answer.headers, answer.body)
             if answer.status == 429:
-                desk.pause(credential, refusal.retry_after or RETRY_S)
+                desk.pause(credential, RETRY_S if refusal.retry_after is None else refusal.retry_after)
             raise Garbled(f"The provider answered {answer.status} instead of a batch's results.")
         try:
             rest = b""

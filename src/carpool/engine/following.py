@@ -76,16 +76,16 @@ class Follower:
         upstream = desk.upstreams[batches[0].key.provider]
         self._looked[credential] = desk.now() + FAILED_POLL_S  # whatever goes wrong, it is not tried again at once
         try:
+            asked = desk.now()
             reports = await self._list(credential, upstream, batches)
             await desk.reached("polled")
-            for batch in batches:
-                if _ours(batch):
-                    await self._apply(batch.id, await self._report(batch, upstream, reports))
-            await self._reconciler.apply(upstream, [b for b in batches if not _ours(b)], list(reports.values()))
+            seen = [await self._look_at(batch, upstream, reports) for batch in batches if _ours(batch)]
+            unresolved = [batch for batch in batches if not _ours(batch)]
+            await self._reconciler.apply(upstream, unresolved, list(reports.values()), asked)
         except CarpoolError as error:  # any number of failed looks is survived
             desk.trouble("polling", error)
         else:
-            self._looked[credential] = desk.now()
+            self._looked[credential] = desk.now() + (0.0 if all(seen) else FAILED_POLL_S)
         finally:
             self._polling.discard(credential)
             desk.wake_now()
@@ -110,6 +110,15 @@ class Follower:
                 break
         return reports
 
+    async def _look_at(self, batch: Batch, upstream: Upstream, reports: Mapping[str, BatchReport]) -> bool:
+        """Whether it could be looked at. One batch that can't must not hide the others."""
+        try:
+            await self._apply(batch.id, await self._report(batch, upstream, reports))
+        except CarpoolError as error:
+            self._desk.trouble(f"looking at batch {batch.id}", error)
+            return False
+        return True
+
     async def _report(self, batch: Batch, upstream: Upstream, reports: Mapping[str, BatchReport]) -> BatchReport | None:
         """What LIST said of a batch; asked for by id where LIST lags. None while the provider denies it."""
         assert batch.provider_id is not None
@@ -128,7 +137,7 @@ class Follower:
         desk.heard(upstream, credential, answer)
         if answer.status == 429:
             refusal = upstream.dialect.refusal(answer.status, answer.headers, answer.body)
-            desk.pause(credential, refusal.retry_after or FAILED_POLL_S)
+            desk.pause(credential, FAILED_POLL_S if refusal.retry_after is None else refusal.retry_after)
         return answer
 
     async def _apply(self, number: int, report: BatchReport | None) -> None:

@@ -34,20 +34,23 @@ class Reconciler:
             return looked + max(ABANDONED_PACE_S, (looked - since) / 10)
         return looked + min(next_look(looked - since, GRACE_S, self._desk.policy.poll_interval_s), 15.0)
 
-    async def apply(self, upstream: Upstream, batches: Sequence[Batch], listed: Sequence[BatchReport]) -> None:
+    async def apply(
+        self, upstream: Upstream, batches: Sequence[Batch], listed: Sequence[BatchReport], asked: float
+    ) -> None:
+        """Holds what the provider listed, when asked at that time, against the creates with unknown fate."""
         for batch in batches:
             row = await self._desk.store.batch(batch.id)
             if row is not None and row.state in UNRESOLVED:
-                await self._apply(upstream, row, listed)
+                await self._apply(upstream, row, listed, asked)
 
-    async def _apply(self, upstream: Upstream, batch: Batch, listed: Sequence[BatchReport]) -> None:
+    async def _apply(self, upstream: Upstream, batch: Batch, listed: Sequence[BatchReport], asked: float) -> None:
         desk = self._desk
         plan = reconcile(
             batch,
             listed,
             await desk.store.known_provider_ids(batch.key.credential),
             await desk.store.suspects(batch.id),
-            desk.now(),
+            asked,
             desk.offsets.get(upstream.provider, batch.clock_offset),
             grace=GRACE_S,
             pressed=False,  # pressing calls are rescued one by one; the batch itself can wait for its proof
@@ -55,32 +58,28 @@ class Reconciler:
         for provider_id in plan.new_suspects:
             await desk.store.suspect(batch.id, provider_id, "watched")
         for provider_id in plan.inspect:
-            nonce = await self._nonce(upstream, batch, provider_id)
-            if nonce == batch.nonce:
+            if await self._is_ours(upstream, batch, provider_id):
                 await self._found(batch, provider_id)
                 return
-            if nonce is None:  # one that is ours, but another's, stays a suspect: to that other it is the proof
-                await desk.store.suspect(batch.id, provider_id, "stranger")
+            await desk.store.suspect(batch.id, provider_id, "stranger")  # to this batch; it may be another's proof
             desk.wake_now()
         if plan.give_up:
             await self._give_up(batch)
 
-    async def _nonce(self, upstream: Upstream, batch: Batch, provider_id: str) -> str | None:
-        """The nonce of ours that a result line carries. Nothing else of a stranger's batch is looked at or kept."""
-        ours = {batch.nonce, *(one.nonce for one in self._desk.batches)}
+    async def _is_ours(self, upstream: Upstream, batch: Batch, provider_id: str) -> bool:
+        """Whether a result line carries our nonce. Nothing else of a stranger's batch is looked at or kept."""
         seen = 0
         async with aclosing(self._collector.result_lines(batch, upstream, provider_id)) as lines:
             async for raw in lines:
                 try:
-                    nonce = upstream.dialect.result_line(raw).custom_id.partition("-")[0]
+                    if upstream.dialect.result_line(raw).custom_id.startswith(f"{batch.nonce}-"):
+                        return True
                 except Garbled:
                     continue
-                if nonce in ours:
-                    return nonce
                 seen += 1
                 if seen >= LINES_TO_READ:
                     break
-        return None
+        return False
 
     async def _found(self, batch: Batch, provider_id: str) -> None:
         desk = self._desk

@@ -42,10 +42,11 @@ class Rescuer:
         horizon = desk.forecast.cancel_seconds + LOOK_AHEAD * self._gap
         due = await desk.store.due(desk.keyring, now + horizon, LOOK_AHEAD)
         due = [one for one in due if one.ticket not in self._under_way]
-        start = early_start([one.rescue_at for one in due], now, desk.policy.sync_rpm) if due else upcoming
-        wakes = [upcoming - horizon if not due else None]
-        for batch, calls in self._by_batch(due):
-            wakes.append(await self._plan(batch, calls, now, shift=max(0.0, calls[0].rescue_at - start)))
+        if not due:
+            return max(upcoming - horizon, now)
+        start = early_start([one.rescue_at for one in due], now, desk.policy.sync_rpm)
+        shift = max(0.0, due[0].rescue_at - start)
+        wakes = [await self._plan(batch, calls, now, shift) for batch, calls in self._by_batch(due)]
         return min((wake for wake in wakes if wake is not None and wake > now), default=None)
 
     def _by_batch(self, due: Sequence[Due]) -> Iterable[tuple[Batch | None, list[Due]]]:
@@ -53,7 +54,9 @@ class Rescuer:
         groups: dict[int | None, list[Due]] = defaultdict(list)
         for one in due:
             groups[one.batch].append(one)
-        return [(rows.get(batch) if batch is not None else None, calls) for batch, calls in groups.items()]
+        waiting = [(None, groups.pop(None))] if None in groups else []
+        # A batch that is not among ours is another engine's, or was made a moment ago: its turn comes.
+        return [*waiting, *((rows[batch], calls) for batch, calls in groups.items() if batch in rows)]
 
     async def _plan(self, batch: Batch | None, calls: list[Due], now: float, shift: float) -> float | None:
         """A shift forward makes room where more must be rescued than fits through the synchronous rate at once."""
@@ -107,6 +110,8 @@ class Rescuer:
     async def _rescue(self, one: Due, batch: Batch | None) -> None:
         desk = self._desk
         try:
+            if await self._too_late(one):
+                return
             errand = await self._errand(one, batch)
             if errand is not None and await self._sender.resend(errand):
                 desk.stats.rescued_calls += 1
@@ -118,6 +123,14 @@ class Rescuer:
         finally:
             self._under_way.discard(one.ticket)
             desk.wake_now()
+
+    async def _too_late(self, one: Due) -> bool:
+        """A rescue was tried, its answer never came, and the batch brought none either: the deadline ends the wait."""
+        desk = self._desk
+        if one.deadline is None or desk.now() < one.deadline or await desk.store.attempts(one.ticket) == 0:
+            return False
+        await self._sender.miss(one.ticket)
+        return True
 
     async def _errand(self, one: Due, batch: Batch | None) -> Errand | None:
         parcel = await self._desk.store.parcel(one.ticket)

@@ -11,7 +11,7 @@ from carpool.engine.desk import Desk
 from carpool.engine.settling import settle
 from carpool.engine.upstream import Answer, Upstream, whole
 from carpool.engine.waiting import Reply
-from carpool.errors import NotConnected, WireError
+from carpool.errors import DeadlineMissed, NotConnected, WireError
 from carpool.model import Call, Entry, EntryKind, Headers, Lane, Outcome, OutcomeKind, Settlement
 from carpool.ports import WireResponse
 
@@ -153,6 +153,19 @@ class Sender:
         kind = OutcomeKind.DEADLINE if late else OutcomeKind.ERRORED
         outcome = Outcome(kind, error.status, body, desk.now(), Lane.NOW, str(error))
         await settle(desk, [Settlement(errand.ticket, outcome)])
+
+    async def miss(self, ticket: int) -> None:
+        """The deadline is here, and nothing that was bought for this call has brought an answer."""
+        desk = self._desk
+        parcel = await desk.store.parcel(ticket)
+        if parcel is not None:
+            reason = "neither its batch nor its rescue answered in time"
+            dialect = desk.upstreams[parcel.key.provider].dialect
+            body = dialect.error(
+                DeadlineMissed.status, DeadlineMissed.code, f"This call missed its deadline: {reason}."
+            )
+            outcome = Outcome(OutcomeKind.DEADLINE, DeadlineMissed.status, body, desk.now(), Lane.NOW, reason)
+            await settle(desk, [Settlement(ticket, outcome)])
 
     # one purchase after another, inside the deadline
 

@@ -132,8 +132,9 @@ class Store(Protocol):
         ...
 
     async def stop_sending(self, ticket: int) -> bool:
-        """A purchase on `now` brought no answer: the ticket returns to its unfinished batch, without a rescue time,
-        since the batch is all that can still answer it. False, and no change, when it has no such batch."""
+        """A purchase on `now` brought no answer: the ticket returns to its unfinished batch, which is all that can
+        still answer it; its rescue time becomes its deadline, when the wait is over. False, and no change, when it has
+        no such batch."""
         ...
 
     async def attempts(self, ticket: int) -> int:
@@ -143,7 +144,8 @@ class Store(Protocol):
     # batches
     async def intend(self, intent: Intent) -> Batch | None:
         """Claims calls of a pool and writes the batch row `submitting`, in one transaction; None when none is left.
-        At least one call is claimed even if it alone is over `max_bytes`."""
+        At least one call is claimed even if it alone is over `max_bytes`. A call that is awaited and due at `at` is
+        left out: it travels on `now`."""
         ...
 
     async def still_mine(self, batch: int, owner: str, until: float) -> bool:
@@ -165,7 +167,8 @@ class Store(Protocol):
 
     async def release(self, batch: int, target: BatchState, lane: Lane, now: float, reason: str) -> int:
         """Moves the batch and returns its open `boarded` tickets to `queued`, in one transaction; says how many.
-        On lane `now` they are due at once. Tickets that are `sending` keep travelling, without the batch."""
+        On lane `now` they are due at once. It counts as a requeue unless the batch was refused. Tickets that are
+        `sending` keep travelling, without the batch."""
         ...
 
     async def batches(self, owner: str) -> list[Batch]:

@@ -37,12 +37,12 @@ def take_over(session: Session, engine: str, credentials: Iterable[str], now: fl
 
 
 def intend(session: Session, intent: Intent) -> Batch | None:
-    if intent.max_count < 1 or session.row("anything_waiting", (intent.pool,)) is None:
+    if intent.max_count < 1 or session.row("anything_waiting", {"pool": intent.pool, "at": intent.at}) is None:
         return None
     row = {"pool": intent.pool, "nonce": intent.nonce, "owner": intent.owner, "at": intent.at}
     number = session.run("insert_batch", row).lastrowid
     limits = {"max_count": intent.max_count, "max_bytes": intent.max_bytes}
-    session.run("claim", {"batch": number, "pool": intent.pool} | limits)
+    session.run("claim", {"batch": number, "pool": intent.pool, "at": intent.at} | limits)
     session.run("sum_claim", {"batch": number})
     assert number is not None
     return batch(session, number)
@@ -81,7 +81,8 @@ def annotate(session: Session, batch: int, changes: Mapping[str, object]) -> Non
 
 def release(session: Session, batch: int, target: BatchState, lane: Lane, now: float, reason: str) -> int:
     _move(session, batch, target, {"abandoned": True} if target is BatchState.ABANDONED else {})
-    change = {"batch": batch, "lane": lane.value, "now": now, "reason": reason}
+    bought = target is not BatchState.REFUSED  # what was provably not bought does not count as a try
+    change = {"batch": batch, "lane": lane.value, "now": now, "reason": reason, "bought": bought}
     returned = session.run("release_boarded", change).rowcount
     session.run("release_sending", {"batch": batch})
     return returned

@@ -6,6 +6,7 @@ import asyncio
 import os
 import sqlite3
 
+from carpool.errors import StoreUnwritable
 from carpool.stores._lock import FileLock
 from carpool.stores._opening import check_path, check_secret, connect, migrate, void_the_dead
 from carpool.stores._session import Session
@@ -44,8 +45,11 @@ def open_here(path: str | None, secret: bytes | None) -> Opened:
     if path is None:
         secret = secret or load_secret(None, os.environ)
         return _session(None, secret), None, secret
-    real = os.path.realpath(path)  # two names of one file share one lock
-    check_path(real)
+    try:
+        real = os.path.realpath(path)  # two names of one file share one lock
+        check_path(real)
+    except (OSError, ValueError) as error:  # too long a name, a zero byte
+        raise StoreUnwritable(f"{path!r} can't be a file ({error}). Choose another store.") from error
     lock = FileLock(real)
     lock.acquire()
     try:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from typing import Concatenate, ParamSpec, Self, TypeVar
 
@@ -25,6 +24,7 @@ from carpool.model import (
 )
 from carpool.stores import _admission, _batches, _calls, _ledger, _settling
 from carpool.stores._files import let_go, open_aside, open_here
+from carpool.stores._listeners import Listener, Listeners
 from carpool.stores._lock import FileLock
 from carpool.stores._session import Session
 from carpool.stores._writer import Groups, InlineWriter, ThreadWriter, each
@@ -43,7 +43,7 @@ class SqliteStore:
         self._groups = Groups(session)
         self._writer = ThreadWriter(self._groups) if threaded else InlineWriter(self._groups)
         self._released = False
-        self._listeners: list[Callable[[Sequence[int]], None]] = []
+        self._listeners = Listeners()
 
     @classmethod
     async def open(cls, path: str | None, *, threaded: bool = True, secret: bytes | None = None) -> Self:
@@ -102,7 +102,10 @@ class SqliteStore:
         return await self._do(_calls.views, list(tickets))
 
     async def cancel(self, ticket: int, outcome: Outcome) -> bool:
-        return await self._do(_calls.cancel, ticket, outcome)
+        cancelled = await self._do(_calls.cancel, ticket, outcome)
+        if cancelled:
+            self._listeners.tell((ticket,))
+        return cancelled
 
     async def pools(self, credentials: Iterable[str]) -> list[PoolView]:
         return await self._do(_calls.pools, list(credentials))
@@ -168,16 +171,11 @@ class SqliteStore:
     # settling
     async def settle(self, settlements: Sequence[Settlement], now: float) -> list[bool]:
         settled: list[bool] = await self._writer.do(_settling.settle, (settlements, now))
-        won = [settlement.ticket for settlement, is_won in zip(settlements, settled, strict=True) if is_won]
-        if won and len(self._listeners) > 1:  # a lone engine wakes its own doors
-            loop = asyncio.get_running_loop()
-            for listener in self._listeners:
-                loop.call_soon(listener, won)
+        self._listeners.tell(tuple(one.ticket for one, won in zip(settlements, settled, strict=True) if won))
         return settled
 
-    def subscribe(self, listener: Callable[[Sequence[int]], None]) -> Callable[[], None]:
-        self._listeners.append(listener)
-        return lambda: self._listeners.remove(listener) if listener in self._listeners else None
+    def subscribe(self, listener: Listener) -> Callable[[], None]:
+        return self._listeners.subscribe(listener)
 
     # books and memory
     async def record(self, entry: Entry) -> None:

@@ -27,13 +27,14 @@ WHERE state NOT IN ('collected', 'refused', 'void', 'lost')
   AND owner NOT IN (SELECT name FROM engines WHERE lease_until >= :now)
   AND credential IN (SELECT value FROM json_each(:credentials))
 
--- A call that travels is an orphan when the engine behind it, or else the one that awaits it, has no lease.
+-- A call that travels is an orphan when the engine behind it, or else the one that awaits it, has no lease. One on a
+-- lane of its own stays where it is, but an engine that comes back later is not behind it any more.
 -- name: return_orphans
 UPDATE calls SET
-  state = CASE WHEN {aboard} THEN 'boarded' ELSE 'queued' END,
+  state = CASE WHEN {aboard} THEN 'boarded' WHEN lane = 'batch' THEN 'queued' ELSE state END,
   batch = CASE WHEN {aboard} THEN batch END,
   sender = NULL
-WHERE state = 'sending' AND lane = 'batch' AND {orphan}
+WHERE state = 'sending' AND (lane = 'batch' OR sender IS NOT NULL) AND {orphan}
 
 -- Steps from one name to the next in the index, so that it costs as much as there are engines, not calls.
 -- name: forget_awaiters
@@ -53,7 +54,10 @@ INSERT INTO batches (pool, credential, nonce, state, owner, count, bytes, intend
 SELECT id, credential, :nonce, 'submitting', :owner, 0, 0, :at FROM pools WHERE id = :pool
 
 -- name: anything_waiting
-SELECT 1 FROM calls WHERE state = 'queued' AND state <> 'settled' AND pool = ? AND lane = 'batch' LIMIT 1
+SELECT 1 FROM calls
+WHERE state = 'queued' AND state <> 'settled' AND pool = :pool AND lane = 'batch'
+  AND (rescue_at > :at OR awaiter IS NULL)
+LIMIT 1
 
 -- name: claim
 UPDATE calls SET state = 'boarded', batch = :batch
@@ -63,6 +67,7 @@ WHERE state IN ({into_boarded}) AND id IN (
     FROM (
       SELECT id, bytes, rescue_at, arrived FROM calls
       WHERE state = 'queued' AND state <> 'settled' AND pool = :pool AND lane = 'batch'
+        AND (rescue_at > :at OR awaiter IS NULL)
       ORDER BY rescue_at, arrived, id LIMIT :max_count
     )
     WINDOW pressing AS (ORDER BY rescue_at, arrived, id ROWS UNBOUNDED PRECEDING)
@@ -105,7 +110,7 @@ SELECT c.id, b.body FROM calls c CROSS JOIN bodies b ON b.ticket = c.id
 WHERE c.batch = ? AND c.batch IS NOT NULL AND c.id > ? AND c.id <= ? ORDER BY c.id
 
 -- name: release_boarded
-UPDATE calls SET state = 'queued', batch = NULL, lane = :lane, reason = :reason, requeues = requeues + 1,
+UPDATE calls SET state = 'queued', batch = NULL, lane = :lane, reason = :reason, requeues = requeues + :bought,
   rescue_at = CASE :lane WHEN 'batch' THEN rescue_at ELSE min(rescue_at, :now) END
 WHERE batch = :batch AND batch IS NOT NULL AND state <> 'settled' AND state = 'boarded'
 

@@ -107,7 +107,7 @@ WHERE id = :ticket AND (
 RETURNING tags
 
 -- name: stop_sending
-UPDATE calls SET state = 'boarded', rescue_at = 9e999, sender = NULL
+UPDATE calls SET state = 'boarded', rescue_at = coalesce(deadline, 9e999), sender = NULL
 WHERE id = ? AND state = 'sending' AND {aboard}
 
 -- name: call_counts

@@ -1,0 +1,109 @@
+"""What every store promises to those who want to hear of settled tickets."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+import pytest
+from stores import CRED, T0, admit, board, outcome, settlement
+
+from carpool.lifecycle import BatchState
+from carpool.model import Lane, Settlement
+from carpool.ports import Store
+
+
+class Ear:
+    """Remembers what it heard, and whether that was on the event loop."""
+
+    def __init__(self) -> None:
+        self.heard: list[int] = []
+        self.loops: set[asyncio.AbstractEventLoop] = set()
+
+    def __call__(self, tickets: Sequence[int]) -> None:
+        self.heard += tickets
+        self.loops.add(asyncio.get_running_loop())
+
+
+async def turn() -> None:
+    """Lets everything happen that was put off until the next turn of the loop."""
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+
+
+@pytest.mark.parametrize("ears", [1, 2, 3])
+async def test_listeners_hear_on_the_loop_what_was_settled_and_nothing_else(store: Store, ears: int) -> None:
+    listeners = [Ear() for _ in range(ears)]
+    for ear in listeners:
+        store.subscribe(ear)
+    await admit(store, 1, 2, 3, 4)
+    await store.settle([Settlement(1, outcome()), Settlement(2, requeue=Lane.NOW), Settlement(99, outcome())], T0)
+    await store.settle([Settlement(3, outcome()), Settlement(1, outcome())], T0)
+    await turn()
+    for ear in listeners:
+        assert set(ear.heard) == {1, 3}
+        assert ear.loops == {asyncio.get_running_loop()}
+
+
+async def test_whoever_hears_of_it_finds_the_outcome(store: Store) -> None:
+    batch = await board(store, [1, 2], state=BatchState.OPEN)
+    heard: list[asyncio.Task[list[object]]] = []
+    store.subscribe(lambda tickets: heard.append(asyncio.ensure_future(store.outcomes(tickets))))
+    await store.settle([settlement(1, batch.id), settlement(2, batch.id)], T0)
+    await turn()
+    assert {ticket for one in heard for ticket, _ in await one} == {1, 2}
+    assert await store.outcome(1, CRED) == outcome()
+
+
+async def test_a_cancelled_call_is_settled_too(store: Store) -> None:
+    ear = Ear()
+    store.subscribe(ear)
+    await admit(store, 1)
+    assert await store.cancel(1, outcome("cancelled"))
+    assert not await store.cancel(1, outcome("cancelled"))
+    assert not await store.cancel(99, outcome("cancelled"))
+    await turn()
+    assert set(ear.heard) == {1}
+
+
+async def test_a_listener_may_settle_and_is_never_called_in_the_middle_of_it(store: Store) -> None:
+    """Called inside `settle` it would run before the one who settled has its answer."""
+    order: list[str] = []
+    store.subscribe(lambda _: order.append("heard"))
+    await admit(store, 1)
+    await store.settle([Settlement(1, outcome())], T0)
+    order.append("settled")
+    await turn()
+    assert order == ["settled", "heard"]
+
+
+async def test_what_subscribe_gives_back_ends_it(store: Store) -> None:
+    leaving, staying = Ear(), Ear()
+    end = store.subscribe(leaving)
+    store.subscribe(staying)
+    await admit(store, 1, 2)
+    await store.settle([Settlement(1, outcome())], T0)
+    end()  # before it could hear anything
+    end()
+    await store.settle([Settlement(2, outcome())], T0)
+    await turn()
+    assert leaving.heard == []
+    assert set(staying.heard) == {1, 2}
+
+
+async def test_ending_one_subscription_twice_leaves_its_twin(store: Store) -> None:
+    ear = Ear()
+    first, _ = store.subscribe(ear), store.subscribe(ear)
+    first()
+    first()
+    await admit(store, 1)
+    await store.settle([Settlement(1, outcome())], T0)
+    await turn()
+    assert ear.heard == [1]
+
+
+async def test_nobody_has_to_listen(store: Store) -> None:
+    await admit(store, 1)
+    assert await store.settle([Settlement(1, outcome())], T0) == [True]
+    store.subscribe(Ear())()
+    assert await store.settle([Settlement(1, outcome())], T0) == [False]
