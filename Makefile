@@ -11,7 +11,7 @@ READY := $(VENV)/.ready
 .PHONY: help setup test check fix docs demo clean
 
 help: ## List the targets
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-7s %s\n", $$1, $$2 }' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-9s %s\n", $$1, $$2 }' Makefile
 
 setup: $(READY) ## Make the virtual environment (every other target does it when needed)
 
@@ -34,8 +34,8 @@ docs: $(READY) ## Redraw the generated parts of the docs
 demo: $(READY) ## Watch a small fleet finish its calls against the mock provider
 	@$(BIN)/carpool demo
 
-clean: ## Remove the virtual environment, builds and caches
-	@rm -rf $(VENV) build dist .demo .pytest_cache .mypy_cache .ruff_cache .hypothesis
+clean: ## Remove the virtual environments, builds and caches
+	@rm -rf $(VENV) .venvs build dist .demo .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	@find src tests docs -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # Made anew when pyproject.toml is newer; otherwise instant.
@@ -47,3 +47,26 @@ $(READY): pyproject.toml
 	@test -x $(BIN)/pip || $(PYTHON) -m venv $(VENV)
 	@$(BIN)/python -m pip install -qq --disable-pip-version-check --editable '.[dev]'
 	@touch $@
+
+# ---- every version of the SDK that is promised to work, each in an environment of its own; none is skipped
+
+SDKS := 2.8 1.17 0.97
+.SECONDARY: $(SDKS:%=.venvs/anthropic-%/.ready)
+
+.PHONY: test-sdks
+test-sdks: ## Run every door under every supported version of the anthropic SDK
+	@$(MAKE) --no-print-directory -j3 $(SDKS:%=test-sdk-%)
+
+test-sdk-%: .venvs/anthropic-%/.ready
+	@.venvs/anthropic-$*/bin/python tests/sdk/matrix.py $*
+
+.venvs/anthropic-%/.ready: pyproject.toml
+	@mkdir -p .venvs && echo '*' > .venvs/.gitignore
+	@echo "Setting up anthropic $* ..."
+	@test -x $(@D)/bin/pip || $(PYTHON) -m venv $(@D)
+	@$(@D)/bin/python -m pip install -qq --disable-pip-version-check --editable . 'anthropic==$*.*'
+	@touch $@
+
+.PHONY: bench-pool
+bench-pool: $(READY) ## Measure the pool beside its peers; takes about 20 minutes, ARGS="--plans 1000 10000" less
+	@$(BIN)/python bench/pool $(ARGS)

@@ -18,7 +18,7 @@ LARGEST = 100_000  # the provider's own limit
 def batcher(job: bench.Job) -> AnthropicBatcher:
     client = AsyncAnthropic(api_key="sk-bench", base_url=job.url, max_retries=0)
     config = BatchConfig(
-        size=min(job.calls, LARGEST),
+        size=job.calls if job.one_batch else LARGEST,
         max_size=LARGEST,
         send_delay=600.0 if job.one_batch else job.linger_s,
         tick=job.poll_s,

@@ -43,7 +43,7 @@ async def main(job: bench.Job) -> None:
     window_ms = 600_000 if job.one_batch else int(job.linger_s * 1000)
     policy = RoutingPolicy(
         batch_window_ms=window_ms,
-        batch_max_size=min(job.calls, LARGEST),
+        batch_max_size=job.calls if job.one_batch else LARGEST,
         poll_interval_s=job.poll_s,
     )
     async with FleetDispatcher(Client(client), policy=policy) as fleet:

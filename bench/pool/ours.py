@@ -22,12 +22,13 @@ from carpool import FleetDispatcher, RoutingPolicy
 from carpool.clock import SystemClock
 from carpool.dialects import get as get_dialect
 from carpool.doors.options import Options
-from carpool.doors.transport import Exchange, Passage
+from carpool.doors.transport import Exchange, Whole
 from carpool.engine import Engine, Keyring, Upstream
 from carpool.ports import RawRequest
 from carpool.stores import open_store
 from carpool.wires import ReqwestWire
 
+LARGEST = 100_000  # the provider's own limit
 HEADERS = (
     ("accept", "application/json"),
     ("content-type", "application/json"),
@@ -38,7 +39,9 @@ HEADERS = (
 
 
 def policy(job: bench.Job) -> RoutingPolicy:
-    alone = {"batch_min_size": job.calls, "batch_window_ms": 600_000} if job.one_batch else {}
+    # One batch: nothing goes before the pool is full. At 100,000 it is the provider's own limit that fills it.
+    size = None if job.calls >= LARGEST else job.calls
+    alone = {"batch_max_size": size, "batch_window_ms": 600_000} if job.one_batch else {}
     return RoutingPolicy(linger_ms=job.linger_s * 1000, poll_interval_s=job.poll_s, batch_rpm=60_000, **alone)
 
 
@@ -73,7 +76,7 @@ async def through_the_exchange(job: bench.Job, path: str) -> AsyncIterator[tuple
     async def ask(params: dict[str, Any]) -> str:
         body = json.dumps(params, separators=(",", ":")).encode()
         answer = await exchange.handle(RawRequest("POST", "/v1/messages", "", HEADERS, body), options)
-        if isinstance(answer, Passage) or answer.status != 200:
+        if not isinstance(answer, Whole) or answer.status != 200:
             raise SystemExit("a call was not answered by its batch")
         return answer.body.decode()
 
@@ -84,6 +87,10 @@ async def through_the_exchange(job: bench.Job, path: str) -> AsyncIterator[tuple
 
 
 DOORS = {"carpool": through_the_exchange, "carpool-sdk": through_the_sdk}
+
+
+def size_of(folder: str) -> int:
+    return sum(file.stat().st_size for file in Path(folder).iterdir())
 
 
 async def main(job: bench.Job) -> None:
@@ -100,7 +107,7 @@ async def main(job: bench.Job) -> None:
             if job.profile:
                 profile.dump_stats(job.profile)
             result["batches"] = engine.stats.batches_submitted
-            result["store_bytes"] = sum(file.stat().st_size for file in Path(folder).iterdir())
+            result["store_bytes"] = size_of(folder)
     bench.tell(result)
 
 

@@ -95,6 +95,10 @@ async def test_an_intent_leaves_out_what_is_awaited_and_due(store: Store) -> Non
     assert await store.intend(Intent(number, "n", 9, UNBOUNDED, ME, T0 + 10)) is None
     assert len(await store.batches(ME)) == 2  # an intent of nothing leaves no row
     assert [due.ticket for due in await store.due([CRED], T0 + 10, 10)] == [4, 1]
+    await admit(store, 5, rescue_at=T0 + 10, awaiter=None)
+    batch = await store.intend(Intent(number, "n", 9, UNBOUNDED, ME, T0 + 10))
+    assert batch is not None
+    assert set(await bodies(store, batch.id)) == {5}
 
 
 async def test_lines_come_in_chunks_in_a_stable_order(store: Store) -> None:

@@ -66,7 +66,7 @@ async def test_a_cancelled_call_is_settled_too(store: Store) -> None:
     assert set(ear.heard) == {1}
 
 
-async def test_a_listener_may_settle_and_is_never_called_in_the_middle_of_it(store: Store) -> None:
+async def test_a_listener_is_never_called_in_the_middle_of_settling(store: Store) -> None:
     """Called inside `settle` it would run before the one who settled has its answer."""
     order: list[str] = []
     store.subscribe(lambda _: order.append("heard"))

@@ -6,7 +6,7 @@ import asyncio
 import re
 import sqlite3
 import threading
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import AsyncIterator, Coroutine, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -98,21 +98,24 @@ async def test_a_listener_on_another_loop_hears_on_its_own() -> None:
     store = await SqliteStore.open(None)
     await admit(store, 1, 2)
     heard: list[tuple[list[int], int]] = []
-    subscribed, done = threading.Event(), threading.Event()
+    subscribed = threading.Event()
 
     async def elsewhere() -> None:
-        end = store.subscribe(lambda tickets: heard.append((list(tickets), threading.get_ident())))
-        subscribed.set()
-        while not heard:
-            await asyncio.sleep(0.001)
-        del end  # it goes away without ending its subscription
+        told = asyncio.Event()
 
-    thread = threading.Thread(target=lambda: (asyncio.run(elsewhere()), done.set()))
+        def listen(tickets: Sequence[int]) -> None:
+            heard.append((list(tickets), threading.get_ident()))
+            told.set()
+
+        store.subscribe(listen)  # and it goes away without ending that
+        subscribed.set()
+        await asyncio.wait_for(told.wait(), 10)
+
+    thread = threading.Thread(target=asyncio.run, args=(elsewhere(),))
     thread.start()
     await asyncio.to_thread(subscribed.wait, 10)
     await store.settle([Settlement(1, outcome())], T0)
-    await asyncio.to_thread(done.wait, 10)
-    thread.join()
+    await asyncio.to_thread(thread.join)
     assert heard == [([1], thread.ident)]
     assert await store.settle([Settlement(2, outcome())], T0) == [True]  # that loop is closed by now
     await store.aclose()

@@ -135,7 +135,7 @@ class _Road:
         self.wire = ThreadedHttpxWire(through) if blocking else HttpxWire(through)
 
     def upstream(self, base_url: str) -> Upstream:
-        provider = PROVIDER if base_url == HOME else f"{PROVIDER}@{base_url.partition('://')[2]}"
+        provider = PROVIDER if base_url == HOME else f"{PROVIDER}@{base_url}"
         return self.upstreams.setdefault(provider, Upstream(provider, base_url, DIALECT, self.wire))
 
     async def aclose(self) -> None:
@@ -144,6 +144,12 @@ class _Road:
             self._own.close()
         elif self._own is not None:
             await self._own.aclose()
+
+
+def check_through(through: Any) -> None:
+    ways = ("build_request", "handle_request", "handle_async_request")
+    if through is not None and not any(hasattr(through, way) for way in ways):
+        raise WrongClient(f"carpool can't send through {type(through).__name__}: give it an httpx client or transport.")
 
 
 def _client_over(transport: Any, kind: str) -> Any:

@@ -11,7 +11,7 @@ from types import ModuleType, TracebackType
 from typing import Any, Self
 
 from carpool.doors.answers import async_response, blocking_response, http_error, wait_for
-from carpool.doors.hosting import Host, Settings, refusal
+from carpool.doors.hosting import Host, Settings, check_through, refusal
 from carpool.doors.library import make_options
 from carpool.engine import Hook, Stats
 from carpool.errors import CarpoolError, Closed, NotStarted, WireError
@@ -40,6 +40,7 @@ def transport(
     or a lane a call goes straight through. `through` is the HTTP client, or transport, to send through; otherwise
     carpool's own is used. It starts with the first request, and ends with the client that it is given to.
     """
+    check_through(through)
     defaults = make_options(None, budget, None, lane, tags, None)
     return Transport(Settings(defaults, policy or RoutingPolicy(), store, tuple(hooks), prices, through, close_timeout))
 
@@ -156,11 +157,18 @@ class Transport:
             self._closed = True
         if self._thread is None or self._loop is None:
             return
-        if self._host is not None:
-            wait_for(self._host.stop(), self._loop)
+        wait_for(self._end(), self._loop)
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()
+
+    async def _end(self) -> None:
+        if self._host is not None:
+            await self._host.stop()
+        rest = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in rest:  # calls on `now` that took too long: their threads must not wait for ever
+            task.cancel()
+        await asyncio.gather(*rest, return_exceptions=True)
 
 
 def _library(request: Any) -> ModuleType:

@@ -103,7 +103,7 @@ class Collector:
     ) -> AsyncGenerator[bytes, None]:
         """The lines of a batch's results as they arrive. Memory does not grow with the batch."""
         desk, credential = self._desk, batch.key.credential
-        desk.spend(credential)
+        await desk.turn(credential)
         ask = upstream.dialect.results(batch.key.headers, provider_id or batch.provider_id or "")
         response = await upstream.ask(ask, desk.keyring.secret(credential), timeout=RESULTS_SILENCE_S)
         if response.status != 200:

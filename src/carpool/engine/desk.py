@@ -88,7 +88,10 @@ class Desk:
             self.roads[credential] = Road.new(self.policy.batch_rpm or DEFAULT_RPM, pace, self.now())
         return self.roads[credential]
 
-    def spend(self, credential: str) -> None:
+    async def turn(self, credential: str) -> None:
+        """Waits until the account's rate allows one more request on the batch road, and takes it."""
+        while not (road := self.road(credential)).can_ask(self.now()):
+            await self.clock.sleep(max(0.01, road.ask_ready_at(self.now()) - self.now()))
         self.roads[credential] = self.road(credential).spend(self.now())
 
     def pause(self, credential: str, seconds: float) -> None:
@@ -100,8 +103,8 @@ class Desk:
         if offset is not None:
             self.offsets[upstream.provider] = offset
         rpm = upstream.dialect.requests_per_minute(answer.headers)
-        if rpm is not None and self.policy.batch_rpm is None:
-            self.roads[credential] = self.road(credential).learned(rpm)
+        if rpm is not None:  # what is set explicitly is obeyed as far as the account allows
+            self.roads[credential] = self.road(credential).learned(min(rpm, self.policy.batch_rpm or rpm))
 
     def why_not_batch(self, credential: str) -> str | None:
         until, why = self.cannot_batch.get(credential, (0.0, ""))

@@ -130,9 +130,7 @@ class Follower:
 
     async def _ask(self, credential: str, upstream: Upstream, ask: Ask) -> Answer:
         desk = self._desk
-        while not (road := desk.road(credential)).can_ask(desk.now()):
-            await desk.clock.sleep(max(0.01, road.ask_ready_at(desk.now()) - desk.now()))
-        desk.spend(credential)
+        await desk.turn(credential)
         answer = await whole(await upstream.ask(ask, desk.keyring.secret(credential), timeout=ASK_SILENCE_S))
         desk.heard(upstream, credential, answer)
         if answer.status == 429:

@@ -11,6 +11,7 @@ from carpool.engine.desk import Desk
 from carpool.engine.events import CallRescued
 from carpool.engine.sending import Errand, Sender
 from carpool.engine.upstream import whole
+from carpool.engine.waiting import Reply
 from carpool.errors import CarpoolError
 from carpool.lifecycle import BOUGHT, BatchState
 from carpool.model import Batch, Call, Due, EntryKind, Lane, ticket_text
@@ -18,6 +19,7 @@ from carpool.tracking import early_start, rescue_plan
 
 ASK_SILENCE_S = 60.0
 CANCEL_AGAIN_S = 2.0  # a cancel that failed is not tried again before
+TAKEN_S = 5.0  # how often to ask after a call that another engine is sending
 LOOK_AHEAD = 5000  # due calls planned in one step
 AT_ONCE = 64  # rescues under way at a time
 
@@ -102,8 +104,13 @@ class Rescuer:
             self._desk.crew.spawn(self._send_kept(errand), f"send {ticket_text(ticket)}")
 
     async def _send_kept(self, errand: Errand) -> None:
+        """Another engine may be sending it already. It may also be dead: then its lease lapses, and we send."""
+        desk = self._desk
         try:
-            await self._sender.resend(errand)
+            while not await self._sender.resend(errand) and errand.ticket in desk.waiters:
+                for ticket, outcome in await desk.store.outcomes([errand.ticket]):
+                    desk.waiters.resolve(Reply(ticket, outcome))
+                await desk.clock.sleep(TAKEN_S)
         finally:
             self._under_way.discard(errand.ticket)
 
@@ -159,7 +166,7 @@ class Rescuer:
         try:
             if batch.provider_id is None or batch.state not in BOUGHT:
                 return
-            desk.spend(credential)
+            await desk.turn(credential)
             ask = upstream.dialect.cancel(batch.key.headers, batch.provider_id)
             answer = await whole(await upstream.ask(ask, desk.keyring.secret(credential), timeout=ASK_SILENCE_S))
             self._cancel_after[batch.id] = desk.now() + CANCEL_AGAIN_S

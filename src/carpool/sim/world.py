@@ -18,7 +18,7 @@ from carpool.sim.story import Story
 from carpool.sim.timeline import Timeline, VirtualClock
 from carpool.stores import SqliteStore
 
-LONGEST_S = 10 * 86_400.0
+LONGEST_S = 2 * 86_400.0  # the longest budget is hours, the longest batch a day
 AFTERMATH_S = 4 * 86_400.0  # unfinished batches are followed, abandoned ones watched, to their end
 PRICES = PriceBook()  # rate cards are cached: one book for all worlds
 
