@@ -8,7 +8,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help setup test check fix docs demo clean
+.PHONY: help setup test check fix docs sim demo clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-9s %s\n", $$1, $$2 }' Makefile
@@ -30,6 +30,11 @@ fix: $(READY) ## Format, and mend what the linter can mend
 
 docs: $(READY) ## Redraw the generated parts of the docs
 	@$(BIN)/python docs/draw.py
+
+SEEDS := 200
+SEED :=
+sim: $(READY) ## Run simulated worlds: SEEDS=2000 for many, SEED=17 for the story of one
+	@$(BIN)/python -m carpool.sim $(if $(SEED),--seed $(SEED),$(SEEDS)) $(ARGS)
 
 demo: $(READY) ## Watch a small fleet finish its calls against the mock provider
 	@$(BIN)/carpool demo

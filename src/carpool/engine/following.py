@@ -30,6 +30,7 @@ class Follower:
         self._reconciler = reconciler
         self._polling: set[str] = set()
         self._looked: dict[str, float] = {}  # credential → last finished look
+        self._not_before: dict[str, float] = {}  # credential → when a look that failed may be tried again
         self._missing: dict[int, float] = {}  # batch → since when the provider denies it
         self._alerted: set[int] = set()
 
@@ -64,7 +65,7 @@ class Follower:
         looks = [self._look(batch, last) for batch in batches if _ours(batch)]
         times = [next_poll(looks, self._desk.policy.poll_interval_s, now)] if looks else []
         times += [self._reconciler.due(batch, last) for batch in batches if not _ours(batch)]
-        return min(times)
+        return max(self._not_before.get(credential, 0.0), min(times))
 
     def _look(self, batch: Batch, last: float | None) -> tuple[float, float, float]:
         bought_at = batch.resolved_at or batch.intended_at
@@ -74,7 +75,7 @@ class Follower:
     async def _poll(self, credential: str, batches: list[Batch]) -> None:
         desk = self._desk
         upstream = desk.upstreams[batches[0].key.provider]
-        self._looked[credential] = desk.now() + FAILED_POLL_S  # whatever goes wrong, it is not tried again at once
+        self._not_before[credential] = desk.now() + FAILED_POLL_S  # whatever goes wrong, it is not tried again at once
         try:
             asked = desk.now()
             reports = await self._list(credential, upstream, batches)
@@ -85,7 +86,9 @@ class Follower:
         except CarpoolError as error:  # any number of failed looks is survived
             desk.trouble("polling", error)
         else:
-            self._looked[credential] = desk.now() + (0.0 if all(seen) else FAILED_POLL_S)
+            if all(seen):
+                self._looked[credential] = desk.now()
+                del self._not_before[credential]
         finally:
             self._polling.discard(credential)
             desk.wake_now()
