@@ -8,10 +8,10 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help setup test check fix docs sim demo clean
+.PHONY: help setup test check fix docs sim demo clean test-sdks bench-pool
 
 help: ## List the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-9s %s\n", $$1, $$2 }' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' Makefile
 
 setup: $(READY) ## Make the virtual environment (every other target does it when needed)
 
@@ -58,7 +58,6 @@ $(READY): pyproject.toml
 SDKS := 2.8 1.17 0.97
 .SECONDARY: $(SDKS:%=.venvs/anthropic-%/.ready)
 
-.PHONY: test-sdks
 test-sdks: ## Run every door under every supported version of the anthropic SDK
 	@$(MAKE) --no-print-directory -j3 $(SDKS:%=test-sdk-%)
 
@@ -72,6 +71,5 @@ test-sdk-%: .venvs/anthropic-%/.ready
 	@$(@D)/bin/python -m pip install -qq --disable-pip-version-check --editable . 'anthropic==$*.*'
 	@touch $@
 
-.PHONY: bench-pool
 bench-pool: $(READY) ## Measure the pool beside its peers; takes about 20 minutes, ARGS="--plans 1000 10000" less
 	@$(BIN)/python bench/pool $(ARGS)

@@ -13,6 +13,7 @@ import platform
 import statistics
 import subprocess
 import sys
+import tempfile
 import venv
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -76,10 +77,18 @@ def mock() -> Iterator[str]:
 
 def run(contestant: Contestant, job: Job) -> dict[str, Any]:
     """One run. What did not finish in time says so, with the time that it was given."""
-    with mock() as url:
+    ENVS.mkdir(exist_ok=True)
+    with mock() as url, tempfile.TemporaryDirectory(dir=ENVS) as folder:  # on disk, and gone also after a time-out
         command = [contestant.python, str(HERE / contestant.script), replace(job, url=url).text()]
         try:
-            done = subprocess.run(command, capture_output=True, text=True, timeout=contestant.cap_s, check=False)
+            done = subprocess.run(
+                command,
+                capture_output=True,
+                text=True,
+                timeout=contestant.cap_s,
+                check=False,
+                env=os.environ | {"TMPDIR": folder},
+            )
         except subprocess.TimeoutExpired:
             return {"finished": False, "seconds": contestant.cap_s, "why": "did not finish in time"}
     last = (done.stdout.strip().splitlines() or [""])[-1]
@@ -176,7 +185,7 @@ def main() -> None:
         "comparisons": comparisons,
     }
     RESULTS.mkdir(exist_ok=True)
-    path = RESULTS / f"pool-{now.date().isoformat()}.json"
+    path = RESULTS / f"pool-{now:%Y-%m-%d-%H%M%S}.json"  # never over an earlier one
     path.write_text(json.dumps(result, indent=1) + "\n", "utf-8")
     say(f"Written: bench/results/{path.name}")
     say(draw.table(result))

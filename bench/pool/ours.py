@@ -94,7 +94,7 @@ def size_of(folder: str) -> int:
 
 
 async def main(job: bench.Job) -> None:
-    with tempfile.TemporaryDirectory(dir=Path(__file__).parent) as folder:
+    with tempfile.TemporaryDirectory() as folder:
         async with DOORS[job.contestant](job, f"{folder}/fleet.db") as (ask, engine):
             marks = bench.Marks(job.calls)
             profile = cProfile.Profile()

@@ -46,9 +46,10 @@ def next_poll(batches: Sequence[tuple[float, float, float]], poll_interval: floa
 
 def _look_at(bought_at: float, last_look: float, expected_end: float, poll_interval: float | None, now: float) -> float:
     since = max(bought_at, last_look)
-    if since > now + SLOW:  # the clock was set back: look at once rather than wait until it has caught up
-        return now
-    return since + next_look(since - bought_at, expected_end - bought_at, poll_interval)
+    if since <= now + SLOW:
+        return since + next_look(since - bought_at, expected_end - bought_at, poll_interval)
+    # The clock was set back: look at once rather than wait until it has caught up, and then at the slowest pace.
+    return now if last_look > now + SLOW or last_look == bought_at else last_look + SLOW
 
 
 # ---------------------------------------------------------------- rescue

@@ -172,15 +172,15 @@ def test_examples_compile_and_import_what_is_public(page: Path) -> None:
 
 @pages
 def test_make_targets_exist(page: Path) -> None:
-    targets = set(re.findall(r"^([a-z]+):", read("Makefile"), re.MULTILINE))
-    named = set(re.findall(r"(?:^|`)make ([a-z]+)", page.read_text("utf-8"), re.MULTILINE))
+    targets = set(re.findall(r"^([a-z-]+):", read("Makefile"), re.MULTILINE))
+    named = set(re.findall(r"(?:^|`)make ([a-z-]+)", page.read_text("utf-8"), re.MULTILINE))
     assert not named - targets, f"{page.name} names make targets that are not there: {', '.join(named - targets)}."
 
 
 def test_help_lists_every_target() -> None:
     makefile = read("Makefile")
     phony = set(re.search(r"^\.PHONY: (.+)$", makefile, re.MULTILINE)[1].split())  # type: ignore[index]
-    assert phony == set(re.findall(r"^([a-z]+):.*## ", makefile, re.MULTILINE))
+    assert phony == set(re.findall(r"^([a-z-]+):.*## ", makefile, re.MULTILINE))
 
 
 @pages

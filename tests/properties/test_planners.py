@@ -351,7 +351,7 @@ def test_whatever_happens_everybody_arrives(
     st.lists(ARRIVALS, min_size=1, max_size=20),
     POLICIES,
     st.integers(5, 1000),
-    st.dictionaries(st.integers(0, 19), st.sampled_from([0.5, 10.0, 45.0]), max_size=3),
+    st.dictionaries(st.integers(0, 19), st.sampled_from([0.5, 10.0, 15.0]), max_size=3),
 )
 def test_a_clock_that_is_set_back_stops_nobody(
     arrivals: list[Arrival], policy: RoutingPolicy, rpm: int, steps_back: dict[int, float]
@@ -359,9 +359,9 @@ def test_a_clock_that_is_set_back_stops_nobody(
     world = World(policy, rpm, ["bought", "unknown"], [1.0, 90.0])
     play(world, arrivals, steps_back)
     assert all(ride.done is not None for ride in world.rides.values())
+    check_pace(world)
 
 
-@pytest.mark.xfail(strict=True, reason="next_poll never waits while the purchase lies more than a minute ahead.")
 @settings(STEADY)
 @given(st.floats(61, 86_400), st.sampled_from([0.5, 2.0, 30.0]))
 def test_after_a_long_step_back_looks_still_keep_their_pace(back: float, interval: float) -> None:

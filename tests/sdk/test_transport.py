@@ -413,7 +413,6 @@ def test_a_program_that_forgets_to_close_still_ends(flavour: str) -> None:
     assert (ended.returncode, ended.stdout.strip()) == (0, "message"), ended.stderr
 
 
-@pytest.mark.xfail(strict=True, reason="Sender._tapped does its clean-up only once its iteration has begun.")
 async def test_a_stream_that_nobody_listens_to_is_given_up() -> None:
     """A generator that was never begun runs no clean-up when it is closed: the request must be ended all the same."""
     slow = MockConfig(sync_latency=Constant(30.0), batch_rpm=None)

@@ -117,5 +117,3 @@ def test_a_day_costs_nothing() -> None:
     timeline = Timeline()
     assert run(asyncio.sleep(86_400, "rested"), timeline) == "rested"
     assert timeline.time() >= 86_400
-
-

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from concurrent.futures import CancelledError
 from dataclasses import dataclass
 from functools import cache
@@ -29,11 +29,10 @@ class Flow:
 
     status: int
     headers: Headers
-    chunks: AsyncGenerator[bytes, None]
+    chunks: AsyncIterator[bytes]
     end: Callable[[], Awaitable[None]]  # gives the answer up, also when no chunk was ever asked for
 
     async def aclose(self) -> None:
-        await self.chunks.aclose()
         await self.end()
 
 

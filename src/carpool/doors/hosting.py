@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Awaitable, Coroutine
-from contextlib import aclosing
+from collections.abc import AsyncIterator, Awaitable, Coroutine
 from dataclasses import dataclass, replace
 from importlib import import_module
 from pathlib import Path
@@ -20,7 +19,7 @@ from carpool.engine import Engine, Hook, Keyring, Upstream
 from carpool.errors import BadCall, CarpoolError, TimedOut, WireError, WrongClient
 from carpool.model import Headers, Lane
 from carpool.policy import RoutingPolicy
-from carpool.ports import RawRequest, Wire, WireRequest, WireResponse
+from carpool.ports import RawRequest, Wire, WireRequest
 from carpool.prices import PriceBook
 from carpool.stores import open_store
 from carpool.wires import HttpxWire, ReqwestWire, ThreadedHttpxWire
@@ -117,7 +116,7 @@ class Host:
         """What carpool does not understand travels as it is."""
         sent = WireRequest(request.method, str(request.url), tuple(end_to_end(headers)), body, _silence(request) or DAY)
         response = await self._road.wire.send(sent)
-        return Flow(response.status, response.headers, _chunks(response), response.aclose)
+        return Flow(response.status, response.headers, response.chunks(), response.aclose)
 
 
 class _Road:
@@ -171,21 +170,15 @@ def _silence(request: Any) -> float | None:
     return (request.extensions.get("timeout") or {}).get("read")
 
 
-async def _chunks(response: WireResponse) -> AsyncGenerator[bytes, None]:
-    async for chunk in response.chunks():
-        yield chunk
-
-
 async def _patient(work: Coroutine[Any, Any, Flow | Whole], request: Any) -> Flow | Whole:
     seconds, host = _silence(request), request.url.host
     answer = await _in_time(work, seconds, host)
     return answer if isinstance(answer, Whole) else replace(answer, chunks=_timed(answer.chunks, seconds, host))
 
 
-async def _timed(chunks: AsyncGenerator[bytes, None], seconds: float | None, host: str) -> AsyncGenerator[bytes, None]:
-    async with aclosing(chunks):
-        while (chunk := await _in_time(anext(chunks, None), seconds, host)) is not None:
-            yield chunk
+async def _timed(chunks: AsyncIterator[bytes], seconds: float | None, host: str) -> AsyncIterator[bytes]:
+    while (chunk := await _in_time(anext(chunks, None), seconds, host)) is not None:
+        yield chunk
 
 
 async def _in_time(work: Awaitable[T], seconds: float | None, host: str) -> T:

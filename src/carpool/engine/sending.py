@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Awaitable, Callable
-from contextlib import aclosing
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
 from carpool import ledger
@@ -12,8 +11,8 @@ from carpool.engine.settling import settle
 from carpool.engine.upstream import Answer, Upstream, whole
 from carpool.engine.waiting import Reply
 from carpool.errors import DeadlineMissed, NotConnected, WireError
-from carpool.model import Call, Entry, EntryKind, Headers, Lane, Outcome, OutcomeKind, Settlement
-from carpool.ports import WireResponse
+from carpool.model import Call, Entry, EntryKind, Headers, Lane, Outcome, OutcomeKind, Settlement, Usage
+from carpool.ports import UsageTap, WireResponse
 
 _Write = Callable[[Entry], Awaitable[bool]]
 
@@ -57,6 +56,40 @@ class Errand:
         )
 
 
+class Tapped:
+    """The chunks of a streamed answer as they pass; the ledger reads along. Closing it, begun or not, ends it."""
+
+    def __init__(self, response: WireResponse, tap: UsageTap, finish: Callable[[Usage | None], None]) -> None:
+        self._response = response
+        self._chunks = response.chunks()
+        self._tap = tap
+        self._finish: Callable[[Usage | None], None] | None = finish
+
+    def __aiter__(self) -> Tapped:
+        return self
+
+    async def __anext__(self) -> bytes:
+        try:
+            chunk = await anext(self._chunks)
+        except StopAsyncIteration:
+            await self._end(self._tap.usage())
+            raise
+        except BaseException:
+            await self.aclose()
+            raise
+        self._tap.feed(chunk)
+        return chunk
+
+    async def aclose(self) -> None:
+        await self._end(None)  # cut short: what was billed is unknown
+
+    async def _end(self, usage: Usage | None) -> None:
+        if self._finish is not None:
+            finish, self._finish = self._finish, None
+            finish(usage)
+            await self._response.aclose()
+
+
 @dataclass(frozen=True, slots=True)
 class Passage:
     """An answer on its way through: the bytes pass as they come, the ledger reads along."""
@@ -64,7 +97,7 @@ class Passage:
     ticket: int
     status: int
     headers: Headers
-    chunks: AsyncGenerator[bytes, None]
+    chunks: Tapped
     reason: str
 
 
@@ -83,29 +116,18 @@ class Sender:
         return Reply(errand.ticket, _outcome(answer, errand, self._desk.now()), entry)
 
     async def forward(self, errand: Errand) -> Passage:
-        """Opens a streamed answer. Aborting the iteration aborts the request."""
+        """Opens a streamed answer. Closing it aborts the request."""
         response, entry = await self._answered(errand, self._record)
-        chunks = self._tapped(errand, entry, response)
-        return Passage(errand.ticket, response.status, response.headers, chunks, errand.reason)
+        dialect = self._upstream(errand).dialect
 
-    async def _tapped(self, errand: Errand, entry: Entry, response: WireResponse) -> AsyncGenerator[bytes, None]:
-        tap = self._upstream(errand).dialect.usage_tap()
-        ended = False
-        try:
-            async with aclosing(_closing(response)) as chunks:
-                async for chunk in chunks:
-                    tap.feed(chunk)
-                    yield chunk
-            ended = True
-        finally:
-            usage = tap.usage() if ended else None  # cut short: what was billed is unknown
-            dialect = self._upstream(errand).dialect.name
-            final = (
-                ledger.free(entry)
-                if response.status >= 400
-                else ledger.priced(entry, dialect, usage, self._desk.prices)
-            )
-            self._complete(final)
+        def finish(usage: Usage | None) -> None:
+            if response.status >= 400:
+                self._complete(ledger.free(entry))
+            else:
+                self._complete(ledger.priced(entry, dialect.name, usage, self._desk.prices))
+
+        chunks = Tapped(response, dialect.usage_tap(), finish)
+        return Passage(errand.ticket, response.status, response.headers, chunks, errand.reason)
 
     async def _record(self, entry: Entry) -> bool:
         """The attempt stands in the ledger before the bytes go out: a crash then leaves an unknown, not a gap."""
@@ -242,11 +264,3 @@ class _Taken(Exception):
 def _outcome(answer: Answer, errand: Errand, now: float) -> Outcome:
     kind = OutcomeKind.SUCCEEDED if answer.ok else OutcomeKind.ERRORED
     return Outcome(kind, answer.status, answer.body, now, Lane.NOW, errand.reason, answer.headers)
-
-
-async def _closing(response: WireResponse) -> AsyncGenerator[bytes, None]:
-    try:
-        async for chunk in response.chunks():
-            yield chunk
-    finally:
-        await response.aclose()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from carpool.mock import Constant, Faults, Latency, LogNormal, Mixture, MockConfig, Uniform
 from carpool.model import Headers
@@ -148,7 +148,7 @@ def _mock(
     rng: random.Random, seed: int, faults: dict[str, float], sync_faults: dict[str, float], keys: list[str]
 ) -> MockConfig:
     shared = dict.fromkeys(keys, "shared") if rng.random() < 0.3 else {}
-    return MockConfig(
+    config = MockConfig(
         seed=seed,
         batch_latency=_batch_latency(rng),
         per_request=rng.random() < 0.5,
@@ -169,6 +169,9 @@ def _mock(
             clock_offset_s=rng.choice([0.0, 0.0, 20.0, -45.0]),
         ),
     )
+    if config.faults.batch_stuck and config.faults.stuck_s > config.expiry_s:
+        return replace(config, expiry_s=min(config.expiry_s, 7200.0))  # days of looking at stuck batches teach nothing
+    return config
 
 
 def _batch_latency(rng: random.Random) -> Latency:
