@@ -6,9 +6,12 @@ VENV := .venv
 ARGS :=
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
+# On all cores; a file stays together, so that what it sets up is set up once.
+TOGETHER := -n auto --dist loadfile
+UNIT := contract dialects engine house mock properties stores wires
 
 .DEFAULT_GOAL := help
-.PHONY: help setup test check fix docs sim demo clean test-sdks bench-pool
+.PHONY: help setup test unit check fix docs sim demo clean test-sdks bench-pool
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' Makefile
@@ -16,7 +19,10 @@ help: ## List the targets
 setup: $(READY) ## Make the virtual environment (every other target does it when needed)
 
 test: $(READY) ## Run the tests
-	@$(BIN)/python -m pytest $(ARGS)
+	@$(BIN)/python -m pytest $(TOGETHER) $(ARGS)
+
+unit: $(READY) ## Run the quick tests only: parts and contracts, no children, no worlds
+	@$(BIN)/python -m pytest $(TOGETHER) $(ARGS) tests/test_*.py $(UNIT:%=tests/%)
 
 check: $(READY) ## Lint, check format and types, and run the house rules
 	@$(BIN)/ruff check .

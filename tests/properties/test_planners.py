@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field, replace
 
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from steady import STEADY

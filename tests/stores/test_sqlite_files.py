@@ -11,6 +11,7 @@ import sqlite3
 import stat
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -215,12 +216,26 @@ async def test_places_where_no_store_can_be(tmp_path: Path) -> None:
             await SqliteStore.open(str(tmp_path / name))
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
-async def test_a_directory_that_can_not_be_written(tmp_path: Path) -> None:
-    tmp_path.chmod(0o500)
-    with pytest.raises(StoreUnwritable, match="permissions"):
-        await SqliteStore.open(str(tmp_path / "carpool.db"))
-    tmp_path.chmod(0o700)
+def test_a_directory_that_can_not_be_written() -> None:
+    """In a child that is nobody, since root may write everywhere."""
+    with tempfile.TemporaryDirectory() as place:
+        Path(place).chmod(0o555)
+        child = os.fork()
+        if child == 0:
+            os._exit(_refused_without_rights(str(Path(place) / "carpool.db")))
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+def _refused_without_rights(path: str) -> int:
+    try:
+        if os.geteuid() == 0:
+            os.setuid(65534)
+        asyncio.run(SqliteStore.open(path, threaded=False))
+    except StoreUnwritable as error:
+        return 0 if "permissions" in str(error) else 2
+    except BaseException:  # noqa: BLE001  whatever it is, the parent must hear of it
+        return 3
+    return 1
 
 
 async def test_a_full_disk_fails_the_callers_and_nothing_else(path: str) -> None:
