@@ -303,8 +303,8 @@ async def test_21_a_retry_in_a_new_process_is_not_bought_again(tmp_path: Path) -
                 asyncio.create_task(fleet.submit(**ask("by body"))),
                 asyncio.create_task(fleet.submit(**ask("by key"), key="k-1")),
             ]
-            await until(lambda: sum(len(create.json()["requests"]) for create in log.creates) == 2)
-            await until(lambda: fleet.stats.batches_submitted == len(log.creates))
+            await until(lambda: sum(batch.size for batch in server.provider.batches) == 2)
+            await until(lambda: fleet.stats.batches_submitted == len(server.provider.batches))
         await asyncio.gather(*calls, return_exceptions=True)
         async with dispatching(server.url, store=store) as fleet:
             answers = await soon(

@@ -93,8 +93,8 @@ def answer_headers(reply: Reply) -> Headers:
 def carpool_headers(reply: Reply) -> Headers:
     outcome, entry = reply.outcome, reply.entry
     said = [("x-carpool-lane", str(outcome.lane)), ("x-carpool-ticket", ticket_text(reply.ticket))]
-    if outcome.reason:
-        said.append(("x-carpool-reason", latin(outcome.reason)))
+    if reason := reply.reason or outcome.reason:
+        said.append(("x-carpool-reason", latin(reason)))
     if outcome.batch:
         said.append(("x-carpool-batch", outcome.batch))
     if entry is not None and entry.paid is not None:

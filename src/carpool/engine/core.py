@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from typing import Literal
 
 from carpool.engine.buying import Buyer
@@ -73,6 +72,7 @@ class Engine:
         self._follower = Follower(desk, collector, Reconciler(desk, collector))
         self._rescuer = Rescuer(desk, self._sender)
         self._loop: asyncio.Task[None] | None = None
+        self._delivered: list[int] = []
         self._unsubscribe: Callable[[], None] = lambda: None
         self._direct = 0  # calls on `now` under way that are not on disk
 
@@ -176,12 +176,15 @@ class Engine:
         self._desk.stats.sync_calls += 1
         return await self._sender.forward(Errand.of(call, decision.reason))
 
-    async def delivered(self, ticket: int) -> None:
-        """The client has its whole answer."""
-        await self._desk.store.delivered([ticket], self._desk.now())
-
     def delivered_soon(self, ticket: int) -> None:
-        self._desk.crew.spawn(self.delivered(ticket), "delivered")
+        """The client has its whole answer. Those of one moment are written down together."""
+        self._delivered.append(ticket)
+        if len(self._delivered) == 1:
+            self._desk.crew.spawn(self._write_delivered(), "delivered")
+
+    async def _write_delivered(self) -> None:
+        tickets, self._delivered = self._delivered, []
+        await self._desk.store.delivered(tickets, self._desk.now())
 
     def _route(self, call: Call, default: Lane) -> Decision:
         desk = self._desk
@@ -246,7 +249,9 @@ class Engine:
             desk.stats.sync_calls += 1
         else:
             desk.stats.batched_calls += 1
-        desk.bulletin.tell(CallAdmitted(desk.now(), ticket_text(admitted.ticket), admitted.lane, decision.reason))
+        if desk.bulletin.heard:
+            text = ticket_text(admitted.ticket)
+            desk.bulletin.tell(CallAdmitted(desk.now(), text, admitted.lane, decision.reason))
 
     def _set_going(self, call: Call, decision: Decision, admitted: Admitted) -> None:
         """A call on `now` leaves at once; one for a batch waits for the next plan."""
@@ -324,5 +329,4 @@ class Engine:
 
 def _reasoned(reply: Reply, decision: Decision) -> Reply:
     """Where nothing unforeseen happened, the reason is why the call took this lane."""
-    outcome = reply.outcome
-    return reply if outcome.reason else replace(reply, outcome=replace(outcome, reason=decision.reason))
+    return Reply(reply.ticket, reply.outcome, reply.entry, reply.outcome.reason or decision.reason)

@@ -127,6 +127,11 @@ class Bulletin:
     def add(self, hook: Hook) -> None:
         self._hooks.append(hook)
 
+    @property
+    def heard(self) -> bool:
+        """Whether anybody listens: what happens to every single call is only then put into words."""
+        return bool(self._hooks) or log.isEnabledFor(logging.DEBUG)
+
     def tell(self, event: Event) -> None:
         log.debug("%s", event)
         for hook in self._hooks:

@@ -12,6 +12,7 @@ class Keyring:
     def __init__(self, pepper: bytes) -> None:
         self._pepper = pepper
         self._secrets: dict[str, Headers] = {}
+        self._names: dict[tuple[str, str, Headers], str] = {}  # every call asks, few secrets there are
 
     def credential(self, provider: str, base_url: str, secret: Headers) -> str:
         """The name of a secret at a provider. Equal secrets at different places are different credentials."""
@@ -20,7 +21,8 @@ class Keyring:
 
     def add(self, provider: str, base_url: str, secret: Headers) -> tuple[str, bool]:
         """Takes a secret in; says its credential, and whether it is new here."""
-        credential = self.credential(provider, base_url, secret)
+        place = (provider, base_url, secret)
+        credential = self._names.get(place) or self._names.setdefault(place, self.credential(*place))
         new = credential not in self._secrets
         self._secrets[credential] = secret
         return credential, new

@@ -33,7 +33,7 @@ def _wake(desk: Desk, settlement: Settlement) -> None:
         return
     desk.stats.settled_calls += 1
     desk.stats.failed_calls += outcome.kind is not OutcomeKind.SUCCEEDED
-    desk.bulletin.tell(
-        CallSettled(desk.now(), ticket_text(settlement.ticket), outcome.lane, outcome.kind, outcome.status)
-    )
+    if desk.bulletin.heard:
+        text = ticket_text(settlement.ticket)
+        desk.bulletin.tell(CallSettled(desk.now(), text, outcome.lane, outcome.kind, outcome.status))
     desk.waiters.resolve(Reply(settlement.ticket, outcome, settlement.entry))

@@ -16,6 +16,7 @@ class Reply:
     ticket: int
     outcome: Outcome
     entry: Entry | None = None
+    reason: str = ""  # why it took the way it took
 
 
 class Waiters:

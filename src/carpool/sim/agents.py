@@ -109,7 +109,7 @@ def _worth_another_try(reply: Reply) -> bool:
 
 def _said(reply: Reply) -> str:
     outcome = reply.outcome
-    return f"{outcome.kind} {outcome.status} on {outcome.lane} ({outcome.reason or 'as planned'})"
+    return f"{outcome.kind} {outcome.status} on {outcome.lane} ({reply.reason or outcome.reason})"
 
 
 def _terms(plan: TurnPlan) -> str:
