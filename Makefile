@@ -11,7 +11,7 @@ TOGETHER := -n auto --dist loadfile
 UNIT := contract dialects engine house mock properties stores wires
 
 .DEFAULT_GOAL := help
-.PHONY: help setup test unit check fix docs sim demo clean test-sdks bench-pool
+.PHONY: help setup test unit check fix docs sim mutants demo clean test-sdks bench-pool
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' Makefile
@@ -41,6 +41,9 @@ SEEDS := 200
 SEED :=
 sim: $(READY) ## Run simulated worlds: SEEDS=2000 for many, SEED=17 for the story of one
 	@$(BIN)/python -m carpool.sim $(if $(SEED),--seed $(SEED),$(SEEDS)) $(ARGS)
+
+mutants: $(READY) ## Break a copy of the tree in every known way: each must be noticed
+	@$(BIN)/python tests/sim/mutants.py $(ARGS)
 
 demo: $(READY) ## Watch a small fleet finish its calls against the mock provider
 	@$(BIN)/carpool demo

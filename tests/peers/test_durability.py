@@ -297,7 +297,7 @@ async def test_21_a_retry_under_the_same_key_is_the_same_call() -> None:
 async def test_21_a_retry_in_a_new_process_is_not_bought_again(tmp_path: Path) -> None:
     """Guard: the purchase is found by its body, or by its key, in the file that an earlier dispatcher left."""
     store = tmp_path / "fleet.db"
-    async with provided(replace(SOON, batch_latency=Constant(0.6))) as (server, log):
+    async with provided(replace(SOON, batch_latency=Constant(0.6))) as (server, _log):
         async with dispatching(server.url, store=store, close_timeout=0.0) as fleet:
             calls = [
                 asyncio.create_task(fleet.submit(**ask("by body"))),

@@ -18,10 +18,11 @@ def main() -> int:
     parser.add_argument("--first", type=int, default=0, help="the first seed")
     parser.add_argument("--seed", type=int, default=None, help="replay this one, with its story")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="how many at a time")
+    parser.add_argument("--first-broken", action="store_true", help="stop at the first that is broken")
     asked = parser.parse_args()
     if asked.seed is not None:
         return _replay(asked.seed)
-    return _many(asked.first, asked.seeds, asked.jobs)
+    return _many(asked.first, asked.seeds, asked.jobs, asked.first_broken)
 
 
 def _replay(seed: int) -> int:
@@ -41,7 +42,7 @@ def _reports(seeds: Iterable[int], jobs: int) -> Iterable[Report]:
         yield from pool.map(simulate, seeds, chunksize=4)
 
 
-def _many(first: int, count: int, jobs: int) -> int:
+def _many(first: int, count: int, jobs: int, first_broken: bool) -> int:
     started = SystemClock().now()
     broken = []
     calls = batches = 0
@@ -51,6 +52,8 @@ def _many(first: int, count: int, jobs: int) -> int:
             broken.append(report.seed)
             sys.stdout.write(f"Seed {report.seed}: {report.problems[0]}\n")
             sys.stdout.flush()
+            if first_broken:
+                return 1
     took = SystemClock().now() - started
     sys.stdout.write(
         f"{count} seeds, {calls:,} calls, {batches:,} batches in {took:.1f} s: {count / took:.1f} seeds/s. "

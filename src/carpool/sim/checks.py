@@ -100,6 +100,17 @@ def second_purchases_are_recorded(books: Books) -> Iterable[str]:
                 yield f"{_name(turn)}: {ticket_text(call.ticket)} was bought {len(plain)} times as if for the first."
 
 
+def nobody_buys_again_by_coming_back(books: Books) -> Iterable[str]:
+    """Where it is certain who is dead, a client that comes back finds its ticket, and no second one is bought."""
+    plan = books.world.plan
+    if plan.engines > 1 or not all(crash.clean for crash in plan.crashes):
+        return
+    for turn in books.world.turns:
+        tickets = {entry.ticket for entry in books.of(turn) if entry.lane is Lane.BATCH and entry.paid}
+        if len(tickets) > 1:
+            yield f"{_name(turn)} came back, and its call was bought under {len(tickets)} tickets."
+
+
 def no_call_is_in_two_live_batches(books: Books) -> Iterable[str]:
     rides: dict[str, list[tuple[float, float, str]]] = defaultdict(list)
     for batch in books.world.provider.batches:
@@ -169,6 +180,7 @@ CHECKS: tuple[Check, ...] = (
     mistakes_come_back,
     ledger_is_the_bill,
     second_purchases_are_recorded,
+    nobody_buys_again_by_coming_back,
     no_call_is_in_two_live_batches,
     nothing_mixes,
     strangers_are_left_alone,

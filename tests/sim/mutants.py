@@ -1,0 +1,247 @@
+"""Named one-line bugs, each of which must be noticed: by the simulation within 200 worlds, or by a named test.
+
+`make mutants` breaks a copy of the tree in each of these ways. A bug that nobody notices is a hole in the net: mend the
+checks, not the list. `make mutants ARGS="--only settle"` tries those whose name contains the word.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+SEEDS = 200
+PATIENCE_S = 400.0
+
+
+@dataclass(frozen=True)
+class Mutant:
+    name: str
+    file: str
+    old: str
+    new: str
+    test: str | None = None  # who notices it, where the simulation can't
+
+
+ENGINE = "src/carpool/engine"
+SQL = "src/carpool/stores/sql"
+MUTANTS = (
+    Mutant("a 5xx on create is taken for a refusal", f"{ENGINE}/buying.py", "answer.status >= 500 or ", ""),
+    Mutant(
+        "a cut create is taken for one never sent",
+        f"{ENGINE}/buying.py",
+        "        except NotConnected as error:",
+        "        except WireError as error:",
+    ),
+    Mutant(
+        "the lease is not checked before the bytes go out",
+        f"{ENGINE}/buying.py",
+        "if not await desk.store.still_mine(",
+        "if await desk.store.still_mine(batch.id, 'x', 0) and await desk.store.still_mine(",
+        test="tests/engine/test_buying.py",
+    ),
+    Mutant(
+        "a create on its way is forgotten at a takeover",
+        f"{SQL}/batches.sql",
+        "state = CASE state WHEN 'submitting' THEN 'unknown' ELSE state END",
+        "state = CASE state WHEN 'submitting' THEN 'refused' ELSE state END",
+    ),
+    Mutant(
+        "a ticket is settled twice",
+        "src/carpool/stores/_settling.py",
+        "call is not None and call.state != TicketState.SETTLED",
+        "call is not None",
+    ),
+    Mutant(
+        "betas are not part of the pool", "src/carpool/routing.py", "headers=call.headers", "headers=call.headers[-1:]"
+    ),
+    Mutant(
+        "a credential is not part of the pool",
+        "src/carpool/routing.py",
+        "credential=call.credential",
+        'credential=_FIRST.setdefault("", call.credential)',
+    ),
+    Mutant("a missing line is lost", f"{ENGINE}/collecting.py", "await self._forgotten(batch)\n", "0\n"),
+    Mutant(
+        "a suspect is cancelled",
+        f"{ENGINE}/reconciling.py",
+        '            await desk.store.suspect(batch.id, provider_id, "watched")\n',
+        '            await desk.store.suspect(batch.id, provider_id, "watched")\n'
+        "            await upstream.ask(upstream.dialect.cancel(batch.key.headers, provider_id), "
+        "desk.keyring.secret(batch.key.credential), timeout=60)\n",
+    ),
+    Mutant(
+        "a second answer has no line in the ledger",
+        "src/carpool/stores/_settling.py",
+        "        if entry is not None:\n            late",
+        "        if entry is not None and won:\n            late",
+    ),
+    Mutant(
+        "a line is billed anew whenever it is read",
+        "src/carpool/stores/_ledger.py",
+        "        identity = (entry.ticket, entry.purchase)\n",
+        "        entry = replace(entry, purchase=entry.purchase * 1000 + len(self._lines))\n"
+        "        identity = (entry.ticket, entry.purchase)\n",
+    ),
+    Mutant(
+        "any batch that fits is taken for ours",
+        f"{ENGINE}/reconciling.py",
+        '.custom_id.startswith(f"{batch.nonce}-")',
+        '.custom_id.startswith("")',
+    ),
+    Mutant(
+        "a rescue is sent before its attempt is written",
+        f"{ENGINE}/sending.py",
+        "if not await self._desk.store.start_sending(entry, self._desk.name, self._desk.now()):",
+        "if False:",
+    ),
+    Mutant(
+        "nobody is rescued", f"{ENGINE}/rescuing.py", "        if upcoming is None:", "        if upcoming is not None:"
+    ),
+    Mutant(
+        "the provider's clock is taken for ours",
+        f"{ENGINE}/reconciling.py",
+        "desk.offsets.get(upstream.provider, batch.clock_offset)",
+        "0.0",
+    ),
+    Mutant(
+        "an expired line is taken for an answer",
+        f"{ENGINE}/collecting.py",
+        '"expired": OutcomeKind.EXPIRED',
+        '"expired": OutcomeKind.SUCCEEDED',
+        test="tests/peers/test_dispatching.py",
+    ),
+    Mutant(
+        "an abandoned create leaves no trace in the ledger",
+        f"{ENGINE}/reconciling.py",
+        "        await self._collector.doubt(batch, reason)\n",
+        "",
+    ),
+    Mutant(
+        "one batch's stranger is everybody's",
+        f"{SQL}/batches.sql",
+        "SELECT provider_id FROM batches WHERE credential = :credential AND provider_id IS NOT NULL\n",
+        "SELECT provider_id FROM batches WHERE credential = :credential AND provider_id IS NOT NULL\n"
+        "UNION SELECT provider_id FROM suspects WHERE credential = :credential AND verdict = 'stranger'\n",
+    ),
+    Mutant(
+        "the dead are still awaited",
+        "src/carpool/stores/_batches.py",
+        'for statement in ("return_orphans", "forget_awaiters"):',
+        'for statement in ("return_orphans",):',
+    ),
+    Mutant(
+        "a rescue starts at the deadline",
+        "src/carpool/routing.py",
+        "return call.deadline - forecast.sync_seconds(call.max_output_tokens) - RESCUE_MARGIN",
+        "return call.deadline",
+    ),
+    Mutant(
+        "two engines send the same call",
+        f"{SQL}/calls.sql",
+        "sender IS NULL OR sender = :engine OR sender NOT IN {live}",
+        "sender IS NULL OR sender IS NOT NULL OR :engine = '' OR :now = 0",
+        test="tests/contract/test_store_batches.py",
+    ),
+    Mutant("the key is left out", f"{ENGINE}/upstream.py", "headers=ask.headers + secret", "headers=ask.headers"),
+    Mutant(
+        "every batch has the same nonce",
+        f"{ENGINE}/buying.py",
+        "            nonce=desk.new_nonce(),",
+        '            nonce="0123456789",',
+    ),
+    Mutant(
+        "a create is longer than announced",
+        f"{ENGINE}/buying.py",
+        "(batch.count - 1) * len(between)",
+        "batch.count * len(between)",
+    ),
+    Mutant(
+        "a batch that LIST does not show yet is given up",
+        f"{ENGINE}/following.py",
+        "        ask = upstream.dialect.retrieve(batch.key.headers, batch.provider_id)\n",
+        "        return None\n        ask = upstream.dialect.retrieve(batch.key.headers, batch.provider_id)\n",
+    ),
+    Mutant(
+        "nobody is woken",
+        f"{ENGINE}/settling.py",
+        "    desk.waiters.resolve(Reply(settlement.ticket, outcome, settlement.entry))\n",
+        "",
+    ),
+    Mutant(
+        "a batch is finished before its results are read",
+        f"{ENGINE}/collecting.py",
+        "            tally = await self._stream(batch)\n",
+        "            await desk.store.move(batch.id, BatchState.COLLECTED)\n"
+        "            tally = await self._stream(batch)\n",
+    ),
+    Mutant(
+        "a caller who comes back buys again",
+        "src/carpool/stores/_admission.py",
+        "    if ticket is not None:\n        return _hand_over",
+        "    if ticket is not None and call.key is not None:\n        return _hand_over",
+    ),
+)
+
+
+def caught(mutant: Mutant) -> str | None:
+    """Who noticed it; None when nobody did."""
+    with tempfile.TemporaryDirectory() as place:
+        copy = Path(place)
+        for part in ("src", "tests", "pyproject.toml"):
+            (shutil.copytree if (ROOT / part).is_dir() else shutil.copy)(ROOT / part, copy / part)
+        _break(copy / mutant.file, mutant)
+        if mutant.test is None:
+            done = _run(copy, [sys.executable, "-m", "carpool.sim", str(SEEDS), "--jobs", "1", "--first-broken"])
+            found = re.search(r"Seed (\d+): (.*)", done.stdout)
+            if found:
+                return f"seed {found[1]}: {found[2][:90]}"
+            return None if done.returncode == 0 else f"the simulation fails: {done.stderr.strip()[-90:]}"
+        done = _run(copy, [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", mutant.test])
+        return mutant.test if done.returncode == 1 else None
+
+
+def _break(path: Path, mutant: Mutant) -> None:
+    text = path.read_text("utf-8")
+    if text.count(mutant.old) != 1:
+        raise SystemExit(f"{mutant.name}: {mutant.file} has its line {text.count(mutant.old)} times. Mend the list.")
+    text = text.replace(mutant.old, mutant.new)
+    if "_FIRST" in mutant.new:
+        text += "\n_FIRST: dict[str, str] = {}\n"
+    path.write_text(text, "utf-8")
+
+
+def _run(copy: Path, command: list[str]) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "PYTHONPATH": str(copy / "src"), "PYTHONDONTWRITEBYTECODE": "1"}
+    try:
+        return subprocess.run(
+            command, cwd=copy, env=environment, capture_output=True, text=True, timeout=PATIENCE_S, check=False
+        )
+    except subprocess.TimeoutExpired:
+        return subprocess.CompletedProcess(command, 1, "", f"it stands still for {PATIENCE_S:g} s")
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--only", default="", help="those whose name contains this")
+    asked = parser.parse_args()
+    chosen = [mutant for mutant in MUTANTS if asked.only in mutant.name]
+    with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
+        survivors = 0
+        for mutant, who in zip(chosen, pool.map(caught, chosen), strict=True):
+            survivors += who is None
+            print(f"{'caught  ' if who else 'SURVIVED'}  {mutant.name}{f'  ({who})' if who else ''}", flush=True)
+    print(f"{len(chosen) - survivors} of {len(chosen)} mutants were caught.")
+    return 1 if survivors else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
