@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import argparse
 import os
+import signal
 import sys
 from collections.abc import Iterable
 from concurrent.futures import ProcessPoolExecutor
 
 from carpool.clock import SystemClock
 from carpool.sim import Report, simulate
+
+STALL_S = 90.0
 
 
 def main() -> int:
@@ -36,10 +39,30 @@ def _replay(seed: int) -> int:
 
 def _reports(seeds: Iterable[int], jobs: int) -> Iterable[Report]:
     if jobs <= 1:
-        yield from map(simulate, seeds)
+        yield from map(_watched, seeds)
         return
     with ProcessPoolExecutor(jobs) as pool:
-        yield from pool.map(simulate, seeds, chunksize=4)
+        yield from pool.map(_watched, seeds, chunksize=4)
+
+
+class _Stall(Exception):
+    """A world that takes so long has lost its way."""
+
+
+def _stall(*_: object) -> None:
+    raise _Stall
+
+
+def _watched(seed: int) -> Report:
+    """One world, with an end to the patience: a broken engine may plan for ever."""
+    signal.signal(signal.SIGVTALRM, _stall)
+    signal.setitimer(signal.ITIMER_VIRTUAL, STALL_S)
+    try:
+        return simulate(seed)
+    except _Stall:
+        return Report(seed, (f"It does not end: {STALL_S:g} s of work, and no verdict.",), "", 0, 0, 0.0)
+    finally:
+        signal.setitimer(signal.ITIMER_VIRTUAL, 0.0)
 
 
 def _many(first: int, count: int, jobs: int, first_broken: bool) -> int:

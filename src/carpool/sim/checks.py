@@ -15,6 +15,7 @@ from carpool.sim.agents import Turn
 from carpool.sim.world import World
 
 LATE_S = 3.0
+BLINDING = ("list_lag", "line_missing", "line_malformed", "line_unknown", "create_hang", "create_accepted_hang")
 
 Check = Callable[["Books"], Iterable[str]]
 
@@ -111,6 +112,17 @@ def nobody_buys_again_by_coming_back(books: Books) -> Iterable[str]:
             yield f"{_name(turn)} came back, and its call was bought under {len(tickets)} tickets."
 
 
+def what_shows_itself_is_found(books: Books) -> Iterable[str]:
+    """A create that was accepted is given up only where something kept its proof from us."""
+    faults = books.world.plan.mock.faults
+    hidden = (name for name in BLINDING if getattr(faults, name))
+    if any(hidden) or books.world.plan.crashes:
+        return
+    for batch in books.world.provider.batches:
+        if not batch.stranger and batch.custom_ids[0].partition("-")[0] in books.abandoned:
+            yield f"Batch {batch.id} was ours and there to be seen, and was given up."
+
+
 def no_call_is_in_two_live_batches(books: Books) -> Iterable[str]:
     rides: dict[str, list[tuple[float, float, str]]] = defaultdict(list)
     for batch in books.world.provider.batches:
@@ -181,6 +193,7 @@ CHECKS: tuple[Check, ...] = (
     ledger_is_the_bill,
     second_purchases_are_recorded,
     nobody_buys_again_by_coming_back,
+    what_shows_itself_is_found,
     no_call_is_in_two_live_batches,
     nothing_mixes,
     strangers_are_left_alone,
