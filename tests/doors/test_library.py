@@ -137,6 +137,12 @@ async def test_every_verb_takes_its_lane() -> None:
         assert sorted(text for create in scene.log.creates for text in create.texts) == ["5", "6", "7"]
 
 
+async def test_force_sync_wins_over_a_lane() -> None:
+    async with riding() as scene:
+        await soon(scene.fleet.submit(**ask("at once"), force_sync=True, lane="batch"))
+        assert (scene.fleet.stats.sync_calls, scene.fleet.stats.batched_calls) == (1, 0)
+
+
 async def test_a_tight_budget_goes_now_and_a_loose_one_rides() -> None:
     async with riding(policy=replace(QUICK, sync_max_latency_ms=5_000)) as scene:
         await soon(scene.fleet.submit(**ask("tight"), latency_budget_ms=5_000))

@@ -22,7 +22,6 @@ from carpool.doors.library import (
     raise_translated,
     retries_itself,
 )
-from carpool.doors.options import Options
 from carpool.doors.transport import HELLO, Exchange, blocking_transport, current_options, wait_for
 from carpool.engine import Engine, Hook, Stats, Upstream
 from carpool.errors import Closed, NotStarted
@@ -151,9 +150,9 @@ class Fleet:
     ) -> Any:
         """One call, as `FleetDispatcher.submit`; returns when it is answered."""
         self._check_open()
+        if force_sync or (params.get("stream") and lane is None):
+            lane = Lane.NOW
         options = make_options(latency_budget_ms, budget, deadline, lane, tags, key)
-        if force_sync or params.get("stream"):
-            options = options.over(Options(lane=Lane.NOW))
         token = current_options.set(options)
         try:
             return create_of(self._direct if retries_itself(options) else self._patient, params)(**params)

@@ -127,9 +127,9 @@ class FleetDispatcher:
         idempotency key: the same key is the same call. `stream=True` travels on `now`.
         """
         self._check_open()
+        if force_sync or (params.get("stream") and lane is None):
+            lane = Lane.NOW
         options = make_options(latency_budget_ms, budget, deadline, lane, tags, key)
-        if force_sync or params.get("stream"):
-            options = options.over(Options(lane=Lane.NOW))
         token = current_options.set(options)
         try:
             return await create_of(self._direct if retries_itself(options) else self._patient, params)(**params)

@@ -20,7 +20,6 @@ RETRY_S = 5.0
 class Buyer:
     def __init__(self, desk: Desk) -> None:
         self._desk = desk
-        self._creating: dict[int, str] = {}  # batch → credential, while its create is on its way
 
     async def step(self) -> float | None:
         """Claims what is ready to travel and sends it off. Says when to look again."""
@@ -73,7 +72,6 @@ class Buyer:
         if batch is None:
             return
         desk.roads[flush.credential] = desk.road(flush.credential).spend_create(now)
-        self._creating[batch.id] = flush.credential
         desk.crew.spawn(self._create(batch), f"create {batch.id}")
 
     async def _create(self, batch: Batch) -> None:
@@ -93,7 +91,6 @@ class Buyer:
             await desk.reached("created")
             await self._answered(batch, upstream, answer)
         finally:
-            self._creating.pop(batch.id, None)
             desk.wake_now()
 
     async def _send(self, batch: Batch, upstream: Upstream) -> Answer:
