@@ -6,6 +6,7 @@ import re
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec import Struct, structs
 
 from carpool import model
 from carpool.errors import BadCall
@@ -13,7 +14,13 @@ from carpool.model import NONCE_LETTERS, TICKET_LETTERS, Call, Usage, base32, cu
 
 tickets = st.integers(0, 2**63 - 1)
 nonces = st.integers(0, 32**NONCE_LETTERS - 1).map(lambda number: base32(number, NONCE_LETTERS))
-VALUES = [one for one in vars(model).values() if isinstance(one, type) and dataclasses.is_dataclass(one)]
+VALUES = [
+    one
+    for one in vars(model).values()
+    if isinstance(one, type)
+    and one.__module__ == model.__name__
+    and (dataclasses.is_dataclass(one) or issubclass(one, Struct))
+]
 
 
 @given(tickets)
@@ -68,7 +75,7 @@ def test_a_long_text_is_not_repeated_whole():
 
 @pytest.mark.parametrize("value", VALUES)
 def test_values_are_frozen_and_have_slots(value):
-    assert value.__dataclass_params__.frozen
+    assert value.__struct_config__.frozen if issubclass(value, Struct) else value.__dataclass_params__.frozen
     assert "__slots__" in vars(value)
     assert value.__doc__
     assert not value.__doc__.startswith(f"{value.__name__}(")
@@ -77,10 +84,10 @@ def test_values_are_frozen_and_have_slots(value):
 def test_total_input_is_the_sum_of_the_four():
     usage = Usage(input_tokens=1, output_tokens=1000, cache_read_tokens=20, cache_write_5m_tokens=300)
     assert usage.total_input == 321
-    assert dataclasses.replace(usage, cache_write_1h_tokens=4000).total_input == 4321
+    assert structs.replace(usage, cache_write_1h_tokens=4000).total_input == 4321
 
 
 def test_a_budget_runs_from_arrival_to_deadline():
     call = Call(1, "anthropic", "anthropic", "/v1/messages", b"{}", (), "hash", "claude-sonnet-5", arrived=100.0)
     assert call.budget is None
-    assert dataclasses.replace(call, deadline=160.0).budget == 60.0
+    assert structs.replace(call, deadline=160.0).budget == 60.0

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, replace
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec import structs
 
 from carpool.budget import Road
 from carpool.model import PoolKey, PoolView
@@ -28,7 +29,7 @@ def a_pool(
     credential: str = "c1",
 ) -> PoolView:
     oldest = NOW - age
-    return PoolView(pool, replace(KEY, credential=credential), count, count * size, oldest, NOW, rescue)
+    return PoolView(pool, structs.replace(KEY, credential=credential), count, count * size, oldest, NOW, rescue)
 
 
 def planned(

@@ -1,10 +1,10 @@
 from __future__ import annotations
 
-from dataclasses import replace
 from decimal import Decimal
 from timeit import timeit
 
 import pytest
+from msgspec.structs import replace
 
 from carpool.errors import ConfigError
 from carpool.model import Lane, Usage

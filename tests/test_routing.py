@@ -1,16 +1,15 @@
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from carpool.errors import BadCall
 from carpool.forecast import Forecast
 from carpool.model import Call, Lane
 from carpool.policy import RoutingPolicy
-from carpool.routing import Decision, break_even, deadline_class, pool_key, pool_wait, route, size_class
+from carpool.routing import Decision, break_even, deadline_class, noted, pool_key, pool_wait, route, size_class
 
 NOW = 1_800_000_000.0
 FORECAST = Forecast()
@@ -186,3 +185,21 @@ def test_deadline_classes() -> None:
     assert {span: deadline_class(span, 0.0) for span in spans} == spans
     assert deadline_class(None, NOW) == "patient"
     assert deadline_class(NOW - 5, NOW) == "1m"
+
+
+# ---------------------------------------------------------------- what rules ask for
+
+
+def test_a_lane_that_a_rule_asks_for_is_taken_where_it_can_be() -> None:
+    wished = a_call(lane=Lane.BATCH, insists=False, note="The rule x asks for the lane batch.")
+    assert routed(wished).reason == "The rule x asks for the lane batch."
+    hindered = replace(wished, unbatchable="A batch may not carry this.")
+    decision = noted(hindered, routed(hindered))
+    assert decision == Decision(Lane.NOW, "The rule x asks for the lane batch. A batch may not carry this.")
+
+
+def test_a_note_stands_before_the_reason_once() -> None:
+    decision = Decision(Lane.NOW, "Said.")
+    assert noted(a_call(), decision) is decision
+    assert noted(a_call(note="Said."), decision) is decision
+    assert noted(a_call(note="First."), decision).reason == "First. Said."

@@ -6,8 +6,11 @@ Times are epoch seconds, money is integer nano-dollars.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import StrEnum
+from typing import Literal
+
+from msgspec import Struct, field
 
 from carpool.errors import BadCall
 from carpool.lifecycle import BatchState, TicketState
@@ -70,8 +73,14 @@ def custom_id(nonce: str, ticket: int) -> str:
     return f"{nonce}-{ticket_text(ticket)}"
 
 
-@dataclass(frozen=True, slots=True)
-class Usage:
+class Value(Struct, frozen=True, gc=False):
+    """A value that every call needs several of: quick to make, and no work for the garbage collector.
+
+    It holds other values only, never what holds it, so there is nothing to collect.
+    """
+
+
+class Usage(Value, frozen=True, gc=False):
     """Tokens of one answer. `input_tokens` is the uncached remainder; total input is the sum of the four."""
 
     input_tokens: int = 0
@@ -88,8 +97,15 @@ class Usage:
         return self.input_tokens + self.cache_read_tokens + self.cache_write_5m_tokens + self.cache_write_1h_tokens
 
 
-@dataclass(frozen=True, slots=True)
-class Call:
+class Turn(Value, frozen=True, gc=False):
+    """Where a call stands in a conversation whose beginning the provider caches."""
+
+    conversation: int  # of its model, system prompt, tools and first message
+    cache_life: float  # seconds for which what this turn caches lives
+    opening: bool  # nothing was answered before it
+
+
+class Call(Value, frozen=True, gc=False):
     """One model request as a client made it. `body` is what the client sent, without `stream`."""
 
     ticket: int
@@ -110,14 +126,17 @@ class Call:
     key: str | None = None
     fingerprint: int = 0  # of credential, endpoint, headers and canonical body: what adoption compares
     retry: bool = False  # the client says itself that it comes back
+    turn: Turn | None = None  # None where nothing is cached
+    insists: bool = True  # on `lane`; False where a rule asks for it, and then what can't take it goes on `now`
+    note: str = ""  # what a rule says about the lane, as a sentence
+    on_disconnect: Literal["keep", "cancel"] | None = None  # when its client hangs up; None: as the door does it
 
     @property
     def budget(self) -> float | None:
         return None if self.deadline is None else self.deadline - self.arrived
 
 
-@dataclass(frozen=True, slots=True)
-class PoolKey:
+class PoolKey(Value, frozen=True, gc=False):
     """What calls must have in common to share a batch. Equal keys pool together, unequal ones never do."""
 
     provider: str
@@ -130,8 +149,7 @@ class PoolKey:
     deadline_class: str
 
 
-@dataclass(frozen=True, slots=True)
-class Admission:
+class Admission(Value, frozen=True, gc=False):
     """A call on its way into the store. `lane` is the road it waits for; `awaiter` the engine whose door holds it."""
 
     call: Call
@@ -142,8 +160,7 @@ class Admission:
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class Outcome:
+class Outcome(Value, frozen=True, gc=False):
     """The final answer of a call. `body` is the provider's JSON, for successes and errors alike."""
 
     kind: OutcomeKind
@@ -156,8 +173,7 @@ class Outcome:
     batch: str | None = None  # the provider's batch id
 
 
-@dataclass(frozen=True, slots=True)
-class Admitted:
+class Admitted(Value, frozen=True, gc=False):
     """What admission came to: a fresh ticket, or one that was here before (same key, or adopted)."""
 
     ticket: int
@@ -241,6 +257,32 @@ class TicketView:
 
 
 @dataclass(frozen=True, slots=True)
+class CallRow:
+    """A kept call as people see it in a list: everything but its body and its answer."""
+
+    ticket: int
+    provider: str
+    credential: str
+    endpoint: str
+    model: str
+    state: TicketState
+    lane: Lane
+    arrived: float
+    deadline: float | None
+    settled_at: float | None
+    delivered_at: float | None
+    awaited: bool
+    bytes: int
+    batch: str | None  # the provider's batch id
+    reason: str
+    tags: Mapping[str, str]
+    kind: OutcomeKind | None  # of its outcome, once it is settled
+    status: int | None
+    paid: int | None  # so far, over all its purchases
+    would_have_paid: int | None
+
+
+@dataclass(frozen=True, slots=True)
 class Parcel:
     """Everything that is needed to send an open call on `now`."""
 
@@ -261,8 +303,7 @@ class OpenCalls:
     latest_rescue: float | None
 
 
-@dataclass(frozen=True, slots=True)
-class Entry:
+class Entry(Value, frozen=True, gc=False):
     """One line of the ledger: one purchase. `paid` None means unknown, never free.
 
     (ticket, purchase) is its identity: the batch's id, or minus the number of the attempt on `now`.
@@ -283,8 +324,7 @@ class Entry:
     tags: Mapping[str, str] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True)
-class Settlement:
+class Settlement(Value, frozen=True, gc=False):
     """What becomes of one ticket in one transaction: an outcome, or a return to the queue; and its ledger line."""
 
     ticket: int

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from carpool.errors import BadCall
@@ -37,7 +37,7 @@ def route(
     """Chooses the lane. `can_batch` says why this credential or model may not batch (None: it may), `beta` is the
     batch's price relative to `now`, `q` the chance that a batch copy is billed although its call was rescued."""
     obstacle = call.unbatchable or can_batch
-    if call.lane is not None:
+    if call.lane is not None and (call.insists or obstacle is None):
         return _forced(call, call.lane, obstacle, forecast)
     if obstacle is not None:
         return Decision(Lane.NOW, obstacle)
@@ -48,12 +48,23 @@ def route(
 
 def _forced(call: Call, lane: Lane, obstacle: str | None, forecast: Forecast) -> Decision:
     if lane is Lane.NOW:
-        return Decision(lane, "The lane now was asked for.")
+        return Decision(lane, _asked(call, lane))
     if lane is not Lane.BATCH:
         raise BadCall(f"The lane {lane} is not available yet: ask for now or batch, or leave the choice to carpool.")
     if obstacle is not None:
         raise BadCall(f"The lane batch was asked for, but this call can't take it. {obstacle}")
-    return Decision(lane, "The lane batch was asked for.", rescue_time(call, forecast))
+    return Decision(lane, _asked(call, lane), rescue_time(call, forecast))
+
+
+def _asked(call: Call, lane: Lane) -> str:
+    return f"The lane {lane} was asked for." if call.insists else call.note
+
+
+def noted(call: Call, decision: Decision) -> Decision:
+    """What a rule had to say stands before the reason, unless it is the reason."""
+    if not call.note or decision.reason == call.note:
+        return decision
+    return replace(decision, reason=f"{call.note} {decision.reason}")
 
 
 def _patient(default: Lane) -> Decision:

@@ -6,7 +6,7 @@ import json
 from dataclasses import dataclass, field
 from typing import Any
 
-from carpool.dialects import ANTHROPIC
+from carpool.dialects import ANTHROPIC, OPENAI
 from carpool.ports import Dialect, RawRequest
 
 
@@ -24,6 +24,7 @@ class Case:
     errors: dict[int, dict[str, Any]]
     text_of_event: str  # what every event of a replayed answer begins with
     secrets: tuple[str, ...] = field(default=())
+    closed: str | None = None  # why none of its calls may ride a batch yet
 
     def raw(self, body: bytes | None = None, extra: tuple[tuple[str, str], ...] = ()) -> RawRequest:
         body = json.dumps(self.params).encode() if body is None else body
@@ -91,4 +92,56 @@ _ANTHROPIC = Case(
     secrets=("authorization", "x-api-key"),
 )
 
-CASES = {case.dialect.name: case for case in (_ANTHROPIC,)}
+_RESPONSE = {
+    "id": "resp_1",
+    "object": "response",
+    "created_at": 1_795_000_000,
+    "status": "completed",
+    "model": "gpt-6-luna",
+    "output": [
+        {
+            "id": "msg_1",
+            "type": "message",
+            "role": "assistant",
+            "status": "completed",
+            "content": [{"type": "output_text", "text": "Hello.", "annotations": []}],
+        }
+    ],
+    "usage": {
+        "input_tokens": 12,
+        "input_tokens_details": {"cached_tokens": 0, "cache_write_tokens": 0},
+        "output_tokens": 6,
+        "output_tokens_details": {"reasoning_tokens": 0},
+        "total_tokens": 18,
+    },
+}
+
+
+def openai_error(code: str | None) -> dict[str, Any]:
+    return {"error": {"message": "No.", "type": "invalid_request_error", "param": None, "code": code}}
+
+
+_OPENAI = Case(
+    dialect=OPENAI,
+    path="/v1/responses",
+    headers=(("authorization", "Bearer key-of-the-client"), ("openai-project", "proj_1"), ("host", "here")),
+    params={"model": "gpt-6-luna", "input": "Hi", "max_output_tokens": 64},
+    answer=_RESPONSE,
+    lines={},
+    batch={},
+    errors={
+        400: openai_error(None),
+        401: openai_error("invalid_api_key"),
+        403: openai_error("unsupported_country_region_territory"),
+        404: openai_error("model_not_found"),
+        413: openai_error(None),
+        429: openai_error("rate_limit_exceeded"),
+        500: openai_error(None),
+        529: openai_error("server_is_overloaded"),
+    },
+    text_of_event="event: ",
+    secrets=("authorization", "openai-organization", "openai-project"),
+    closed="OpenAI's batch road is not open yet.",
+)
+
+CASES = {case.dialect.name: case for case in (_ANTHROPIC, _OPENAI)}

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from carpool import dialects
-from carpool.errors import BadCall, CarpoolError, ConfigError, Garbled
+from carpool.errors import BadCall, CarpoolError, ConfigError, Garbled, Misuse
 from carpool.model import custom_id
 
 JSON = st.recursive(
@@ -20,8 +20,17 @@ JSON = st.recursive(
 )
 
 
+BATCHING = sorted(name for name, case in CASES.items() if case.closed is None)
+
+
 @pytest.fixture(params=sorted(CASES))
 def case(request: pytest.FixtureRequest) -> Case:
+    return CASES[request.param]
+
+
+@pytest.fixture(params=BATCHING)
+def batching(request: pytest.FixtureRequest) -> Case:
+    """A dialect that speaks of batches."""
     return CASES[request.param]
 
 
@@ -48,7 +57,7 @@ def test_a_body_without_stream_stays_as_it_came(case: Case) -> None:
     assert parsed.model == case.params["model"]
     assert not parsed.stream
     assert not parsed.retry
-    assert parsed.unbatchable is None
+    assert parsed.unbatchable == case.closed
 
 
 @pytest.mark.parametrize("stream", [True, False])
@@ -68,8 +77,9 @@ def test_what_was_parsed_parses_to_the_same(name: str, extra: dict, stream: bool
     again = case.dialect.parse(case.raw(first.body))
     assert (again.body, again.canonical, again.stream) == (first.body, first.canonical, False)
     assert json.loads(first.body) == {key: value for key, value in params.items() if key != "stream"}
-    line = case.dialect.line(custom_id("n" * 10, 7), first.body)
-    assert first.body in line
+    if case.closed is None:
+        line = case.dialect.line(custom_id("n" * 10, 7), first.body)
+        assert first.body in line
 
 
 def test_equal_requests_have_equal_canonical_bodies(case: Case) -> None:
@@ -136,13 +146,13 @@ def test_no_foreign_exception_escapes_from_any_bytes(name: str, body: bytes) -> 
 # ---------------------------------------------------------------- to the provider
 
 
-def test_a_create_is_sound_and_its_overhead_is_told(case: Case) -> None:
-    body = case.dialect.parse(case.raw()).body
-    before, between, after = case.dialect.create_frame()
-    lines = [case.dialect.line(custom_id("n" * 10, ticket), body) for ticket in range(3)]
+def test_a_create_is_sound_and_its_overhead_is_told(batching: Case) -> None:
+    body = batching.dialect.parse(batching.raw()).body
+    before, between, after = batching.dialect.create_frame()
+    lines = [batching.dialect.line(custom_id("n" * 10, ticket), body) for ticket in range(3)]
     create = before + between.join(lines) + after
     assert all(custom_id("n" * 10, ticket).encode() in create for ticket in range(3))
-    cost = 3 * (len(body) + case.dialect.line_overhead())
+    cost = 3 * (len(body) + batching.dialect.line_overhead())
     assert 0 <= cost - len(between.join(lines)) <= 3
 
 
@@ -151,20 +161,49 @@ def test_limits_are_told(case: Case) -> None:
     assert min(limits.max_count, limits.max_bytes, limits.window, limits.retention) > 0
 
 
-def test_own_requests_carry_the_pools_headers_and_no_compression(case: Case) -> None:
-    headers = case.dialect.parse(case.raw()).headers
+def test_own_requests_carry_the_pools_headers_and_no_compression(batching: Case) -> None:
+    headers = batching.dialect.parse(batching.raw()).headers
     asks = [
-        case.dialect.send(case.path, headers, b"{}"),
-        case.dialect.create(headers),
-        case.dialect.listing(headers, None, 100),
-        case.dialect.retrieve(headers, "msgbatch_1"),
-        case.dialect.cancel(headers, "msgbatch_1"),
-        case.dialect.results(headers, "msgbatch_1"),
+        batching.dialect.send(batching.path, headers, b"{}"),
+        batching.dialect.create(headers),
+        batching.dialect.listing(headers, None, 100),
+        batching.dialect.retrieve(headers, "msgbatch_1"),
+        batching.dialect.cancel(headers, "msgbatch_1"),
+        batching.dialect.results(headers, "msgbatch_1"),
     ]
     for ask in asks:
         assert ask.path.startswith("/")
         assert set(headers) < set(ask.headers)
         assert ("accept-encoding", "identity") in ask.headers
+
+
+def test_calls_on_now_carry_their_headers_and_no_compression(case: Case) -> None:
+    headers = case.dialect.parse(case.raw(extra=(("x-my-tenant", "blue"),))).headers
+    ask = case.dialect.send(case.path, headers, b"{}")
+    assert (ask.method, ask.path, ask.body) == ("POST", case.path, b"{}")
+    assert set(headers) < set(ask.headers)
+    assert ("accept-encoding", "identity") in ask.headers
+
+
+@pytest.mark.parametrize("name", sorted(set(CASES) - set(BATCHING)))
+def test_a_dialect_without_batches_says_so_to_whoever_asks(name: str) -> None:
+    dialect, why = CASES[name].dialect, CASES[name].closed
+    asked = (
+        lambda: dialect.line("n-1", b"{}"),
+        lambda: dialect.line_overhead(),
+        lambda: dialect.create(()),
+        lambda: dialect.create_frame(),
+        lambda: dialect.listing((), None, 10),
+        lambda: dialect.retrieve((), "b"),
+        lambda: dialect.cancel((), "b"),
+        lambda: dialect.results((), "b"),
+        lambda: dialect.report(b"{}"),
+        lambda: dialect.page(b"{}"),
+        lambda: dialect.result_line(b"{}"),
+    )
+    for ask in asked:
+        with pytest.raises(Misuse, match=str(why)):
+            ask()
 
 
 # ---------------------------------------------------------------- from the provider
@@ -174,37 +213,37 @@ def test_own_requests_carry_the_pools_headers_and_no_compression(case: Case) -> 
     ("result", "status", "retryable"),
     [("succeeded", 200, False), ("errored", 400, False), ("expired", 504, True), ("canceled", 409, True)],
 )
-def test_every_kind_of_line(case: Case, result: str, status: int, retryable: bool) -> None:
-    line = case.dialect.result_line(case.lines[result])
+def test_every_kind_of_line(batching: Case, result: str, status: int, retryable: bool) -> None:
+    line = batching.dialect.result_line(batching.lines[result])
     assert (line.custom_id, line.result, line.status, line.retryable) == ("nonce-1", result, status, retryable)
     assert isinstance(json.loads(line.body), dict)
 
 
-def test_an_answer_comes_back_as_it_was(case: Case) -> None:
-    line = case.dialect.result_line(case.lines["succeeded"])
-    assert line.body == json.dumps(case.answer).encode()
-    assert line.body in case.lines["succeeded"]
-    assert line.model == case.answer["model"]
-    assert line.usage == case.dialect.usage(line.body)
+def test_an_answer_comes_back_as_it_was(batching: Case) -> None:
+    line = batching.dialect.result_line(batching.lines["succeeded"])
+    assert line.body == json.dumps(batching.answer).encode()
+    assert line.body in batching.lines["succeeded"]
+    assert line.model == batching.answer["model"]
+    assert line.usage == batching.dialect.usage(line.body)
     assert line.usage is not None
     assert (line.usage.input_tokens, line.usage.output_tokens) == (12, 6)
 
 
 @pytest.mark.parametrize("text", [b"", b"{}", b"[]", b'{"custom_id":"a"}', b"<html>"])
-def test_a_garbled_line_is_said_to_be_so(case: Case, text: bytes) -> None:
+def test_a_garbled_line_is_said_to_be_so(batching: Case, text: bytes) -> None:
     with pytest.raises(Garbled):
-        case.dialect.result_line(text)
+        batching.dialect.result_line(text)
 
 
-def test_reports_and_pages(case: Case) -> None:
-    report = case.dialect.report(json.dumps(case.batch).encode())
+def test_reports_and_pages(batching: Case) -> None:
+    report = batching.dialect.report(json.dumps(batching.batch).encode())
     assert (report.ended, report.cancelling, report.count, report.archived) == (False, False, 3, False)
-    assert report.expires_at == report.created_at + case.dialect.limits.window
-    assert case.dialect.page(case.page("b", "a")) == (
-        [case.dialect.report(json.dumps(case.batch | {"id": name}).encode()) for name in "ba"],
+    assert report.expires_at == report.created_at + batching.dialect.limits.window
+    assert batching.dialect.page(batching.page("b", "a")) == (
+        [batching.dialect.report(json.dumps(batching.batch | {"id": name}).encode()) for name in "ba"],
         None,
     )
-    assert case.dialect.page(case.page("b", "a", more=True))[1] == "a"
+    assert batching.dialect.page(batching.page("b", "a", more=True))[1] == "a"
 
 
 @pytest.mark.parametrize("status", [400, 401, 403, 404, 413, 429, 500, 529])

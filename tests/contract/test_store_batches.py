@@ -102,7 +102,7 @@ async def test_an_intent_leaves_out_what_is_awaited_and_due(store: Store) -> Non
 
 
 async def test_lines_come_in_chunks_in_a_stable_order(store: Store) -> None:
-    tickets = list(range(1, 1301))
+    tickets = list(range(1, 5001))
     await admit(store, *reversed(tickets))
     batch = await store.intend(Intent(await the_pool(store), "n", 5000, UNBOUNDED, ME, T0))
     assert batch is not None

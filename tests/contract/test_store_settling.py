@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
+from msgspec.structs import replace
 from stores import CRED, ME, STRANGER, T0, admit, attempt, board, counted, entry, outcome, settlement
 
 from carpool.lifecycle import BatchState, TicketState

@@ -17,7 +17,7 @@ import pytest
 
 from carpool.errors import NotConnected, Severed, TimedOut, WireError
 from carpool.ports import StreamedBody, Wire, WireRequest
-from carpool.wires import HttpxWire, ReqwestWire, ThreadedHttpxWire
+from carpool.wires import HttpxWire, ReqwestWire, StraightWire, ThreadedHttpxWire
 
 TLS = ssl.create_default_context()  # made once: it takes longer than most of these tests
 Handler = Callable[["Peer"], Awaitable[None]]
@@ -88,12 +88,16 @@ async def serving(handler: Handler) -> AsyncIterator[str]:
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-@pytest.fixture(params=["reqwest", "httpx", "threads"])
+@pytest.fixture(params=["straight", "reqwest", "httpx", "threads"])
 async def wire(request: pytest.FixtureRequest) -> AsyncIterator[Wire]:
     if request.param == "reqwest":
         own = ReqwestWire()
         yield own
         await own.aclose()
+    elif request.param == "straight":
+        straight = StraightWire()
+        yield straight
+        await straight.aclose()
     elif request.param == "httpx":
         async with httpx2.AsyncClient(trust_env=False, verify=TLS) as client:
             yield HttpxWire(client)

@@ -21,6 +21,7 @@ from anthropic.types import Message
 from anthropic.types.beta import BetaMessage
 
 import carpool.engine.buying
+import carpool.engine.collecting
 import carpool.engine.reconciling
 from carpool import FleetDispatcher, RoutingPolicy
 from carpool.model import Lane, Usage
@@ -111,6 +112,7 @@ def run(line: bytes) -> None:
     try:
         job = json.loads(line)
         carpool.engine.reconciling.GRACE_S = job["grace_s"]
+        carpool.engine.collecting.CHUNK = 400
         asyncio.run(Life(job).live())
         status = 0
     except BaseException:  # noqa: BLE001

@@ -6,6 +6,7 @@ import asyncio
 from dataclasses import replace
 
 import pytest
+from msgspec import structs
 
 from carpool.model import EntryKind
 from carpool.sim import draw
@@ -67,7 +68,7 @@ def test_somebody_elses_answer_is_seen() -> None:
 def test_a_wrong_price_is_seen() -> None:
     def change(world: World, books) -> None:
         ticket = next(ticket for ticket, entries in books.entries.items() if any(entry.paid for entry in entries))
-        books.entries[ticket] = [replace(entry, paid=entry.paid + 1) for entry in books.entries[ticket]]
+        books.entries[ticket] = [structs.replace(entry, paid=entry.paid + 1) for entry in books.entries[ticket]]
 
     assert _sentences(ledger_is_the_bill, change)
 
@@ -79,8 +80,8 @@ def test_a_purchase_that_is_not_in_the_ledger_is_seen() -> None:
 def test_a_hidden_second_purchase_is_seen() -> None:
     def change(world: World, books) -> None:
         ticket = next(ticket for ticket, entries in books.entries.items() if any(entry.paid for entry in entries))
-        twice = replace(next(e for e in books.entries[ticket] if e.paid), kind=EntryKind.PURCHASE)
-        books.entries[ticket] = [twice, replace(twice, purchase=99)]
+        twice = structs.replace(next(e for e in books.entries[ticket] if e.paid), kind=EntryKind.PURCHASE)
+        books.entries[ticket] = [twice, structs.replace(twice, purchase=99)]
 
     assert _sentences(second_purchases_are_recorded, change)
 

@@ -27,7 +27,7 @@ from carpool.errors import (
     WrongSecret,
 )
 from carpool.lifecycle import BatchState, TicketState
-from carpool.model import Lane, Settlement
+from carpool.model import Lane, Outcome, OutcomeKind, Settlement
 from carpool.stores import SqliteStore, _opening, load_secret, open_store, peek
 from carpool.stores._statements import migrations
 
@@ -130,6 +130,21 @@ async def test_other_urls_are_refused_in_a_sentence(url: str) -> None:
 # ---------------------------------------------------------------- versions
 
 
+OF_VERSION_1 = f"""
+INSERT INTO credentials VALUES (1, 'c');
+INSERT INTO pools VALUES (1, 1, 'anthropic', 'anthropic', '/v1/messages', '[]', '', 's', 'patient');
+INSERT INTO calls (id, pool, credential, state, lane, batch, arrived, rescue_at, bytes, fingerprint, stream,
+  max_output_tokens, model, reason, settled_at)
+VALUES (1, 1, 1, 'settled', 'batch', 7, {T0}, 9e999, 6, 11, 0, 5, 'a-model', 'it can wait', {T0}),
+  (2, 1, 1, 'queued', 'batch', NULL, {T0}, 9e999, 6, 12, 0, 5, 'a-model', 'it can wait', NULL);
+INSERT INTO bodies VALUES (2, CAST('body 2' AS BLOB));
+INSERT INTO outcomes
+VALUES (1, 7, 'succeeded', 200, {T0}, 'batch', 'why not', '[]', 'msgbatch_1', CAST('answer 1' AS BLOB));
+INSERT INTO entries VALUES (1, 7, {T0}, 'batch', 'purchase', 'anthropic', 1, 'a-model', NULL, 50, 100, '', NULL);
+INSERT INTO tallies VALUES ('tickets.settled', 1);
+"""
+
+
 async def test_a_store_of_every_earlier_version_is_brought_up_to_date(path: str) -> None:
     steps = migrations()
     assert list(steps) == list(range(1, len(steps) + 1))
@@ -137,20 +152,31 @@ async def test_a_store_of_every_earlier_version_is_brought_up_to_date(path: str)
     connection.executescript(f"BEGIN; {steps[1]}; COMMIT")
     connection.execute(f"PRAGMA application_id = {_opening.APPLICATION_ID}")
     connection.execute("PRAGMA user_version = 1")
+    connection.executescript(OF_VERSION_1)
     connection.close()
     store = await SqliteStore.open(path)
-    assert (await store.admit(admission(1))).fresh
+    assert await store.outcomes([1, 2]) == [
+        (1, Outcome(OutcomeKind.SUCCEEDED, 200, b"answer 1", T0, Lane.BATCH, "why not", batch="msgbatch_1"))
+    ]
+    parcel = await store.parcel(2)
+    assert parcel is not None
+    assert (parcel.body, parcel.model, parcel.reason) == (b"body 2", "a-model", "it can wait")
+    assert [(line.ticket, line.purchase, line.paid) for line in await store.entries(1)] == [(1, 7, 50)]
+    assert (await store.admit(admission(3))).fresh
+    counts = await store.counts()
+    assert (counts["tickets.queued"], counts["tickets.settled"]) == (2, 1)
     await store.aclose()
 
 
 async def test_a_broken_migration_changes_nothing(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
     await made(path)
-    later = migrations() | {2: "CREATE TABLE more (id INTEGER);\nCREATE TABLE calls (id INTEGER);\n"}
+    newest = max(migrations())
+    later = migrations() | {newest + 1: "CREATE TABLE more (id INTEGER);\nCREATE TABLE calls (id INTEGER);\n"}
     monkeypatch.setattr(_opening, "migrations", lambda: later)
     with pytest.raises(StoreError):
         await SqliteStore.open(path)
     connection = sqlite3.connect(path)
-    assert connection.execute("PRAGMA user_version").fetchone() == (1,)
+    assert connection.execute("PRAGMA user_version").fetchone() == (newest,)
     assert connection.execute("SELECT count(*) FROM sqlite_schema WHERE name = 'more'").fetchone() == (0,)
     connection.close()
 
@@ -462,12 +488,13 @@ async def test_a_peek_at_a_newer_store(path: str) -> None:
 
 async def test_a_peek_at_an_older_store_does_not_migrate_it(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
     await made(path)
-    later = migrations() | {2: "CREATE TABLE more (id INTEGER);\n"}
+    newest = max(migrations())
+    later = migrations() | {newest + 1: "CREATE TABLE more (id INTEGER);\n"}
     monkeypatch.setattr(_opening, "migrations", lambda: later)
     with pytest.raises(StoreError):
         await peek(path)
     connection = sqlite3.connect(path)
-    assert connection.execute("PRAGMA user_version").fetchone() == (1,)
+    assert connection.execute("PRAGMA user_version").fetchone() == (newest,)
     assert connection.execute("SELECT count(*) FROM sqlite_schema WHERE name = 'more'").fetchone() == (0,)
     connection.close()
 

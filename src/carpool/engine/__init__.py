@@ -8,6 +8,7 @@ finds out what became of a create that nobody answered.
 
 from carpool.engine.core import Engine
 from carpool.engine.desk import Probe
+from carpool.engine.entering import Seat
 from carpool.engine.events import Event, Hook
 from carpool.engine.keyring import Keyring
 from carpool.engine.sending import Passage
@@ -15,4 +16,4 @@ from carpool.engine.stats import Stats
 from carpool.engine.upstream import Upstream
 from carpool.engine.waiting import Reply
 
-__all__ = ["Engine", "Event", "Hook", "Keyring", "Passage", "Probe", "Reply", "Stats", "Upstream"]
+__all__ = ["Engine", "Event", "Hook", "Keyring", "Passage", "Probe", "Reply", "Seat", "Stats", "Upstream"]

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections import Counter
 from collections.abc import AsyncGenerator, Iterable, Sequence
 from contextlib import aclosing
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from carpool import ledger
 from carpool.engine.desk import Desk
@@ -27,7 +29,9 @@ from carpool.model import (
 from carpool.ports import ResultLine
 from carpool.tracking import must_retry
 
-CHUNK = 500
+CHUNK = 2000  # a larger one writes fewer pages of the store; the first answers wait for the last of it
+CHUNK_BYTES = 8_000_000
+TIDY = 4000
 RESULTS_SILENCE_S = 120.0
 RETRY_S = 2.0
 RETRY_MAX_S = 60.0
@@ -69,6 +73,7 @@ class Collector:
                 return  # what started this was a look at an older state
             tally = await self._stream(batch)
             tally["missing"] = await self._forgotten(batch)
+            await self._tidy(batch)
             await desk.insist("writing down a collected batch", lambda: desk.store.move(batch.id, BatchState.COLLECTED))
             await desk.reached("collected")
             self._finished(batch, tally)
@@ -82,26 +87,60 @@ class Collector:
             self._busy.discard(batch.id)
             desk.wake_now()
 
+    async def _tidy(self, batch: Batch) -> None:
+        """In the order of the tickets, which is that of the disk, and not in that of the results."""
+        after: int | None = -1
+        while after is not None:
+            after = await self._desk.store.tidy(batch.id, after, TIDY)
+
     async def _stream(self, batch: Batch) -> Counter[str]:
+        """One chunk is written while the next is read."""
         tally: Counter[str] = Counter()
         upstream = self._desk.upstreams[batch.key.provider]
-        chunk: list[ResultLine] = []
-        async with aclosing(self.result_lines(batch, upstream)) as lines:
-            async for raw in lines:
-                try:
-                    chunk.append(upstream.dialect.result_line(raw))
-                except Garbled:
-                    tally["garbled"] += 1
-                if len(chunk) >= CHUNK:
-                    await self._settle(batch, upstream, chunk, tally)
-                    chunk = []
-        await self._settle(batch, upstream, chunk, tally)
+        writing: asyncio.Task[None] | None = None
+        try:
+            async with aclosing(self._chunks(batch, upstream, tally)) as chunks:
+                async for chunk in chunks:
+                    if writing is not None:
+                        await writing
+                    writing = self._desk.crew.lend(self._settle(batch, upstream, chunk, tally), "settle")
+        finally:
+            if writing is not None:  # also when the reading failed: what was read is kept
+                await writing
         return tally
+
+    async def _chunks(
+        self, batch: Batch, upstream: Upstream, tally: Counter[str]
+    ) -> AsyncGenerator[list[ResultLine], None]:
+        chunk: list[ResultLine] = []
+        size = 0
+        async with aclosing(self._pieces(batch, upstream)) as pieces:
+            async for lines in pieces:
+                for raw in lines:
+                    try:
+                        chunk.append(upstream.dialect.result_line(raw))
+                        size += len(raw)
+                    except Garbled:
+                        tally["garbled"] += 1
+                if len(chunk) >= CHUNK or size >= CHUNK_BYTES:
+                    yield chunk
+                    chunk, size = [], 0
+        if chunk:
+            yield chunk
 
     async def result_lines(
         self, batch: Batch, upstream: Upstream, provider_id: str | None = None
     ) -> AsyncGenerator[bytes, None]:
-        """The lines of a batch's results as they arrive. Memory does not grow with the batch."""
+        """The lines of a batch's results as they arrive, one by one."""
+        async with aclosing(self._pieces(batch, upstream, provider_id)) as pieces:
+            async for lines in pieces:
+                for line in lines:
+                    yield line
+
+    async def _pieces(
+        self, batch: Batch, upstream: Upstream, provider_id: str | None = None
+    ) -> AsyncGenerator[list[bytes], None]:
+        """Whole lines, as many as came at a time. Memory does not grow with the batch."""
         desk, credential = self._desk, batch.key.credential
         await desk.turn(credential)
         ask = upstream.dialect.results(batch.key.headers, provider_id or batch.provider_id or "")
@@ -116,11 +155,9 @@ class Collector:
             rest = b""
             async for piece in response.chunks():
                 *lines, rest = (rest + piece).split(b"\n")
-                for line in lines:
-                    if line.strip():
-                        yield line
+                yield [line for line in lines if line and not line.isspace()]
             if rest.strip():
-                yield rest
+                yield [rest]
         finally:
             await response.aclose()
 

@@ -5,34 +5,32 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Callable, Mapping, Sequence
-from typing import Literal
 
 from carpool.engine.buying import Buyer
 from carpool.engine.collecting import Collector
 from carpool.engine.desk import Desk, Probe
-from carpool.engine.events import Bulletin, CallAdmitted, Hook
+from carpool.engine.entering import Gone
+from carpool.engine.events import Bulletin, Hook
 from carpool.engine.following import Follower
 from carpool.engine.housekeeping import Housekeeper
 from carpool.engine.keyring import Keyring
+from carpool.engine.overview import Overview
 from carpool.engine.reconciling import Reconciler
 from carpool.engine.rescuing import Rescuer
 from carpool.engine.sending import Errand, Passage, Sender
 from carpool.engine.stats import Stats
+from carpool.engine.tickets import Tickets
 from carpool.engine.upstream import Upstream
 from carpool.engine.waiting import Reply
 from carpool.errors import CallTooLarge, CarpoolError, Closed, NotStarted
 from carpool.forecast import Forecast
-from carpool.lifecycle import TicketState
-from carpool.model import Admission, Admitted, Call, Headers, Lane, Outcome, OutcomeKind, ticket_text
+from carpool.model import Call, Headers, Lane, ticket_text
 from carpool.policy import RoutingPolicy
-from carpool.ports import Clock, Store
+from carpool.ports import Ask, Clock, Store
 from carpool.prices import PriceBook
-from carpool.routing import Decision, pool_key, route
+from carpool.routing import Decision, noted, route
+from carpool.warmth import Warmth, kept_warm
 
-Gone = Literal["keep", "cancel"]
-Entered = tuple[Admitted, "asyncio.Future[Reply] | None"]
-
-ADMISSION_PAUSE_S = 0.1  # arrivals wake the planner at most so often
 TROUBLE_PAUSE_S = 1.0
 
 
@@ -71,9 +69,12 @@ class Engine:
         self._buyer = Buyer(desk)
         self._follower = Follower(desk, collector, Reconciler(desk, collector))
         self._rescuer = Rescuer(desk, self._sender)
+        self.overview = Overview(desk)
+        self.tickets = Tickets(desk, self._rescuer)
         self._loop: asyncio.Task[None] | None = None
         self._delivered: list[int] = []
         self._unsubscribe: Callable[[], None] = lambda: None
+        self._warmth = Warmth()
         self._direct = 0  # calls on `now` under way that are not on disk
 
     # ------------------------------------------------------------ life
@@ -92,6 +93,11 @@ class Engine:
         return self._desk.bulletin
 
     @property
+    def alive(self) -> bool:
+        """Whether it plans and takes calls."""
+        return self._loop is not None and not self._loop.done() and not self._desk.closing
+
+    @property
     def failures(self) -> int:
         """Background tasks that died of something unforeseen; 0 in a healthy engine."""
         return self._desk.crew.failures
@@ -108,6 +114,10 @@ class Engine:
             self._housekeeper.enrolled(credential)
             self._desk.wake_now()
         return credential
+
+    def credential(self, provider: str, secret: Headers) -> str:
+        """The name of a secret, without taking it in."""
+        return self._desk.keyring.credential(provider, self._desk.upstreams[provider].base_url, secret)
 
     def new_ticket(self) -> int:
         return self._desk.new_ticket()
@@ -176,6 +186,15 @@ class Engine:
         self._desk.stats.sync_calls += 1
         return await self._sender.forward(Errand.of(call, decision.reason))
 
+    async def passage(self, call: Call, as_is: Ask, decision: Decision) -> Passage:
+        """The answer of a call for which `now` was decided, as it comes. The client's own request buys it."""
+        self._desk.stats.sync_calls += 1
+        return await self._sender.forward(Errand.of(call, decision.reason, as_is=as_is))
+
+    def decide(self, call: Call, default: Lane = Lane.NOW) -> Decision:
+        """The lane that a call would take now, and why."""
+        return self._route(call, default)
+
     def delivered_soon(self, ticket: int) -> None:
         """The client has its whole answer. Those of one moment are written down together."""
         self._delivered.append(ticket)
@@ -194,7 +213,8 @@ class Engine:
             raise Closed("This carpool is closed and takes no more calls.")
         self._check_tokens(call)
         why = desk.why_not_batch(call.credential)
-        return route(call, desk.policy, desk.forecast, desk.now(), can_batch=why, default=default)
+        decision = route(call, desk.policy, desk.forecast, desk.now(), can_batch=why, default=default)
+        return kept_warm(call, noted(call, decision), self._warmth, desk.now())
 
     def _check_tokens(self, call: Call) -> None:
         policy = self._desk.policy
@@ -208,90 +228,12 @@ class Engine:
             )
 
     async def _kept(self, call: Call, decision: Decision, gone: Gone) -> Reply:
-        desk = self._desk
-        entering = desk.crew.lend(self._enter(call, decision), "admit")
+        seat = await self.tickets.board(call, decision, gone)
         try:
-            admitted, waiting = await asyncio.shield(entering)
-        except asyncio.CancelledError:
-            entering.add_done_callback(lambda task: self._left_at_the_door(task, call, gone))
-            raise
-        if waiting is None:
-            assert admitted.outcome is not None
-            desk.stats.returned_calls += 1
-            return _reasoned(Reply(admitted.ticket, admitted.outcome), decision)
-        try:
-            return _reasoned(await waiting, decision)
+            return _reasoned(await seat.answer, decision)
         finally:
-            if waiting.cancelled() or not waiting.done():
-                self._left(admitted.ticket, waiting, call, gone)
-
-    async def _enter(self, call: Call, decision: Decision) -> Entered:
-        """On disk first; then, before anything else can run, the waiter is in place."""
-        desk = self._desk
-        if len(desk.waiters) >= desk.policy.max_waiting_calls:
-            raise Closed("Too many calls are waiting. Try again later, or raise max_waiting_calls.")
-        key = pool_key(call, mixes_models=True, now=desk.now())
-        admission = Admission(call, key, decision.lane, decision.rescue_at, desk.name, decision.reason)
-        admitted = await desk.store.admit(admission)
-        if admitted.outcome is not None:
-            return admitted, None
-        waiting = desk.waiters.add(admitted.ticket)
-        self._count(admitted, decision)
-        await desk.reached("admitted")
-        self._set_going(call, decision, admitted)
-        return admitted, waiting
-
-    def _count(self, admitted: Admitted, decision: Decision) -> None:
-        desk = self._desk
-        if not admitted.fresh:
-            desk.stats.returned_calls += 1
-        elif admitted.lane is Lane.NOW:
-            desk.stats.sync_calls += 1
-        else:
-            desk.stats.batched_calls += 1
-        if desk.bulletin.heard:
-            text = ticket_text(admitted.ticket)
-            desk.bulletin.tell(CallAdmitted(desk.now(), text, admitted.lane, decision.reason))
-
-    def _set_going(self, call: Call, decision: Decision, admitted: Admitted) -> None:
-        """A call on `now` leaves at once; one for a batch waits for the next plan."""
-        desk = self._desk
-        if admitted.lane is Lane.NOW and admitted.state is TicketState.SENDING:
-            self._rescuer.send_kept(call, decision.reason, admitted.ticket)
-        else:
-            desk.wake_by(desk.now() + min(desk.policy.linger_ms / 1000, ADMISSION_PAUSE_S))
-
-    # ------------------------------------------------------------ callers that leave
-
-    def _left_at_the_door(
-        self, task: asyncio.Task[tuple[Admitted, asyncio.Future[Reply] | None]], call: Call, gone: Gone
-    ) -> None:
-        if task.cancelled() or task.exception() is not None:
-            return
-        admitted, waiting = task.result()
-        if waiting is not None:
-            self._left(admitted.ticket, waiting, call, gone)
-
-    def _left(self, ticket: int, waiting: asyncio.Future[Reply], call: Call, gone: Gone) -> None:
-        crew = self._desk.crew
-        if self._desk.waiters.drop(ticket, waiting):
-            # Both reach the store in this order and with nothing between them: no newcomer adopts what is cancelled,
-            # and one that comes at once finds what is not.
-            if gone == "cancel" and call.key is None:
-                crew.spawn(self._take_back(ticket, call), "take back")
-            crew.spawn(self._nobody_waits(ticket), "gone")
-
-    async def _take_back(self, ticket: int, call: Call) -> None:
-        desk = self._desk
-        body = desk.upstreams[call.provider].dialect.error(409, "conflict_error", "The caller cancelled this call.")
-        outcome = Outcome(OutcomeKind.CANCELLED, 409, body, desk.now(), Lane.BATCH, "cancelled by its caller")
-        await desk.store.cancel(ticket, outcome)
-
-    async def _nobody_waits(self, ticket: int) -> None:
-        desk = self._desk
-        await desk.store.await_ticket(ticket, None)
-        if ticket in desk.waiters:  # somebody came back for it meanwhile
-            await desk.store.await_ticket(ticket, desk.name)
+            if seat.answer.cancelled() or not seat.answer.done():
+                self.tickets.leave(seat)
 
     # ------------------------------------------------------------ the end
 

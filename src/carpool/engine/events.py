@@ -127,6 +127,9 @@ class Bulletin:
     def add(self, hook: Hook) -> None:
         self._hooks.append(hook)
 
+    def remove(self, hook: Hook) -> None:
+        self._hooks.remove(hook)
+
     @property
     def heard(self) -> bool:
         """Whether anybody listens: what happens to every single call is only then put into words."""

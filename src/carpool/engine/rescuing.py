@@ -14,7 +14,7 @@ from carpool.engine.upstream import whole
 from carpool.engine.waiting import Reply
 from carpool.errors import CarpoolError
 from carpool.lifecycle import BOUGHT, BatchState
-from carpool.model import Batch, Call, Due, EntryKind, Lane, ticket_text
+from carpool.model import Batch, Call, Due, EntryKind, Lane, Parcel, ticket_text
 from carpool.tracking import early_start, rescue_plan
 
 ASK_SILENCE_S = 60.0
@@ -103,6 +103,15 @@ class Rescuer:
             errand = replace(Errand.of(call, reason, kept=True), ticket=ticket)
             self._desk.crew.spawn(self._send_kept(errand), f"send {ticket_text(ticket)}")
 
+    async def resume(self, ticket: int, deadline: float | None) -> None:
+        """A kept call on `now` may have lost its sender with the process that had it; where one lives, it goes on."""
+        parcel = None if ticket in self._under_way else await self._desk.store.parcel(ticket)
+        if parcel is None or ticket in self._under_way:
+            return
+        self._under_way.add(ticket)
+        errand = _errand(parcel, deadline, EntryKind.PURCHASE, parcel.reason)
+        self._desk.crew.spawn(self._send_kept(errand), f"send {ticket_text(ticket)}")
+
     async def _send_kept(self, errand: Errand) -> None:
         """Another engine may be sending it already. It may also be dead: then its lease lapses, and we send."""
         desk = self._desk
@@ -145,19 +154,8 @@ class Rescuer:
             return None
         again = batch is not None or parcel.requeues > 0  # a batch may have bought it, or may yet
         reason = "its batch would be late" if batch is not None else "no batch could take it in time"
-        return Errand(
-            ticket=one.ticket,
-            provider=parcel.key.provider,
-            endpoint=parcel.key.endpoint,
-            credential=parcel.key.credential,
-            headers=parcel.key.headers,
-            body=parcel.body,
-            model=parcel.model,
-            deadline=one.deadline,
-            kind=EntryKind.RESCUE if again else EntryKind.PURCHASE,
-            kept=True,
-            reason=parcel.reason if one.lane is Lane.NOW and parcel.reason else reason,
-        )
+        kind = EntryKind.RESCUE if again else EntryKind.PURCHASE
+        return _errand(parcel, one.deadline, kind, parcel.reason if one.lane is Lane.NOW and parcel.reason else reason)
 
     async def _cancel(self, batch: Batch) -> None:
         """Asks the provider to stop, so that what did not run is not billed. Only a batch whose id is surely ours."""
@@ -178,3 +176,19 @@ class Rescuer:
         finally:
             self._cancelling.discard(batch.id)
             desk.wake_now()
+
+
+def _errand(parcel: Parcel, deadline: float | None, kind: EntryKind, reason: str) -> Errand:
+    return Errand(
+        ticket=parcel.ticket,
+        provider=parcel.key.provider,
+        endpoint=parcel.key.endpoint,
+        credential=parcel.key.credential,
+        headers=parcel.key.headers,
+        body=parcel.body,
+        model=parcel.model,
+        deadline=deadline,
+        kind=kind,
+        reason=reason,
+        kept=True,
+    )

@@ -8,22 +8,27 @@ from dataclasses import dataclass
 from carpool import ledger
 from carpool.engine.desk import Desk
 from carpool.engine.settling import settle
+from carpool.engine.unpacking import reading
 from carpool.engine.upstream import Answer, Upstream, whole
 from carpool.engine.waiting import Reply
 from carpool.errors import DeadlineMissed, NotConnected, WireError
 from carpool.model import Call, Entry, EntryKind, Headers, Lane, Outcome, OutcomeKind, Settlement, Usage
-from carpool.ports import UsageTap, WireResponse
+from carpool.ports import Ask, UsageTap, WireResponse
 
-_Write = Callable[[Entry], Awaitable[bool]]
+_Write = Callable[[Entry], Awaitable[None]]
 
 SILENCE_S = 600.0
+PASSING_S = 86_400.0  # of a call that passes as it is: how long silence may last is its client's to say
 BACKOFF_S = 0.5
 BACKOFF_MAX_S = 30.0
 
 
 @dataclass(frozen=True, slots=True)
 class Errand:
-    """One call to be bought on `now`: what to send, for whom, until when. `deadline` None: nothing is retried."""
+    """One call to be bought on `now`: what to send, for whom, until when. `deadline` None: nothing is retried.
+
+    `as_is` is the client's own request, to be sent instead of one that the dialect makes.
+    """
 
     ticket: int
     provider: str
@@ -37,9 +42,10 @@ class Errand:
     reason: str
     tags: tuple[tuple[str, str], ...] = ()
     kept: bool = False  # its ticket is on disk
+    as_is: Ask | None = None
 
     @classmethod
-    def of(cls, call: Call, reason: str, *, kept: bool = False) -> Errand:
+    def of(cls, call: Call, reason: str, *, kept: bool = False, as_is: Ask | None = None) -> Errand:
         return cls(
             ticket=call.ticket,
             provider=call.provider,
@@ -53,17 +59,23 @@ class Errand:
             reason=reason,
             tags=tuple(call.tags.items()),
             kept=kept,
+            as_is=as_is,
         )
 
 
 class Tapped:
-    """The chunks of a streamed answer as they pass; the ledger reads along. Closing it, begun or not, ends it."""
+    """The chunks of an answer as they pass; the ledger reads along. Closing it, begun or not, ends it.
 
-    def __init__(self, response: WireResponse, tap: UsageTap, finish: Callable[[Usage | None], None]) -> None:
+    `entry` is the purchase in the ledger, once all has passed.
+    """
+
+    def __init__(self, response: WireResponse, tap: UsageTap, finish: Callable[[Usage | None], Entry]) -> None:
+        self.entry: Entry | None = None
         self._response = response
         self._chunks = response.chunks()
         self._tap = tap
-        self._finish: Callable[[Usage | None], None] | None = finish
+        self._read = reading(tap, response.headers)
+        self._finish = finish
 
     def __aiter__(self) -> Tapped:
         return self
@@ -77,16 +89,15 @@ class Tapped:
         except BaseException:
             await self.aclose()
             raise
-        self._tap.feed(chunk)
+        self._read(chunk)
         return chunk
 
     async def aclose(self) -> None:
         await self._end(None)  # cut short: what was billed is unknown
 
     async def _end(self, usage: Usage | None) -> None:
-        if self._finish is not None:
-            finish, self._finish = self._finish, None
-            finish(usage)
+        if self.entry is None:
+            self.entry = self._finish(usage)
             await self._response.aclose()
 
 
@@ -116,28 +127,30 @@ class Sender:
         return Reply(errand.ticket, _outcome(answer, errand, self._desk.now()), entry)
 
     async def forward(self, errand: Errand) -> Passage:
-        """Opens a streamed answer. Closing it aborts the request."""
+        """Opens an answer that passes. Closing it aborts the request."""
         response, entry = await self._answered(errand, self._record)
         dialect = self._upstream(errand).dialect
 
-        def finish(usage: Usage | None) -> None:
+        def finish(usage: Usage | None) -> Entry:
             if response.status >= 400:
-                self._complete(ledger.free(entry))
+                final = ledger.free(entry)
             else:
-                self._complete(ledger.priced(entry, dialect.name, usage, self._desk.prices))
+                final = ledger.priced(entry, dialect.name, usage, self._desk.prices)
+            self._complete(final)
+            return final
 
         chunks = Tapped(response, dialect.usage_tap(), finish)
         return Passage(errand.ticket, response.status, response.headers, chunks, errand.reason)
 
-    async def _record(self, entry: Entry) -> bool:
-        """The attempt stands in the ledger before the bytes go out: a crash then leaves an unknown, not a gap."""
+    async def _record(self, entry: Entry) -> None:
+        """The attempt stands in the ledger before the bytes go out: a crash then leaves an unknown, not a gap. It waits
+        for the store's thread and not for the disk, which takes a seventh of a millisecond (docs/performance.md)."""
         await self._desk.store.record(entry)
-        return True
 
     def _complete(self, entry: Entry) -> None:
         """Written behind the answer's back: until then the attempt says unknown, which is true."""
         self._desk.stats.count(entry, used=True)
-        self._desk.crew.spawn(self._desk.store.record(entry), "record")
+        self._desk.crew.mind(self._desk.store.record(entry, unhurried=True), "record")
 
     # tickets: rescues, and calls that are kept under a key
 
@@ -158,11 +171,10 @@ class Sender:
         await desk.reached("resettled")
         return True
 
-    async def _begin(self, entry: Entry) -> bool:
+    async def _begin(self, entry: Entry) -> None:
         if not await self._desk.store.start_sending(entry, self._desk.name, self._desk.now()):
             raise _Taken
         await self._desk.reached("attempted")
-        return True
 
     async def _give_up(self, errand: Errand, error: WireError) -> None:
         """No answer came. A batch that still carries the call may bring one; otherwise this is the end."""
@@ -197,8 +209,8 @@ class Sender:
         while True:
             number += 1
             entry = self._attempt(errand, number)
-            await write(entry)
             try:
+                await write(entry)
                 response = await self._send(errand)
             except NotConnected:
                 delay = self._delay(errand, number, None)
@@ -229,6 +241,8 @@ class Sender:
 
     async def _send(self, errand: Errand) -> WireResponse:
         upstream = self._upstream(errand)
+        if errand.as_is is not None:  # with its own secret in it
+            return await upstream.ask(errand.as_is, (), timeout=PASSING_S if errand.deadline is None else SILENCE_S)
         ask = upstream.dialect.send(errand.endpoint, errand.headers, errand.body)
         return await upstream.ask(ask, self._desk.keyring.secret(errand.credential), timeout=SILENCE_S)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Coroutine
+from collections.abc import Awaitable, Coroutine
 from typing import Any, TypeVar
 
 T = TypeVar("T")
@@ -16,7 +16,7 @@ class Crew:
     """Keeps background tasks alive and ends them together. A task that fails is reported, never silent."""
 
     def __init__(self) -> None:
-        self._tasks: set[asyncio.Task[Any]] = set()
+        self._tasks: set[asyncio.Future[Any]] = set()
         self.failures = 0
 
     def spawn(self, work: Coroutine[Any, Any, Any], name: str) -> asyncio.Task[Any]:
@@ -33,11 +33,20 @@ class Crew:
         task.add_done_callback(self._tasks.discard)
         return task
 
-    def _done(self, task: asyncio.Task[Any]) -> None:
+    def mind(self, work: Awaitable[Any], name: str) -> None:
+        """Work that is under way already, and that nobody awaits. A future needs no task of its own for that."""
+        if isinstance(work, asyncio.Future):
+            self._tasks.add(work)
+            work.add_done_callback(self._done)
+        else:
+            self.spawn(_awaited(work), name)
+
+    def _done(self, task: asyncio.Future[Any]) -> None:
         self._tasks.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
             self.failures += 1
-            log.error("The task %s failed: %s: %s", task.get_name(), type(error).__name__, error)
+            name = task.get_name() if isinstance(task, asyncio.Task) else "in the background"
+            log.error("The task %s failed: %s: %s", name, type(error).__name__, error)
 
     @property
     def busy(self) -> bool:
@@ -55,3 +64,7 @@ class Crew:
         self.abort()
         if self._tasks:
             await asyncio.wait(list(self._tasks), timeout=5)
+
+
+async def _awaited(work: Awaitable[Any]) -> None:
+    await work

@@ -2,11 +2,23 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
 
 from carpool.model import Headers
 from carpool.ports import Ask, Dialect, StreamedBody, Wire, WireRequest, WireResponse
+
+_VERSIONED = re.compile(r"/v\d\w*$")
+
+
+def join(base_url: str, path: str) -> str:
+    """Where a path lies at a provider. By its convention an OpenAI base URL ends in `/v1`, an Anthropic one does not;
+    paths always begin with it. Either way the version stands in the address once."""
+    base = base_url.rstrip("/")
+    if path.startswith("/v1/") and _VERSIONED.search(base):
+        return base + path[3:]
+    return base + path
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +33,7 @@ class Upstream:
         return await self.wire.send(
             WireRequest(
                 method=ask.method,
-                url=self.base_url.rstrip("/") + ask.path,
+                url=join(self.base_url, ask.path),
                 headers=ask.headers + secret,
                 body=ask.body if body is None else body,
                 timeout=timeout,

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import dataclass
 
-from carpool.model import Entry, Outcome
+from carpool.model import Entry, Outcome, Value
 
 
-@dataclass(frozen=True, slots=True)
-class Reply:
+class Reply(Value, frozen=True, gc=False):
     """What a door gets back: the outcome of a call, its ticket, and the ledger line where one is known."""
 
     ticket: int
@@ -20,37 +18,52 @@ class Reply:
 
 
 class Waiters:
+    """Nearly every ticket has one who waits for it; the few with more keep them in a list."""
+
     def __init__(self) -> None:
-        self._futures: dict[int, list[asyncio.Future[Reply]]] = {}
+        self._one: dict[int, asyncio.Future[Reply]] = {}
+        self._more: dict[int, list[asyncio.Future[Reply]]] = {}
 
     def __len__(self) -> int:
-        return len(self._futures)
+        return len(self._one)
 
     def __contains__(self, ticket: int) -> bool:
-        return ticket in self._futures
+        return ticket in self._one
 
     def add(self, ticket: int) -> asyncio.Future[Reply]:
         future: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
-        self._futures.setdefault(ticket, []).append(future)
+        if self._one.setdefault(ticket, future) is not future:
+            self._more.setdefault(ticket, []).append(future)
         return future
 
     def drop(self, ticket: int, future: asyncio.Future[Reply]) -> bool:
         """Forgets one who waits no more; says whether the ticket has nobody left."""
-        futures = self._futures.get(ticket, [])
-        if future in futures:
-            futures.remove(future)
-        if not futures:
-            self._futures.pop(ticket, None)
-        return not futures
+        rest = [one for one in self._all(ticket) if one is not future]
+        self._forget(ticket)
+        if rest:
+            self._one[ticket], *more = rest
+            if more:
+                self._more[ticket] = more
+        return not rest
 
     def resolve(self, reply: Reply) -> None:
-        for future in self._futures.pop(reply.ticket, ()):
+        futures = self._all(reply.ticket)
+        self._forget(reply.ticket)
+        for future in futures:
             if not future.done():  # a cancelled waiter must not stop the others
                 future.set_result(reply)
 
     def fail_all(self, why: Callable[[int], Exception]) -> None:
-        for ticket, futures in self._futures.items():
-            for future in futures:
+        for ticket in list(self._one):
+            for future in self._all(ticket):
                 if not future.done():
                     future.set_exception(why(ticket))
-        self._futures.clear()
+            self._forget(ticket)
+
+    def _all(self, ticket: int) -> list[asyncio.Future[Reply]]:
+        first = self._one.get(ticket)
+        return [] if first is None else [first, *self._more.get(ticket, ())]
+
+    def _forget(self, ticket: int) -> None:
+        self._one.pop(ticket, None)
+        self._more.pop(ticket, None)

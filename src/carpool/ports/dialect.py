@@ -6,11 +6,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Protocol
 
-from carpool.model import Headers, Usage
+from carpool.model import Headers, Turn, Usage, Value
 
 
-@dataclass(frozen=True, slots=True)
-class RawRequest:
+class RawRequest(Value, frozen=True, gc=False):
     """An HTTP request as a door received it. Header names in lower case."""
 
     method: str
@@ -20,8 +19,7 @@ class RawRequest:
     body: bytes
 
 
-@dataclass(frozen=True, slots=True)
-class Parsed:
+class Parsed(Value, frozen=True, gc=False):
     """What a dialect understood of a request."""
 
     endpoint: str
@@ -34,6 +32,8 @@ class Parsed:
     unbatchable: str | None  # why this may not ride a batch
     canonical: bytes  # the body in canonical JSON, without `stream`
     retry: bool
+    turn: Turn | None = None  # None where nothing is cached, or nobody can tell
+    tool_turn: bool = False  # the last message carries the results of tools
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,8 +61,7 @@ class BatchReport:
     archived: bool
 
 
-@dataclass(frozen=True, slots=True)
-class ResultLine:
+class ResultLine(Value, frozen=True, gc=False):
     """One line of a batch's results. `custom_id` is checked by the engine, not here."""
 
     custom_id: str
@@ -119,6 +118,10 @@ class Dialect(Protocol):
         ...
 
     def parse(self, raw: RawRequest) -> Parsed: ...
+    def secret(self, headers: Headers) -> Headers:
+        """Those of a client's headers that are its credential, as `parse` would name them."""
+        ...
+
     def estimate_tokens(self, body: bytes) -> int: ...
 
     # to the provider
@@ -157,7 +160,12 @@ class Dialect(Protocol):
 
     # to clients
     def error(self, status: int, code: str, message: str) -> bytes: ...
-    def replay(self, body: bytes) -> Iterator[bytes]:
+    def wish(self, body: bytes) -> str:
+        """What a client's request asks of its stream beyond the answer, in a word of the dialect's own; empty for none.
+        Such wishes are no part of what `parse` calls the body."""
+        ...
+
+    def replay(self, body: bytes, wish: str = "") -> Iterator[bytes]:
         """A finished answer as the event stream that a streaming client expects, one event at a time."""
         ...
 

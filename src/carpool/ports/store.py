@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Protocol
 
-from carpool.lifecycle import BatchState
+from carpool.errors import CarpoolError
+from carpool.lifecycle import BatchState, TicketState
 from carpool.model import (
     Admission,
     Admitted,
     Batch,
+    CallRow,
     Due,
     Entry,
     Intent,
@@ -29,9 +31,10 @@ class Store(Protocol):
 
     `durable` says whether what it keeps outlives the process.
 
-    **Durability.** When an awaited method returns, what it wrote survives `kill -9`. Methods are atomic: all of it
-    or nothing. Every change of state obeys the tables in `lifecycle`; a move they forbid raises `IllegalMove` and
-    changes nothing. Trouble below is raised as `StoreError`, never as a driver's exception.
+    **Durability.** When an awaited method returns, what it wrote survives `kill -9`; it also survives a power cut,
+    except what costs nothing to lose then: `record` and `delivered`. Methods are atomic: all of it or nothing. Every
+    change of state obeys the tables in `lifecycle`; a move they forbid raises `IllegalMove` and changes nothing.
+    Trouble below is raised as `StoreError`, never as a driver's exception.
 
     **Leases.** An engine joins under its own name and renews. What a live engine owns (its batches, the tickets its
     doors await) is touched by no other engine. When its lease has lapsed, `take_over` gives its unfinished batches
@@ -80,6 +83,11 @@ class Store(Protocol):
            only when `call.retry` is set.
         3. Otherwise a fresh ticket: `queued` on lane `batch`, `sending` on lane `now`.
         """
+        ...
+
+    def admit_all(self, admissions: Sequence[Admission]) -> Awaitable[list[Admitted | CarpoolError]]:
+        """`admit` for many, in order, in one transaction. Under way when this returns, so that calls which arrive
+        while it is written can follow. A call that can't be admitted has its error in its place."""
         ...
 
     async def await_ticket(self, ticket: int, awaiter: str | None) -> None:
@@ -177,6 +185,11 @@ class Store(Protocol):
 
     async def batch(self, batch: int) -> Batch | None: ...
     async def open_calls(self, batch: int) -> OpenCalls: ...
+    async def tidy(self, batch: int, after: int, limit: int) -> int | None:
+        """Removes what the settled calls of a batch need no more, of at most `limit` of them above `after`; says how
+        far it came, None when there were no more. Until then a settled call may keep its body."""
+        ...
+
     async def unmentioned(self, batch: int, after: int, limit: int) -> list[int]:
         """Tickets of the batch above `after`, settled ones too, that have no line of this purchase in the ledger;
         in rising order."""
@@ -209,14 +222,25 @@ class Store(Protocol):
         ...
 
     # books and memory
-    async def record(self, entry: Entry) -> None:
-        """Writes an entry for a call that has no ticket here (plain `now`), as `settle` would. Need not be awaited."""
+    def record(self, entry: Entry, *, unhurried: bool = False) -> Awaitable[None]:
+        """Writes an entry for a call that has no ticket here (plain `now`), as `settle` would. It is handed over at
+        once, so entries are written in the order of these calls; awaited, it is written. Need not be awaited.
+        `unhurried`: it may be written a moment later than others, though never after what was handed over later."""
         ...
 
     async def totals(self) -> list[Totals]: ...
     async def entries(self, ticket: int) -> list[Entry]: ...
     async def counts(self) -> Mapping[str, int]:
         """Rows by state: `tickets.queued`, `batches.open`, … and `batches.bought` (ever bought)."""
+        ...
+
+    async def listed_calls(self, before: int | None, state: TicketState | None, limit: int) -> list[CallRow]:
+        """Kept calls below the ticket `before`, newest first, all or those in one state. For people who look."""
+        ...
+
+    async def listed_call(self, ticket: int) -> CallRow | None: ...
+    async def listed_batches(self, before: int | None, state: BatchState | None, limit: int) -> list[Batch]:
+        """Batches below the number `before`, newest first, all or those in one state, finished ones too."""
         ...
 
     async def remember(self, kind: str, key: str, value: str, now: float) -> None: ...

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -11,21 +11,26 @@ from carpool.model import Headers
 
 @dataclass(frozen=True, slots=True)
 class StreamedBody:
-    """A request body whose length is known and whose pieces are made while they are sent."""
+    """A request body whose pieces are made while they are sent. Without a length it travels in chunks."""
 
-    length: int
+    length: int | None
     pieces: AsyncIterator[bytes]
+    live: bool = False  # its pieces come from somebody who may pause: none waits for the next
 
 
 @dataclass(frozen=True, slots=True)
 class WireRequest:
-    """One HTTP request. `url` is absolute. `timeout` bounds connecting, and every silence between two bytes."""
+    """One HTTP request. `url` is absolute. `timeout` bounds connecting, and every silence between two bytes.
+
+    `informed` hears of answers of 1xx, where the wire can tell; they are never the answer itself.
+    """
 
     method: str
     url: str
     headers: Headers
     body: bytes | StreamedBody = b""
     timeout: float = 600.0
+    informed: Callable[[int, Headers], None] | None = None
 
 
 class WireResponse(Protocol):

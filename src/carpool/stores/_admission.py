@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from math import inf
 
 import msgspec
@@ -16,10 +17,12 @@ RETRY_WINDOW = 60.0  # seconds for which a delivered answer is given again to a 
 _SMALL_BODY = 65_536  # larger bodies are inserted one by one: a statement copies what is bound to it
 
 
-def admit(session: Session, admissions: list[Admission]) -> list[Admitted | KeyConflict]:
+def admit(session: Session, groups: list[Sequence[Admission]]) -> list[list[Admitted | KeyConflict]]:
     """Admits in order. Calls that can't meet anything known are gathered and inserted together."""
-    gathered = _Gathered(session, admissions)
-    results = [_fresh(one) if gathered.take(one) else _with_care(session, gathered, one) for one in admissions]
+    gathered = _Gathered(session, [one for group in groups for one in group])
+    results = [
+        [_fresh(one) if gathered.take(one) else _with_care(session, gathered, one) for one in group] for group in groups
+    ]
     gathered.insert()
     return results
 
@@ -46,6 +49,8 @@ class _Gathered:
     def add(self, admission: Admission) -> None:
         call = admission.call
         self._calls.append(_call_row(self._session, admission))
+        if admission.awaiter is not None:
+            self._session.awaiters.add(admission.awaiter)
         self._bodies.append((call.ticket, call.body))
         if admission.awaiter is None:
             self._adoptable.add(signed(call.fingerprint))
@@ -90,12 +95,14 @@ def _adoptable(session: Session, call: Call, credential: int) -> int | None:
 
 def _hand_over(session: Session, ticket: int, admission: Admission) -> Admitted:
     rescue_at = inf if admission.rescue_at is None else admission.rescue_at
+    if admission.awaiter is not None:
+        session.awaiters.add(admission.awaiter)
     changes = {
         "ticket": ticket,
         "awaiter": admission.awaiter,
         "deadline": admission.call.deadline,
         "rescue_at": rescue_at,
-        "reason": admission.reason,
+        "reason": session.word(admission.reason),
     }
     [(state, lane, deadline)] = session.rows("hand_over", changes)
     outcome = outcome_of(session, ticket) if state == TicketState.SETTLED else None
@@ -132,7 +139,7 @@ def _call_row(session: Session, admission: Admission) -> Row:
         admission.awaiter,
         call.stream,
         call.max_output_tokens,
-        call.model,
-        admission.reason,
+        session.word(call.model),
+        session.word(admission.reason),
         tags_text(call.tags),
     )

@@ -16,7 +16,7 @@ from carpool.stores._statements import SQL, sources
 FIELDS = frozenset(
     {"sent_at", "resolved_at", "provider_id", "expires_at", "ended_at", "clock_offset", "abandoned", "note"}
 )
-LINES_PER_CHUNK = 512
+LINES_PER_CHUNK = 2048
 BYTES_PER_CHUNK = 4_000_000
 
 
@@ -31,9 +31,15 @@ def leave(session: Session, engine: str) -> None:
 def take_over(session: Session, engine: str, credentials: Iterable[str], now: float) -> int:
     known = to_json(session.known_credentials(credentials))
     taken = session.run("take_batches", {"engine": engine, "credentials": known, "now": now}).rowcount
-    for statement in ("return_orphans", "forget_awaiters"):
-        session.run(statement, {"now": now})
+    session.run("return_orphans", {"now": now})
+    _forget_awaiters(session, now)
     return taken
+
+
+def _forget_awaiters(session: Session, now: float) -> None:
+    dead = session.awaiters - {row[0] for row in session.rows("engines", (now,))}
+    if dead:
+        session.run("forget_awaiters", {"dead": to_json(sorted(dead))})
 
 
 def intend(session: Session, intent: Intent) -> Batch | None:
@@ -82,7 +88,7 @@ def annotate(session: Session, batch: int, changes: Mapping[str, object]) -> Non
 def release(session: Session, batch: int, target: BatchState, lane: Lane, now: float, reason: str) -> int:
     _move(session, batch, target, {"abandoned": True} if target is BatchState.ABANDONED else {})
     bought = target is not BatchState.REFUSED  # what was provably not bought does not count as a try
-    change = {"batch": batch, "lane": lane.value, "now": now, "reason": reason, "bought": bought}
+    change = {"batch": batch, "lane": lane.value, "now": now, "reason": session.word(reason), "bought": bought}
     returned = session.run("release_boarded", change).rowcount
     session.run("release_sending", {"batch": batch})
     return returned
@@ -118,9 +124,15 @@ def batches(session: Session, owner: str) -> list[Batch]:
 
 
 def open_calls(session: Session, batch: int) -> OpenCalls:
-    row = session.row("open_calls", (batch,))
+    row = session.row("open_calls", {"batch": batch})
     assert row is not None
     return OpenCalls(*row)
+
+
+def tidy(session: Session, batch: int, after: int, limit: int) -> int | None:
+    tickets = [row[0] for row in session.rows("settled_aboard", {"batch": batch, "after": after, "limit": limit})]
+    session.run("remove_bodies", (to_json(tickets),))
+    return tickets[-1] if tickets else None
 
 
 def unmentioned(session: Session, batch: int, after: int, limit: int) -> list[int]:

@@ -11,6 +11,8 @@ from carpool.stores._session import Session
 
 
 def await_ticket(session: Session, ticket: int, awaiter: str | None) -> None:
+    if awaiter is not None:
+        session.awaiters.add(awaiter)
     session.run("await_ticket", (awaiter, ticket))
 
 
@@ -42,9 +44,10 @@ def views(session: Session, tickets: Sequence[int]) -> list[TicketView]:
 
 
 def cancel(session: Session, ticket: int, outcome: Outcome) -> bool:
-    if session.run("cancel", (outcome.at, ticket)).rowcount == 0:
+    number = session.next_outcome()
+    if session.run("cancel", (outcome.at, number, ticket)).rowcount == 0:
         return False
-    session.insert("insert_outcomes", [outcome_row(ticket, None, outcome)])
+    session.insert("insert_outcomes", [outcome_row(number, ticket, None, outcome)])
     session.run("remove_bodies", (to_json([ticket]),))
     session.run("add_tally", ("tickets.settled", 1))
     return True

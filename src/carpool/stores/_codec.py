@@ -53,8 +53,9 @@ def distinct(names: Iterable[str]) -> list[str]:
     return list(dict.fromkeys(names))
 
 
-def outcome_row(ticket: int, purchase: int | None, outcome: Outcome) -> Row:
+def outcome_row(number: int, ticket: int, purchase: int | None, outcome: Outcome) -> Row:
     return (
+        number,
         ticket,
         purchase,
         outcome.kind.value,

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import NamedTuple
 
 import msgspec
+from msgspec.structs import replace
 
 from carpool.model import Entry, EntryKind, Lane, Totals
 from carpool.stores._codec import Row, entry_row, entry_value, to_json

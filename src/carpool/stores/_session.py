@@ -24,7 +24,9 @@ class Session:
     def __init__(self, connection: sqlite3.Connection, name: str) -> None:
         self.connection = connection
         self.name = name
+        self.awaiters: set[str] = set()  # every engine that a call was ever said to be awaited by
         self._credentials: dict[str, int] = {}
+        self._words: dict[str, int] = {}
         self._numbers: dict[PoolKey, int] = {}
         self._pools: dict[int, PoolKey] = {}
         self.forget()
@@ -53,6 +55,7 @@ class Session:
     def forget(self) -> None:
         """Reads the numbers anew: after a rollback the remembered ones may never have been written."""
         self._credentials = dict(self.rows("credentials"))
+        self._words = dict(self.rows("words"))
         self._pools = {row[0]: _pool_value(row) for row in self.rows("all_pools")}
         self._numbers = {key: number for number, key in self._pools.items()}
 
@@ -61,6 +64,16 @@ class Session:
         if number is None:
             number = self._credentials[name] = _new_id(self.run("insert_credential", (name,)))
         return number
+
+    def word(self, text: str) -> int:
+        number = self._words.get(text)
+        if number is None:
+            number = self._words[text] = _new_id(self.run("insert_word", (text,)))
+        return number
+
+    def next_outcome(self) -> int:
+        row = self.row("last_outcome")
+        return 1 if row is None else row[0] + 1
 
     def known_credentials(self, names: Iterable[str]) -> list[int]:
         return [self._credentials[name] for name in dict.fromkeys(names) if name in self._credentials]

@@ -46,8 +46,9 @@ class _Settling:
         self._calls = {ticket: _Standing(*rest) for ticket, *rest in msgspec.json.decode(row[0])} if row else {}
         self._books = Books(session, asked)
         self._settled: list[int] = []
+        self._first = session.next_outcome()
         self._outcomes: list[Row] = []
-        self._requeued: dict[int, tuple[int, str, str]] = {}
+        self._requeued: dict[int, tuple[int, str, int]] = {}
         self._unboarded: list[int] = []
         self._useless_bodies: list[int] = []
 
@@ -69,9 +70,9 @@ class _Settling:
         call.state = TicketState.SETTLED
         call.winner = purchase
         self._settled.append(ticket)
-        self._outcomes.append(outcome_row(ticket, purchase, outcome))
-        if not call.submitting:
-            self._useless_bodies.append(ticket)
+        self._outcomes.append(outcome_row(self._first + len(self._outcomes), ticket, purchase, outcome))
+        if not call.submitting and (purchase is None or purchase != call.batch):
+            self._useless_bodies.append(ticket)  # the others are removed in order, when their batch is tidied
 
     def _requeue(self, settlement: Settlement, call: _Standing, lane: Lane) -> None:
         entry = settlement.entry
@@ -87,7 +88,7 @@ class _Settling:
         call.state = TicketState.QUEUED
         if settlement.ticket in self._requeued:
             self._write_requeues()
-        self._requeued[settlement.ticket] = (settlement.ticket, lane.value, settlement.reason)
+        self._requeued[settlement.ticket] = (settlement.ticket, lane.value, self._session.word(settlement.reason))
 
     def _write_requeues(self) -> None:
         if self._requeued:
@@ -101,8 +102,10 @@ class _Settling:
         if self._unboarded:
             session.run("unboard_calls", (to_json(self._unboarded),))
         if self._settled:
-            session.run("settle_calls", (now, to_json(self._settled)))
+            tickets = to_json(self._settled)
+            session.run("settle_calls", {"now": now, "first": self._first, "tickets": tickets})
             session.insert("insert_outcomes", self._outcomes)
-            session.run("remove_bodies", (to_json(self._useless_bodies),))
+            if self._useless_bodies:
+                session.run("remove_bodies", (to_json(self._useless_bodies),))
             session.run("add_tally", ("tickets.settled", len(self._settled)))
         self._books.close()

@@ -28,7 +28,13 @@ def _ticket_sources(target: TicketState) -> str:
     return _quoted(source for source, targets in TICKET_MOVES.items() if target in targets)
 
 
+_UNDELIVERED = (
+    "SELECT id FROM calls WHERE state = 'queued' UNION ALL SELECT id FROM calls WHERE state = 'boarded' "
+    "UNION ALL SELECT id FROM calls WHERE state = 'sending' "
+    "UNION ALL SELECT id FROM calls INDEXED BY calls_unclaimed WHERE state = 'settled' AND delivered_at IS NULL"
+)
 _WORDS = {
+    "undelivered": _UNDELIVERED,
     "unfinished": _quoted(UNFINISHED),
     "live": _LIVE,
     "orphan": (
@@ -52,7 +58,7 @@ def _bare(body: str) -> str:
     return "\n".join(line for line in body.splitlines() if not line.startswith("--")).strip()
 
 
-SQL: dict[str, str] = _load("calls.sql") | _load("batches.sql") | _load("ledger.sql")
+SQL: dict[str, str] = _load("calls.sql") | _load("batches.sql") | _load("ledger.sql") | _load("listing.sql")
 
 
 @cache

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import sqlite3
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Generator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -16,7 +16,8 @@ from carpool.stores._trouble import translate
 
 Work = Callable[[Session, list[Any]], list[Any]]
 
-LARGEST_GROUP = 4_000  # bounds how long the first of a group waits for the last
+UNHURRIED_S = 0.02  # how long a job that nobody waits for may wait for company
+LARGEST_GROUP = 4_000  # calls: bounds how long the first of a group waits for the last
 
 
 @cache  # one work per operation: neighbours in the queue are recognised by it
@@ -38,6 +39,8 @@ class Job:
 
     work: Work
     item: Any
+    weight: int = 1  # how many calls it concerns
+    relaxed: bool = False  # outlives this process, but not a power cut
     future: asyncio.Future[Any] | None = None
     result: Any = None
     error: BaseException | None = None
@@ -56,12 +59,14 @@ class Groups:
 
     def __init__(self, session: Session) -> None:
         self._session = session
+        self._strict = True  # as the file was opened
         self.commits = 0
 
     def run(self, jobs: Sequence[Job]) -> None:
         """Leaves a result or an error in every job. Never raises."""
         connection = self._session.connection
         try:
+            self._sync(not all(job.relaxed for job in jobs))
             connection.execute("BEGIN IMMEDIATE")
             if len(jobs) == 1:  # the transaction itself is its savepoint
                 self._work(jobs)
@@ -72,6 +77,12 @@ class Groups:
             self.commits += 1
         except Exception as error:  # noqa: BLE001  whatever it is, it belongs to the callers, not to the thread
             self._undo(jobs, error)
+
+    def _sync(self, strictly: bool) -> None:
+        """Whether the next commit waits for the disk. What was committed before is on it then, too."""
+        if strictly is not self._strict:
+            self._session.connection.execute(f"PRAGMA synchronous = {'FULL' if strictly else 'NORMAL'}")
+            self._strict = strictly
 
     def _savepoint(self, run: list[Job]) -> None:
         connection = self._session.connection
@@ -138,6 +149,19 @@ def _runs(jobs: Sequence[Job]) -> list[list[Job]]:
     return runs
 
 
+class _Done:
+    """What is done already: awaiting it never suspends, and needs no event loop."""
+
+    def __init__(self, job: Job) -> None:
+        self._job = job
+
+    def __await__(self) -> Generator[None, None, Any]:
+        if self._job.error is not None:
+            raise self._job.error
+        return self._job.result
+        yield
+
+
 class InlineWriter:
     """Does each job at once in the caller's thread, and never suspends: for a simulator that must be deterministic."""
 
@@ -145,14 +169,15 @@ class InlineWriter:
         self._groups = groups
         self._closed = False
 
-    async def do(self, work: Work, item: Any) -> Any:
+    def do(
+        self, work: Work, item: Any, weight: int = 1, *, relaxed: bool = False, unhurried: bool = False
+    ) -> Awaitable[Any]:
+        job = Job(work, item, weight, relaxed)
         if self._closed:
-            raise Closed("The store is closed.")
-        job = Job(work, item)
-        self._groups.run([job])
-        if job.error is not None:
-            raise job.error
-        return job.result
+            job.error = Closed("The store is closed.")
+        else:
+            self._groups.run([job])
+        return _Done(job)
 
     async def aclose(self) -> None:
         self._closed = True
@@ -166,20 +191,30 @@ class ThreadWriter:
         self._lock = threading.Lock()
         self._wake = threading.Event()
         self._waiting: list[Job] = []
+        self._called = False  # the thread knows that something waits
         self._closing = False
         self._thread = threading.Thread(target=self._work, name="carpool-store", daemon=True)
         self._thread.start()
 
-    async def do(self, work: Work, item: Any) -> Any:
-        future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+    def do(
+        self, work: Work, item: Any, weight: int = 1, *, relaxed: bool = False, unhurried: bool = False
+    ) -> asyncio.Future[Any]:
+        """An unhurried job keeps its place in the queue, but the thread is not called for it alone: that costs the
+        caller more than the job itself."""
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[Any] = loop.create_future()
         with self._lock:
             if self._closing:
-                raise Closed("The store is closed.")
-            self._waiting.append(Job(work, item, future))
-            first = len(self._waiting) == 1
-        if first:
+                future.set_exception(Closed("The store is closed."))
+                return future
+            self._waiting.append(Job(work, item, weight, relaxed, future))
+            first, called = len(self._waiting) == 1, self._called
+            self._called = called or not unhurried
+        if unhurried and first:
+            loop.call_later(UNHURRIED_S, self._wake.set)
+        elif not unhurried and not called:
             self._wake.set()
-        return await future
+        return future
 
     async def aclose(self) -> None:
         """Finishes what was accepted, then ends the thread."""
@@ -200,8 +235,15 @@ class ThreadWriter:
 
     def _next_group(self) -> list[Job]:
         with self._lock:
-            group = self._waiting[:LARGEST_GROUP]
-            del self._waiting[:LARGEST_GROUP]
+            count, weight = 0, 0
+            for job in self._waiting:
+                weight += job.weight
+                if count and weight > LARGEST_GROUP:
+                    break
+                count += 1
+            group = self._waiting[:count]
+            del self._waiting[:count]
+            self._called = bool(self._waiting)
             return group
 
 

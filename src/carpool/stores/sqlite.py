@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Concatenate, ParamSpec, Self, TypeVar
 
-from carpool.lifecycle import BatchState
+from carpool.errors import CarpoolError
+from carpool.lifecycle import BatchState, TicketState
 from carpool.model import (
     Admission,
     Admitted,
     Batch,
+    CallRow,
     Due,
     Entry,
     Intent,
@@ -22,7 +24,7 @@ from carpool.model import (
     TicketView,
     Totals,
 )
-from carpool.stores import _admission, _batches, _calls, _ledger, _settling
+from carpool.stores import _admission, _batches, _calls, _ledger, _listing, _settling
 from carpool.stores._files import let_go, open_aside, open_here
 from carpool.stores._listeners import Listener, Listeners
 from carpool.stores._lock import FileLock
@@ -80,14 +82,19 @@ class SqliteStore:
 
     # calls
     async def admit(self, admission: Admission) -> Admitted:
-        admitted: Admitted = await self._writer.do(_admission.admit, admission)
+        [admitted] = await self.admit_all([admission])
+        if isinstance(admitted, CarpoolError):
+            raise admitted
         return admitted
+
+    def admit_all(self, admissions: Sequence[Admission]) -> Awaitable[list[Admitted | CarpoolError]]:
+        return self._writer.do(_admission.admit, admissions, len(admissions))
 
     async def await_ticket(self, ticket: int, awaiter: str | None) -> None:
         await self._do(_calls.await_ticket, ticket, awaiter)
 
     async def delivered(self, tickets: Sequence[int], now: float) -> None:
-        await self._do(_calls.delivered, list(tickets), now)
+        await self._writer.do(each(_calls.delivered), (list(tickets), now), relaxed=True)
 
     async def outcome(self, ticket: int, credential: str) -> Outcome | None:
         return await self._do(_calls.outcome, ticket, credential)
@@ -156,6 +163,9 @@ class SqliteStore:
     async def open_calls(self, batch: int) -> OpenCalls:
         return await self._do(_batches.open_calls, batch)
 
+    async def tidy(self, batch: int, after: int, limit: int) -> int | None:
+        return await self._do(_batches.tidy, batch, after, limit)
+
     async def unmentioned(self, batch: int, after: int, limit: int) -> list[int]:
         return await self._do(_batches.unmentioned, batch, after, limit)
 
@@ -170,7 +180,7 @@ class SqliteStore:
 
     # settling
     async def settle(self, settlements: Sequence[Settlement], now: float) -> list[bool]:
-        settled: list[bool] = await self._writer.do(_settling.settle, (settlements, now))
+        settled: list[bool] = await self._writer.do(_settling.settle, (settlements, now), len(settlements))
         self._listeners.tell(tuple(one.ticket for one, won in zip(settlements, settled, strict=True) if won))
         return settled
 
@@ -178,8 +188,8 @@ class SqliteStore:
         return self._listeners.subscribe(listener)
 
     # books and memory
-    async def record(self, entry: Entry) -> None:
-        await self._writer.do(_ledger.record, entry)
+    def record(self, entry: Entry, *, unhurried: bool = False) -> Awaitable[None]:
+        return self._writer.do(_ledger.record, entry, relaxed=True, unhurried=unhurried)
 
     async def totals(self) -> list[Totals]:
         return await self._do(_ledger.totals)
@@ -189,6 +199,15 @@ class SqliteStore:
 
     async def counts(self) -> Mapping[str, int]:
         return await self._do(_calls.counts)
+
+    async def listed_calls(self, before: int | None, state: TicketState | None, limit: int) -> list[CallRow]:
+        return await self._do(_listing.listed_calls, before, state, limit)
+
+    async def listed_call(self, ticket: int) -> CallRow | None:
+        return await self._do(_listing.listed_call, ticket)
+
+    async def listed_batches(self, before: int | None, state: BatchState | None, limit: int) -> list[Batch]:
+        return await self._do(_listing.listed_batches, before, state, limit)
 
     async def remember(self, kind: str, key: str, value: str, now: float) -> None:
         await self._do(_ledger.remember, kind, key, value, now)

@@ -14,7 +14,7 @@ DELETE FROM engines
 UPDATE batches SET owner = '' WHERE state NOT IN ('collected', 'refused', 'void', 'lost') AND owner <> ''
 
 -- name: void_awaiters
-UPDATE calls SET awaiter = NULL WHERE awaiter IS NOT NULL
+UPDATE calls SET awaiter = NULL WHERE awaiter IS NOT NULL AND id IN ({undelivered})
 
 -- name: void_senders
 UPDATE calls SET sender = NULL WHERE state = 'sending' AND sender IS NOT NULL
@@ -36,18 +36,13 @@ UPDATE calls SET
   sender = NULL
 WHERE state = 'sending' AND (lane = 'batch' OR sender IS NOT NULL) AND {orphan}
 
--- Steps from one name to the next in the index, so that it costs as much as there are engines, not calls.
+-- name: engines
+SELECT name FROM engines WHERE lease_until >= ?
+
+-- Costs as much as there are undelivered calls, so it is asked only when somebody died.
 -- name: forget_awaiters
-WITH RECURSIVE names (name) AS (
-  SELECT min(awaiter) FROM calls WHERE awaiter IS NOT NULL
-  UNION ALL
-  SELECT (SELECT min(awaiter) FROM calls WHERE awaiter IS NOT NULL AND awaiter > names.name)
-  FROM names WHERE names.name IS NOT NULL
-)
 UPDATE calls SET awaiter = NULL
-WHERE awaiter IS NOT NULL AND awaiter IN (
-  SELECT name FROM names WHERE name NOT IN (SELECT name FROM engines WHERE lease_until >= :now)
-)
+WHERE awaiter IN (SELECT value FROM json_each(:dead)) AND id IN ({undelivered})
 
 -- name: insert_batch
 INSERT INTO batches (pool, credential, nonce, state, owner, count, bytes, intended_at)
@@ -55,7 +50,7 @@ SELECT id, credential, :nonce, 'submitting', :owner, 0, 0, :at FROM pools WHERE 
 
 -- name: anything_waiting
 SELECT 1 FROM calls
-WHERE state = 'queued' AND state <> 'settled' AND pool = :pool AND lane = 'batch'
+WHERE state = 'queued' AND pool = :pool AND lane = 'batch'
   AND (rescue_at > :at OR awaiter IS NULL)
 LIMIT 1
 
@@ -66,7 +61,7 @@ WHERE state IN ({into_boarded}) AND id IN (
     SELECT id, row_number() OVER pressing AS place, sum(bytes) OVER pressing AS total
     FROM (
       SELECT id, bytes, rescue_at, arrived FROM calls
-      WHERE state = 'queued' AND state <> 'settled' AND pool = :pool AND lane = 'batch'
+      WHERE state = 'queued' AND pool = :pool AND lane = 'batch'
         AND (rescue_at > :at OR awaiter IS NULL)
       ORDER BY rescue_at, arrived, id LIMIT :max_count
     )
@@ -112,16 +107,24 @@ WHERE c.batch = ? AND c.batch IS NOT NULL AND c.id > ? AND c.id <= ? ORDER BY c.
 -- name: release_boarded
 UPDATE calls SET state = 'queued', batch = NULL, lane = :lane, reason = :reason, requeues = requeues + :bought,
   rescue_at = CASE :lane WHEN 'batch' THEN rescue_at ELSE min(rescue_at, :now) END
-WHERE batch = :batch AND batch IS NOT NULL AND state <> 'settled' AND state = 'boarded'
+WHERE batch = :batch AND batch IS NOT NULL AND state = 'boarded'
 
 -- name: release_sending
 UPDATE calls SET batch = NULL
-WHERE batch = :batch AND batch IS NOT NULL AND state <> 'settled' AND state = 'sending'
+WHERE batch = :batch AND batch IS NOT NULL AND state = 'sending'
 
 -- name: open_calls
 SELECT count(*), coalesce(sum(awaiter IS NULL OR rescue_at >= 9e999), 0),
   max(CASE WHEN awaiter IS NOT NULL AND rescue_at < 9e999 THEN rescue_at END)
-FROM calls INDEXED BY calls_aboard WHERE batch = ? AND batch IS NOT NULL AND state <> 'settled'
+FROM (
+  SELECT awaiter, rescue_at FROM calls INDEXED BY calls_boarded WHERE batch = :batch AND state = 'boarded'
+  UNION ALL SELECT awaiter, rescue_at FROM calls INDEXED BY calls_sending WHERE batch = :batch AND state = 'sending'
+)
+
+-- name: settled_aboard
+SELECT id FROM calls INDEXED BY calls_batch
+WHERE batch = :batch AND batch IS NOT NULL AND id > :after AND state = 'settled'
+ORDER BY id LIMIT :limit
 
 -- name: unmentioned
 SELECT json_group_array(id) FROM (

@@ -7,6 +7,12 @@ INSERT INTO credentials (name) VALUES (?)
 -- name: credentials
 SELECT name, id FROM credentials
 
+-- name: insert_word
+INSERT INTO words (text) VALUES (?)
+
+-- name: words
+SELECT text, id FROM words
+
 -- name: insert_pool
 INSERT INTO pools (credential, provider, dialect, endpoint, headers, model, size_class, deadline_class)
 VALUES (?, ?, ?, ?, ?, ?, ?, ?)
@@ -60,19 +66,21 @@ UPDATE calls SET delivered_at = :now, awaiter = NULL WHERE id IN (SELECT value F
 
 -- name: outcome
 SELECT o.kind, o.status, o.body, o.at, o.lane, o.reason, o.headers, o.batch
-FROM outcomes o JOIN calls c ON c.id = o.ticket JOIN credentials r ON r.id = c.credential
-WHERE o.ticket = ? AND r.name = ?
+FROM calls c JOIN outcomes o ON o.id = c.outcome JOIN credentials r ON r.id = c.credential
+WHERE c.id = ? AND r.name = ?
 
 -- name: outcomes
 SELECT o.ticket, o.kind, o.status, o.body, o.at, o.lane, o.reason, o.headers, o.batch
-FROM json_each(?) j CROSS JOIN outcomes o ON o.ticket = j.value
+FROM json_each(?) j CROSS JOIN calls c ON c.id = j.value CROSS JOIN outcomes o ON o.id = c.outcome
 
 -- name: outcome_of
-SELECT kind, status, body, at, lane, reason, headers, batch FROM outcomes WHERE ticket = ?
+SELECT o.kind, o.status, o.body, o.at, o.lane, o.reason, o.headers, o.batch
+FROM calls c JOIN outcomes o ON o.id = c.outcome WHERE c.id = ?
 
 -- name: parcel
-SELECT c.id, c.pool, b.body, c.model, c.requeues, c.reason
-FROM calls c JOIN bodies b ON b.ticket = c.id WHERE c.id = ? AND c.state <> 'settled'
+SELECT c.id, c.pool, b.body, m.text, c.requeues, r.text
+FROM calls c JOIN bodies b ON b.ticket = c.id JOIN words m ON m.id = c.model JOIN words r ON r.id = c.reason
+WHERE c.id = ? AND c.state <> 'settled'
 
 -- name: views
 SELECT c.id, c.state, c.requeues, c.rescue_at, c.deadline, c.awaiter IS NOT NULL
@@ -80,11 +88,11 @@ FROM json_each(?) j CROSS JOIN calls c ON c.id = j.value WHERE c.state <> 'settl
 
 -- Nobody will come for it, so it is as good as delivered: no newcomer adopts it.
 -- name: cancel
-UPDATE calls SET state = 'settled', settled_at = ?, delivered_at = 0 WHERE id = ? AND state = 'queued'
+UPDATE calls SET state = 'settled', settled_at = ?, outcome = ?, delivered_at = 0 WHERE id = ? AND state = 'queued'
 
 -- name: pools
 SELECT pool, count(*), sum(bytes), min(arrived), max(arrived), min(rescue_at) FROM calls
-WHERE state = 'queued' AND state <> 'settled' AND lane = 'batch' AND pool IN (SELECT value FROM json_each(?))
+WHERE state = 'queued' AND lane = 'batch' AND pool IN (SELECT value FROM json_each(?))
 GROUP BY pool
 
 -- name: due
@@ -111,7 +119,9 @@ UPDATE calls SET state = 'boarded', rescue_at = coalesce(deadline, 9e999), sende
 WHERE id = ? AND state = 'sending' AND {aboard}
 
 -- name: call_counts
-SELECT state, count(*) FROM calls WHERE state <> 'settled' GROUP BY state
+SELECT 'queued', count(*) FROM calls WHERE state = 'queued'
+UNION ALL SELECT 'sending', count(*) FROM calls WHERE state = 'sending'
+UNION ALL SELECT 'boarded', count(*) FROM calls WHERE state = 'boarded'
 
 -- name: add_tally
 INSERT INTO tallies (name, count) VALUES (?, ?) ON CONFLICT DO UPDATE SET count = count + excluded.count
@@ -131,11 +141,11 @@ WHERE state = 'settled' AND delivered_at IS NULL AND settled_at < :before
   AND NOT EXISTS (SELECT 1 FROM batches b WHERE b.id = calls.batch AND b.state IN ({unfinished}))
 ORDER BY settled_at LIMIT :limit
 
+-- name: remove_outcomes
+DELETE FROM outcomes WHERE id IN (SELECT c.outcome FROM json_each(?) j CROSS JOIN calls c ON c.id = j.value)
+
 -- name: remove_calls
 DELETE FROM calls WHERE id IN (SELECT value FROM json_each(?)) AND state = 'settled'
-
--- name: remove_outcomes
-DELETE FROM outcomes WHERE ticket IN (SELECT value FROM json_each(?))
 
 -- name: remove_bodies
 DELETE FROM bodies WHERE ticket IN (SELECT value FROM json_each(?))

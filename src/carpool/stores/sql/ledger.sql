@@ -3,18 +3,23 @@
 -- name: standing_calls
 SELECT json_group_array(json_array(c.id, c.state, c.batch, o.purchase, b.state = 'submitting', c.tags))
 FROM json_each(?) j CROSS JOIN calls c ON c.id = j.value
-LEFT JOIN outcomes o ON o.ticket = c.id LEFT JOIN batches b ON b.id = c.batch
+LEFT JOIN outcomes o ON o.id = c.outcome LEFT JOIN batches b ON b.id = c.batch
 
 -- name: standing_entries
 SELECT json_group_array(json_array(e.ticket, e.purchase, e.lane, e.kind, e.paid, e.would_have_paid))
 FROM json_each(?) j CROSS JOIN entries e ON e.ticket = j.value
 
+-- name: last_outcome
+SELECT coalesce(max(id), 0) FROM outcomes
+
+-- Their outcomes stand one after the other, in the order in which these tickets are named.
 -- name: settle_calls
-UPDATE calls SET state = 'settled', settled_at = ?, sender = NULL
-WHERE id IN (SELECT value FROM json_each(?)) AND state IN ({into_settled})
+UPDATE calls SET state = 'settled', settled_at = :now, sender = NULL, outcome = :first + j.key
+FROM json_each(:tickets) j
+WHERE calls.id = j.value AND calls.state IN ({into_settled})
 
 -- name: insert_outcomes
-INSERT INTO outcomes (ticket, purchase, kind, status, at, lane, reason, headers, batch, body) VALUES {rows}
+INSERT INTO outcomes (id, ticket, purchase, kind, status, at, lane, reason, headers, batch, body) VALUES {rows}
 
 -- name: requeue_calls
 UPDATE calls SET state = 'queued', batch = NULL, lane = r.lane, reason = r.reason, sender = NULL,
@@ -31,7 +36,7 @@ UPDATE calls SET batch = NULL WHERE id IN (SELECT value FROM json_each(?)) AND s
 INSERT INTO entries (ticket, purchase, at, lane, kind, provider, credential, model, usage, paid, would_have_paid,
                      reason, tags)
 VALUES {rows}
-ON CONFLICT DO UPDATE SET at = excluded.at, lane = excluded.lane, kind = excluded.kind, provider = excluded.provider,
+ON CONFLICT (ticket, purchase) DO UPDATE SET at = excluded.at, lane = excluded.lane, kind = excluded.kind, provider = excluded.provider,
   credential = excluded.credential, model = excluded.model, usage = excluded.usage, paid = excluded.paid,
   would_have_paid = excluded.would_have_paid, reason = excluded.reason, tags = coalesce(excluded.tags, tags)
 WHERE paid IS NULL
