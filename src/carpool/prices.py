@@ -113,10 +113,11 @@ class PriceBook:
         surcharge = _surcharge(provider, model, lane, geo, speed)
         if surcharge is None:
             return None
+        context = _context(provider, lane, speed)
         override = self._override(provider, model)
         if override is not None:
-            return _card_of_override(override, lane, surcharge)
-        return _card_of_table(provider, model, lane, datetime.fromtimestamp(slot * _SLOT_S, UTC), surcharge)
+            return _card_of_override(override, lane, surcharge) if context is _CONTEXTS[lane] else None
+        return _card_of_table(provider, model, context, datetime.fromtimestamp(slot * _SLOT_S, UTC), surcharge)
 
     def _override(self, provider: str, model: str) -> Price | None:
         prices = self._overrides.get(provider, {})
@@ -200,8 +201,18 @@ def _lane_factor(price: Price, lane: Lane) -> Fraction | None:
     return None
 
 
-def _card_of_table(provider: str, model: str, lane: Lane, at: datetime, surcharge: Fraction) -> Card | None:
-    table = _table_prices(provider, model, at, _CONTEXTS[lane])
+def _context(provider: str, lane: Lane, speed: str | None) -> Mapping[str, str]:
+    """The way of travelling as the table names it. OpenAI's answers tell the tier that served them, flex or priority,
+    and the table has its price; a tier that it does not have is unknown."""
+    if provider == "openai" and lane is Lane.NOW and speed not in _UNHURRIED:
+        return {"service_tier": str(speed)}
+    return _CONTEXTS[lane]
+
+
+def _card_of_table(
+    provider: str, model: str, context: Mapping[str, str], at: datetime, surcharge: Fraction
+) -> Card | None:
+    table = _table_prices(provider, model, at, context)
     if table is None:
         return None
     starts = sorted({-1, *(tier.start for price in table.values() for tier in _tiers(price))}, reverse=True)
@@ -230,7 +241,7 @@ def _table_prices(provider: str, model: str, at: datetime, context: Mapping[str,
     if context:
         covered = _covered(found.price_variants or (), at, context)
         resolved = {key: price for key, price in resolved.items() if key in covered or key == _SEARCH_KEY}
-    if resolved.get("input_mtok") is None or resolved.get("output_mtok") is None:
+    if resolved.get("input_mtok") is None:  # embeddings have no price of output, and no output
         return None
     return resolved
 

@@ -31,7 +31,8 @@ def mock(
 ) -> None:
     """Serve a stand-in for the Anthropic API: its limits, its timing, its faults, and a bill of its own.
 
-    It takes any key. Point an SDK, or carpool serve --upstream, at http://127.0.0.1:8788
+    It takes any key. Point an SDK, or carpool serve --upstream, at http://127.0.0.1:8788. At
+    http://127.0.0.1:8788/v1 it stands in for OpenAI: chat completions, responses and embeddings, without batches.
     """
     try:
         config = MockConfig(

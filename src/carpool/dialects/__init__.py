@@ -5,13 +5,15 @@ from __future__ import annotations
 from types import MappingProxyType
 
 from carpool.dialects.anthropic import Anthropic
+from carpool.dialects.openai import OpenAI
 from carpool.errors import ConfigError
 from carpool.ports import Dialect
 
-__all__ = ["ANTHROPIC", "DIALECTS", "Anthropic", "get"]
+__all__ = ["ANTHROPIC", "DIALECTS", "OPENAI", "Anthropic", "OpenAI", "get"]
 
 ANTHROPIC: Dialect = Anthropic()
-DIALECTS = MappingProxyType({dialect.name: dialect for dialect in (ANTHROPIC,)})
+OPENAI: Dialect = OpenAI()
+DIALECTS = MappingProxyType({dialect.name: dialect for dialect in (ANTHROPIC, OPENAI)})
 
 
 def get(name: str) -> Dialect:

@@ -1,4 +1,5 @@
 """A stand-in for the Anthropic API over real HTTP: its limits, its timing, its faults, and a bill of its own.
+On the same port it stands in for OpenAI's synchronous endpoints.
 
 It shares no code with the rest of carpool, so that each can be checked against the other.
 """
@@ -11,11 +12,15 @@ from carpool.mock.errors import ApiError, ConnectionCut
 from carpool.mock.faults import Faults
 from carpool.mock.latency import Constant, Latency, LogNormal, Mixture, Uniform, parse_latency
 from carpool.mock.models import CATALOGUE, ModelSpec, find_model
+from carpool.mock.openai_digest import expected_openai_text, openai_fingerprint
+from carpool.mock.openai_models import CATALOGUE as OPENAI_CATALOGUE
+from carpool.mock.openai_models import OpenAISpec
 from carpool.mock.provider import MockAnthropic
 from carpool.mock.server import MockServer, run, serve, serve_in_thread
 
 __all__ = [
     "CATALOGUE",
+    "OPENAI_CATALOGUE",
     "ApiError",
     "Batch",
     "Bill",
@@ -30,12 +35,15 @@ __all__ = [
     "MockConfig",
     "MockServer",
     "ModelSpec",
+    "OpenAISpec",
     "Outcome",
     "Uniform",
     "Usage",
+    "expected_openai_text",
     "expected_text",
     "find_model",
     "fingerprint",
+    "openai_fingerprint",
     "parse_latency",
     "price_nano",
     "run",

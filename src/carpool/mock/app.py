@@ -9,6 +9,7 @@ from carpool.mock.bill import Kind
 from carpool.mock.clock import http_date
 from carpool.mock.errors import ApiError
 from carpool.mock.http import Receive, Reply, Request, Scope, Send, json_reply, read_request
+from carpool.mock.openai_api import OpenAIDesk, speaks_openai
 from carpool.mock.state import State, credential_of
 
 Handler = Callable[..., Awaitable[Reply]]
@@ -46,6 +47,7 @@ _OPEN = {("HEAD", "/"), ("HEAD", "/api/hello"), ("GET", "/"), ("GET", "/api/hell
 class App:
     def __init__(self, state: State) -> None:
         self._state = state
+        self._openai = OpenAIDesk(state)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answers one request. Raises ConnectionCut where the connection is to end instead."""
@@ -62,8 +64,11 @@ class App:
 
     def _common_headers(self, request: Request) -> dict[str, str]:
         config = self._state.config
+        date = http_date(self._state.now() + config.faults.clock_offset_s)
+        if speaks_openai(request):
+            return {"date": date}
         return {
-            "date": http_date(self._state.now() + config.faults.clock_offset_s),
+            "date": date,
             "request-id": request.request_id,
             "anthropic-organization-id": config.organization,
         }
@@ -72,6 +77,8 @@ class App:
         """The endpoint's reply; what it owes to the caller's limits goes into `headers`, also when it fails."""
         if (request.method, request.path) in _OPEN:
             return Reply(200)
+        if speaks_openai(request):
+            return await self._openai.answer(request, headers)
         route, parts = _find(request)
         self._state.seen.add(route.name, credential_of(request))
         caller = self._state.caller(request)

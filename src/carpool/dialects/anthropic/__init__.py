@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from carpool.dialects.anthropic import batches, errors, replay, results, usage
+from carpool.dialects.anthropic.headers import SECRETS
 from carpool.dialects.anthropic.parse import handles, parse
 from carpool.model import Headers, Usage
 from carpool.ports import Ask, BatchReport, Limits, Parsed, RawRequest, Refusal, ResultLine, UsageTap
@@ -24,6 +25,9 @@ class Anthropic:
 
     def parse(self, raw: RawRequest) -> Parsed:
         return parse(raw)
+
+    def secret(self, headers: Headers) -> Headers:
+        return tuple(pair for pair in headers if pair[0] in SECRETS)
 
     def estimate_tokens(self, body: bytes) -> int:
         return (len(body) + 3) // 4
@@ -70,7 +74,7 @@ class Anthropic:
         return usage.of_message(body)
 
     def usage_tap(self) -> UsageTap:
-        return usage.Tap()
+        return usage.tap()
 
     def refusal(self, status: int, headers: Headers, body: bytes) -> Refusal:
         return errors.refusal(status, headers, body)
@@ -82,7 +86,10 @@ class Anthropic:
     def error(self, status: int, code: str, message: str) -> bytes:
         return errors.error(status, code, message)
 
-    def replay(self, body: bytes) -> Iterator[bytes]:
+    def wish(self, body: bytes) -> str:
+        return ""
+
+    def replay(self, body: bytes, wish: str = "") -> Iterator[bytes]:
         return replay.replay(body)
 
     def stream_error(self, body: bytes) -> bytes:

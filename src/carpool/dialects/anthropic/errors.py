@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import Literal
 
 import msgspec
 
-from carpool.dialects.anthropic.headers import first
+from carpool.dialects.headers import first, retry_after, wish
 from carpool.model import Headers
 from carpool.ports import Refusal
 
@@ -100,7 +99,7 @@ def refusal(status: int, headers: Headers, body: bytes) -> Refusal:
         status=status,
         message=message or f"The provider answered {status}.",
         retryable=_retryable(status, headers, error),
-        retry_after=_retry_after(headers),
+        retry_after=retry_after(headers),
         cannot_batch=status in (401, 403, 404),
         too_large=status == 413,
     )
@@ -109,21 +108,8 @@ def refusal(status: int, headers: Headers, body: bytes) -> Refusal:
 def _retryable(status: int, headers: Headers, error: ProviderError | None) -> bool:
     if error and error.code == _SPENT:
         return False
-    wish = (first(headers, "x-should-retry") or "").strip().lower()
-    if wish in ("true", "false"):
-        return wish == "true"
-    return status in _LATER or status >= 500
-
-
-def _retry_after(headers: Headers) -> float | None:
-    for name, unit in (("retry-after-ms", 0.001), ("retry-after", 1.0)):
-        try:
-            seconds = float(first(headers, name) or "") * unit
-        except ValueError:
-            continue
-        if math.isfinite(seconds) and seconds >= 0:
-            return seconds
-    return None
+    wanted = wish(headers)
+    return status in _LATER or status >= 500 if wanted is None else wanted
 
 
 def requests_per_minute(headers: Headers) -> int | None:

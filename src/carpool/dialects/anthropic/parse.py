@@ -8,6 +8,8 @@ import msgspec
 
 from carpool.dialects import faithful
 from carpool.dialects.anthropic import headers as rules
+from carpool.dialects.anthropic.conversation import is_tool_turn, turn_of
+from carpool.dialects.headers import first
 from carpool.errors import BadCall
 from carpool.model import Headers
 from carpool.ports import Parsed, RawRequest
@@ -46,6 +48,8 @@ def parse(raw: RawRequest) -> Parsed:
         unbatchable=_unbatchable(values, headers, raw.query),
         canonical=document.canonical(without="stream"),
         retry=headers.retry,
+        turn=turn_of(values),
+        tool_turn=is_tool_turn(values.get("messages")),
     )
 
 
@@ -96,6 +100,6 @@ def _unbatchable(values: dict[str, Any], headers: rules.Sorted, query: str) -> s
     ]
     if query and any(part not in ("", "beta=true") for part in query.lstrip("?").split("&")):
         reasons.append("A batch can't carry the query of a request.")
-    if not rules.first(headers.travelling, "anthropic-version"):
+    if not first(headers.travelling, "anthropic-version"):
         reasons.append("A batch needs an anthropic-version header.")
     return " ".join(reasons) or None

@@ -6,6 +6,7 @@ from typing import Annotated
 
 import msgspec
 
+from carpool.dialects.tapping import Tap
 from carpool.model import Usage
 
 # A count out of this range is no count: the usage is then unknown, not guessed.
@@ -79,7 +80,6 @@ class _Event(msgspec.Struct):
 _MESSAGE = msgspec.json.Decoder(_Message)
 _EVENT = msgspec.json.Decoder(_Event)
 _TELLING = (b"message_start", b"message_delta")
-_MOST_HELD = 4 * 1024 * 1024  # an event, or an answer that is no stream, beyond this is let pass unread
 
 
 def of_message(body: bytes | msgspec.Raw) -> Usage | None:
@@ -95,65 +95,22 @@ def model_and_usage(body: bytes | msgspec.Raw) -> tuple[str, Usage | None]:
     return message.model, message.usage.words() if message.usage else None
 
 
-class Tap:
-    """Reads usage out of server-sent events, cut into chunks anywhere. Holds one event at most.
-
-    An answer that turns out to be plain JSON (an SDK may be answered so) is held up to a bound and read at the end.
-    """
+class _Listener:
+    """Adds up what the events of a stream say: counts are cumulative."""
 
     def __init__(self) -> None:
-        self._rest = bytearray()  # the line that is not complete yet
-        self._data: list[bytes] = []
-        self._held = 0
-        self._skipping = False  # inside a line too long to hold
-        self._plain: bool | None = None
         self._usage: WireUsage | None = None
 
-    def feed(self, chunk: bytes) -> None:
-        if self._plain is None:
-            self._decide(chunk)
-        if self._plain:
-            self._hold(chunk)
-            return
-        *lines, rest = chunk.split(b"\n")
-        for line in lines:
-            self._hold(line)
-            self._line()
-        self._hold(rest)
+    def whole(self, body: bytes) -> Usage | None:
+        return of_message(body)
+
+    def tail(self, end: bytes) -> Usage | None:
+        return None
 
     def usage(self) -> Usage | None:
-        if self._plain:
-            return of_message(bytes(self._rest))
         return self._usage.words() if self._usage else None
 
-    def _decide(self, chunk: bytes) -> None:
-        if start := chunk.lstrip():
-            self._plain = start.startswith(b"{")
-
-    def _hold(self, piece: bytes) -> None:
-        if self._skipping:
-            return
-        self._rest += piece
-        if len(self._rest) + self._held > _MOST_HELD:
-            self._skipping = True
-            self._rest.clear()
-
-    def _line(self) -> None:
-        line, skipped = bytes(self._rest).removesuffix(b"\r"), self._skipping
-        self._rest.clear()
-        self._skipping = False
-        if skipped:
-            self._data.append(b"")  # makes the event unreadable, as it is incomplete
-        elif not line:
-            self._event()
-        elif line.startswith(b"data:"):
-            self._data.append(line[5:])
-            self._held += len(line)
-
-    def _event(self) -> None:
-        data = b"\n".join(self._data)
-        self._data.clear()
-        self._held = 0
+    def event(self, data: bytes) -> None:
         if not any(name in data for name in _TELLING):
             return
         try:
@@ -167,3 +124,7 @@ class Tap:
             self._usage = said
         else:
             self._usage.override(said)
+
+
+def tap() -> Tap:
+    return Tap(_Listener())

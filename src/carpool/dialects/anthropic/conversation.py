@@ -1,0 +1,89 @@
+"""Recognises a conversation by how it begins, and says how long its cache lives.
+
+A turn repeats everything before it, so its model, system prompt, tools and first message tell which conversation it
+belongs to. Long texts are compared by their length and their ends: every call pays for this, and a mistake only costs
+a discount.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Any
+
+from carpool.model import Turn
+
+_SHORT = 2_000
+_END = 800
+_LATEST = 4  # messages: the marks of a conversation that goes on stand at its end
+_PASSING = "x-anthropic-billing-header"  # a block that changes with every request of a conversation
+_HOUR = 3600.0
+_FIVE_MINUTES = 300.0
+
+
+def turn_of(values: dict[str, Any]) -> Turn | None:
+    life, messages = _life(values), values.get("messages")
+    if life is None:
+        return None
+    parts = [str(values.get("model"))]
+    parts += _texts(values.get("system"))
+    parts += _names(values.get("tools"))
+    parts += _first_message(messages)
+    digest = hashlib.blake2b("\0".join(parts).encode("utf-8", "surrogatepass"), digest_size=8).digest()
+    return Turn(int.from_bytes(digest, "big"), life, _is_opening(messages))
+
+
+def _is_opening(messages: Any) -> bool:
+    listed = messages if isinstance(messages, list) else []
+    return not any(isinstance(message, dict) and message.get("role") == "assistant" for message in listed)
+
+
+def _life(values: dict[str, Any]) -> float | None:
+    """How long what is cached lives; None where nothing is marked, since this provider caches only what is."""
+    messages = values.get("messages")
+    latest = messages[-_LATEST:] if isinstance(messages, list) else []
+    places = [[values], values.get("tools"), values.get("system")]
+    places += [message.get("content") for message in latest if isinstance(message, dict)]
+    marks = [
+        block["cache_control"]
+        for place in places
+        if isinstance(place, list)
+        for block in place
+        if isinstance(block, dict) and block.get("cache_control")
+    ]
+    if not marks:
+        return None
+    return _HOUR if any(isinstance(mark, dict) and mark.get("ttl") == "1h" for mark in marks) else _FIVE_MINUTES
+
+
+def is_tool_turn(messages: Any) -> bool:
+    """Whether the last message carries the results of tools."""
+    last = messages[-1] if isinstance(messages, list) and messages else None
+    content = last.get("content") if isinstance(last, dict) else None
+    if not isinstance(content, list):
+        return False
+    return any(isinstance(block, dict) and str(block.get("type")).endswith("tool_result") for block in content)
+
+
+def _texts(content: Any) -> list[str]:
+    """The texts of some content. Marks for the cache move from turn to turn, so blocks are not compared as they are."""
+    if isinstance(content, str):
+        return [_ends(content)]
+    blocks = [block for block in content if isinstance(block, dict)] if isinstance(content, list) else []
+    texts = [text if isinstance(text := block.get("text"), str) else str(block.get("type")) for block in blocks]
+    return [_ends(text) for text in texts if not text.startswith(_PASSING)]
+
+
+def _names(tools: Any) -> list[str]:
+    listed = tools if isinstance(tools, list) else []
+    return [str(tool.get("name"))[:_SHORT] for tool in listed if isinstance(tool, dict)]
+
+
+def _first_message(messages: Any) -> list[str]:
+    for message in messages if isinstance(messages, list) else []:
+        if isinstance(message, dict) and message.get("role") == "user":
+            return _texts(message.get("content"))
+    return []
+
+
+def _ends(text: str) -> str:
+    return text if len(text) <= _SHORT else f"{len(text)} {text[:_END]}{text[-_END:]}"

@@ -1,0 +1,116 @@
+"""What headers say, whoever the provider: which are noise, whether a client comes back, how long to wait.
+
+The headers of a batch hold for every call in it. So a header that nobody knows is kept and keeps calls apart, and only
+headers known to say nothing about the answer are dropped: those about the connection, the client, or one request.
+"""
+
+from __future__ import annotations
+
+import math
+
+from carpool.model import Headers
+
+_HOP_BY_HOP = frozenset(
+    {
+        "connection",
+        "expect",
+        "http2-settings",
+        "keep-alive",
+        "proxy-authenticate",
+        "proxy-authorization",
+        "proxy-connection",
+        "te",
+        "trailer",
+        "transfer-encoding",
+        "upgrade",
+    }
+)
+_TRANSPORT = frozenset(
+    {
+        "accept",
+        "accept-charset",
+        "accept-encoding",
+        "accept-language",
+        "cache-control",
+        "content-encoding",
+        "content-length",
+        "content-md5",
+        "content-type",
+        "cookie",
+        "date",
+        "dnt",
+        "host",
+        "pragma",
+        "prefer",
+        "range",
+        "user-agent",
+    }
+)
+_ROUTE = frozenset(
+    {
+        "cdn-loop",
+        "forwarded",
+        "from",
+        "origin",
+        "priority",
+        "referer",
+        "true-client-ip",
+        "via",
+        "x-client-ip",
+        "x-original-url",
+        "x-real-ip",
+    }
+)
+# Each names one request, so none may speak for a batch.
+_ONE_REQUEST = frozenset(
+    {
+        "b3",
+        "baggage",
+        "idempotency-key",
+        "sentry-trace",
+        "traceparent",
+        "tracestate",
+        "x-amzn-trace-id",
+        "x-app",
+        "x-client-request-id",
+        "x-cloud-trace-context",
+        "x-correlation-id",
+        "x-idempotency-key",
+        "x-request-id",
+        "x-request-start",
+    }
+)
+DROPPED = _HOP_BY_HOP | _TRANSPORT | _ROUTE | _ONE_REQUEST
+DROPPED_PREFIXES = ("cf-", "sec-", "x-b3-", "x-carpool-", "x-datadog-", "x-envoy-", "x-forwarded-", "x-stainless-")
+
+
+def first(headers: Headers, name: str) -> str | None:
+    for key, value in headers:
+        if key == name:
+            return value
+    return None
+
+
+def is_positive(text: str) -> bool:
+    """Of `x-stainless-retry-count`: the client's SDK says that it sends this again."""
+    try:
+        return int(text) > 0
+    except ValueError:
+        return False
+
+
+def wish(headers: Headers) -> bool | None:
+    """Whether the provider wants to be asked again, where it says so."""
+    said = (first(headers, "x-should-retry") or "").strip().lower()
+    return said == "true" if said in ("true", "false") else None
+
+
+def retry_after(headers: Headers) -> float | None:
+    for name, unit in (("retry-after-ms", 0.001), ("retry-after", 1.0)):
+        try:
+            seconds = float(first(headers, name) or "") * unit
+        except ValueError:
+            continue
+        if math.isfinite(seconds) and seconds >= 0:
+            return seconds
+    return None

@@ -1,0 +1,133 @@
+"""Understands a client's request to OpenAI: only what routing needs, the rest is for the provider to judge."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from fnmatch import fnmatchcase
+from typing import Any
+
+from carpool.dialects import faithful
+from carpool.dialects.openai import headers as rules
+from carpool.errors import BadCall
+from carpool.model import Headers
+from carpool.ports import Parsed, RawRequest
+
+CHAT = "/v1/chat/completions"
+RESPONSES = "/v1/responses"
+EMBEDDINGS = "/v1/embeddings"
+COMPLETIONS = "/v1/completions"
+
+# Where each endpoint says how long its answer may get; none of them has to.
+_LIMITS: Mapping[str, tuple[str, ...]] = {
+    CHAT: ("max_completion_tokens", "max_tokens"),
+    RESPONSES: ("max_output_tokens",),
+    COMPLETIONS: ("max_tokens",),
+    EMBEDDINGS: (),
+}
+_UNSAID = 4096  # tokens to reckon with when the client names no limit
+_MOST_TOKENS = 2**31 - 1  # a bound for estimates; the provider judges the number itself
+
+CLOSED = "OpenAI's batch road is not open yet."
+# Its state lies with the provider and is spoken of by name, or it asks for another way of being served.
+_NEVER_IN_A_BATCH = ("background", "conversation", "previous_response_id", "store")
+_STANDARD_TIERS = (None, "auto", "default")
+_MODELS_WITHOUT_BATCH = ("*-codex*", "*-chat-latest", "*-cyber*", "*realtime*", "*audio*")
+
+
+def handles(method: str, path: str) -> bool:
+    """Whether this is a request that `parse` understands."""
+    return method == "POST" and path in _LIMITS
+
+
+def parse(raw: RawRequest) -> Parsed:
+    if not handles(raw.method, raw.path):
+        raise BadCall(f"carpool does not understand {raw.method} {raw.path}, only POST {', '.join(_LIMITS)}.")
+    _check_encoding(raw.headers)
+    document = faithful.read(raw.body)
+    values = document.values
+    stream = _stream(values)
+    if "stream_options" in values:  # refused by the provider where `stream` is not there
+        document = faithful.read(document.without("stream_options"))
+    headers = rules.sort(raw.headers)
+    model = _model(values)
+    return Parsed(
+        endpoint=raw.path,
+        model=model,
+        body=document.without("stream"),
+        stream=stream,
+        max_output_tokens=_max_tokens(values, raw.path),
+        headers=headers.travelling,
+        secret=headers.secret,
+        unbatchable=" ".join((CLOSED, *_obstacles(values, model, raw.query))),
+        canonical=document.canonical(without="stream"),
+        retry=headers.retry,
+        tool_turn=_is_tool_turn(values.get("input") if raw.path == RESPONSES else values.get("messages")),
+    )
+
+
+def _check_encoding(headers: Headers) -> None:
+    for name, value in headers:
+        if name == "content-encoding" and value.strip().lower() not in ("", "identity"):
+            raise BadCall(f"carpool does not read request bodies with content-encoding {value.strip()[:40]!r} yet.")
+
+
+def _model(values: dict[str, Any]) -> str:
+    model = values.get("model")
+    if model is None and isinstance(values.get("prompt"), dict):  # a stored prompt may name the model
+        return ""
+    if not isinstance(model, str):
+        raise BadCall("`model` must be a string." if "model" in values else "`model` is missing.")
+    return model
+
+
+def _stream(values: dict[str, Any]) -> bool:
+    stream = values.get("stream")
+    if stream is not None and not isinstance(stream, bool):
+        raise BadCall("`stream` must be true or false.")
+    return bool(stream)
+
+
+def _max_tokens(values: dict[str, Any], endpoint: str) -> int:
+    names = _LIMITS[endpoint]
+    for name in names:
+        limit = values.get(name)
+        if isinstance(limit, int) and not isinstance(limit, bool):
+            return min(max(limit, 0), _MOST_TOKENS)
+    return _UNSAID if names else 0
+
+
+def _is_tool_turn(turns: object) -> bool:
+    """Whether the last turn carries the results of tools."""
+    last = turns[-1] if isinstance(turns, list) and turns else None
+    if not isinstance(last, dict):
+        return False
+    return last.get("role") in ("tool", "function") or str(last.get("type")).endswith("_output")
+
+
+def _obstacles(values: dict[str, Any], model: str, query: str) -> Iterator[str]:
+    """Every reason of its own why this call may not ride a batch, as sentences."""
+    for field in _NEVER_IN_A_BATCH:
+        if values.get(field):
+            yield f"A batch may not carry `{field}`."
+    tier = values.get("service_tier")
+    if tier not in _STANDARD_TIERS:
+        yield f"A batch may not ask for the service tier {str(tier)[:40]!r}."
+    if any(_names_container(tool) for tool in _list(values.get("tools"))):
+        yield "A batch may not use a container that exists already."
+    if "audio" in _list(values.get("modalities")):
+        yield "A batch may not answer in audio."
+    if any(fnmatchcase(model, pattern) for pattern in _MODELS_WITHOUT_BATCH):
+        yield f"The model {model[:80]} is not offered in batches."
+    if query.strip("?&"):
+        yield "A batch can't carry the query of a request."
+
+
+def _names_container(tool: object) -> bool:
+    if not isinstance(tool, dict):
+        return False
+    environment = tool.get("environment")
+    return isinstance(tool.get("container"), str) or (isinstance(environment, dict) and "container_id" in environment)
+
+
+def _list(value: object) -> list[Any]:
+    return value if isinstance(value, list) else []

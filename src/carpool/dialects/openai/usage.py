@@ -1,0 +1,168 @@
+"""Tokens: read from finished answers, and from event streams while they pass."""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated
+
+import msgspec
+
+from carpool.dialects.tapping import Tap
+from carpool.model import Usage
+
+# A count out of this range is no count: the usage is then unknown, not guessed.
+Count = Annotated[int, msgspec.Meta(ge=0, le=2**53)]
+
+_STANDARD = (None, "auto", "default")
+# Tools of the provider's own with a fee that the answer does not name.
+_WITH_FEES = frozenset({"file_search_call", "code_interpreter_call", "image_generation_call", "shell_call"})
+_DEARER_SEARCH = "web_search_preview"
+
+
+class _Input(msgspec.Struct):
+    cached_tokens: Count | None = None
+    cache_write_tokens: Count | None = None
+    audio_tokens: Count | None = None
+
+
+class _Output(msgspec.Struct):
+    audio_tokens: Count | None = None
+
+
+class _Usage(msgspec.Struct):
+    """`usage` as it stands on the wire, in the words of either endpoint; None is "not said"."""
+
+    prompt_tokens: Count | None = None
+    completion_tokens: Count | None = None
+    prompt_tokens_details: _Input | None = None
+    completion_tokens_details: _Output | None = None
+    input_tokens: Count | None = None
+    output_tokens: Count | None = None
+    input_tokens_details: _Input | None = None
+    output_tokens_details: _Output | None = None
+    total_tokens: Count | None = None
+
+
+class _Searches(msgspec.Struct):
+    num_requests: Count = 0
+
+
+class _ToolUsage(msgspec.Struct):
+    web_search: _Searches | None = None
+
+
+class _Typed(msgspec.Struct):
+    type: str = ""
+
+
+class _Answer(msgspec.Struct):
+    """A chat completion or one of its chunks, a Response, or embeddings: what they say of money."""
+
+    service_tier: str | None = None
+    usage: _Usage | None = None
+    output: list[_Typed] | None = None
+    tools: list[_Typed] | None = None
+    tool_usage: _ToolUsage | None = None
+
+    def words(self) -> Usage | None:
+        """None while one of the counts that every bill needs is not said, or a fee is not: unknown is never zero."""
+        if self.usage is None or any(item.type in _WITH_FEES for item in self.output or ()):
+            return None
+        searches = self._searches()
+        tokens = _tokens(self.usage)
+        if searches is None or tokens is None:
+            return None
+        fresh, output, read, written = tokens
+        tier = None if self.service_tier in _STANDARD else self.service_tier
+        return Usage(fresh, output, read, written, web_searches=searches, speed=tier)
+
+    def _searches(self) -> int | None:
+        if self.tool_usage is not None and self.tool_usage.web_search is not None:
+            count = self.tool_usage.web_search.num_requests
+        else:
+            count = sum(item.type == "web_search_call" for item in self.output or ())
+        dearer = any(tool.type.startswith(_DEARER_SEARCH) for tool in self.tools or ())
+        return None if count and dearer else count
+
+
+def _tokens(usage: _Usage) -> tuple[int, int, int, int] | None:
+    """Fresh input, output, cache reads, cache writes. OpenAI's input counts what was read and written as well, and its
+    output what was thought. Sound has a price of its own, which is not told apart here."""
+    total = usage.input_tokens if usage.prompt_tokens is None else usage.prompt_tokens
+    output = usage.output_tokens if usage.completion_tokens is None else usage.completion_tokens
+    if output is None and total == usage.total_tokens:  # embeddings
+        output = 0
+    if total is None or output is None:
+        return None
+    details = usage.input_tokens_details or usage.prompt_tokens_details or _Input()
+    answered = usage.output_tokens_details or usage.completion_tokens_details or _Output()
+    if details.audio_tokens or answered.audio_tokens:
+        return None
+    read, written = details.cached_tokens or 0, details.cache_write_tokens or 0
+    return (total - read - written, output, read, written) if read + written <= total else None
+
+
+class _Event(msgspec.Struct):
+    """A chunk of a chat completion, or an event of a Response."""
+
+    type: str = ""
+    service_tier: str | None = None
+    usage: _Usage | None = None
+    response: _Answer | None = None
+
+
+_ANSWER = msgspec.json.Decoder(_Answer)
+_EVENT = msgspec.json.Decoder(_Event)
+_USAGE = msgspec.json.Decoder(_Usage)
+_IN_THE_TAIL = re.compile(
+    rb'"usage"\s*:\s*(\{[^{}]*\})'
+)  # embeddings: the only answers of that length, without details
+_TELLING = (b'"usage"', b'"service_tier"')
+_FINAL = frozenset({"response.completed", "response.incomplete", "response.failed"})
+
+
+def of_answer(body: bytes) -> Usage | None:
+    try:
+        return _ANSWER.decode(body).words()
+    except (ValueError, RecursionError):
+        return None
+
+
+class _Listener:
+    """Keeps what the last event said that said anything."""
+
+    def __init__(self) -> None:
+        self._usage: Usage | None = None
+        self._tier: str | None = None
+
+    def event(self, data: bytes) -> None:
+        if not any(name in data for name in _TELLING):
+            return
+        try:
+            event = _EVENT.decode(data)
+        except (ValueError, RecursionError):
+            return
+        if event.response is not None:
+            if event.type in _FINAL:
+                self._usage = event.response.words()
+            return
+        self._tier = event.service_tier or self._tier
+        if event.usage is not None:
+            self._usage = _Answer(self._tier, event.usage).words()
+
+    def whole(self, body: bytes) -> Usage | None:
+        return of_answer(body)
+
+    def tail(self, end: bytes) -> Usage | None:
+        found = _IN_THE_TAIL.findall(end)
+        try:
+            return _Answer(usage=_USAGE.decode(found[-1])).words() if found else None
+        except ValueError:
+            return None
+
+    def usage(self) -> Usage | None:
+        return self._usage
+
+
+def tap() -> Tap:
+    return Tap(_Listener())
