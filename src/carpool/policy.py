@@ -8,70 +8,39 @@ from __future__ import annotations
 import math
 import os
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from difflib import get_close_matches
-from pathlib import Path
-from typing import Any, Final, Literal, NamedTuple
-
-import yaml
+from types import MappingProxyType
+from typing import Any, Final, Literal
 
 from carpool.errors import BadCall, ConfigError
+from carpool.settings import SWITCH, Check, Choice, Range, Shape, check, known, load, mapping
 
 DAY: Final = 86_400.0
+NO_NAMES: Final[Mapping[str, str]] = MappingProxyType({})
 MAX_BUDGET: Final = 30 * DAY
 
-
-class _Range(NamedTuple):
-    low: float
-    high: float
-    whole: bool
-
-    def problem(self, value: object) -> str | None:
-        kinds = (int,) if self.whole else (int, float)
-        right_kind = isinstance(value, kinds) and not isinstance(value, bool)
-        if right_kind and self.low <= value <= self.high:  # type: ignore[operator]  # NaN fails here too
-            return None
-        return f"a {'whole number' if self.whole else 'number'} from {_plain(self.low)} to {_plain(self.high)}"
-
-
-class _Choice(NamedTuple):
-    allowed: tuple[object, ...]
-    said: str
-
-    def problem(self, value: object) -> str | None:
-        # `is` for the truth values, because 1 == True and a number is no switch.
-        fits = any(value is one or (isinstance(value, str) and value == one) for one in self.allowed)
-        return None if fits else self.said
-
-
-class _Name(NamedTuple):
-    pattern: re.Pattern[str]
-
-    def problem(self, value: object) -> str | None:
-        fits = isinstance(value, str) and self.pattern.fullmatch(value)
-        return None if fits else "a name of letters, digits, '_', ':', '.' and '-' that begins with a letter"
-
-
-_SWITCH: Final = _Choice((True, False), "true or false")
-_RULES: Final[Mapping[str, _Range | _Choice | _Name]] = {
-    "sync_max_latency_ms": _Range(0, MAX_BUDGET * 1000, whole=False),
-    "batch_window_ms": _Range(0, DAY * 1000, whole=False),
-    "batch_min_size": _Range(1, 1_000_000, whole=True),
-    "batch_max_size": _Range(1, 1_000_000, whole=True),
-    "poll_interval_s": _Range(0.01, 3600, whole=False),
-    "batch_rpm": _Range(1, 1_000_000, whole=True),
-    "linger_ms": _Range(0, 600_000, whole=False),
-    "sync_rpm": _Range(1, 10_000_000, whole=True),
-    "max_input_tokens": _Range(1, 1_000_000_000, whole=True),
-    "enforce_pre_queue_validation": _SWITCH,
-    "metrics_prefix": _Name(re.compile(r"[A-Za-z_][A-Za-z0-9_:.\-]{0,99}")),
-    "track_sync_batch_split": _SWITCH,
-    "alert_on_batch_failure_rate": _Range(0, 1, whole=False),
-    "max_attempts": _Range(1, 100, whole=True),
-    "on_disconnect": _Choice(("keep", "cancel"), "keep or cancel"),
-    "max_waiting_calls": _Range(1, 100_000_000, whole=True),
-    "retain_days": _Range(0, 3650, whole=False),
+_RULES: Final[Mapping[str, Check]] = {
+    "sync_max_latency_ms": Range(0, MAX_BUDGET * 1000, whole=False),
+    "batch_window_ms": Range(0, DAY * 1000, whole=False),
+    "batch_min_size": Range(1, 1_000_000, whole=True),
+    "batch_max_size": Range(1, 1_000_000, whole=True),
+    "poll_interval_s": Range(0.01, 3600, whole=False),
+    "batch_rpm": Range(1, 1_000_000, whole=True),
+    "linger_ms": Range(0, 600_000, whole=False),
+    "sync_rpm": Range(1, 10_000_000, whole=True),
+    "max_input_tokens": Range(1, 1_000_000_000, whole=True),
+    "enforce_pre_queue_validation": SWITCH,
+    "metrics_prefix": Shape(
+        re.compile(r"[A-Za-z_][A-Za-z0-9_:.\-]{0,99}"),
+        "a name of letters, digits, '_', ':', '.' and '-' that begins with a letter",
+    ),
+    "track_sync_batch_split": SWITCH,
+    "alert_on_batch_failure_rate": Range(0, 1, whole=False),
+    "max_attempts": Range(1, 100, whole=True),
+    "on_disconnect": Choice(("keep", "cancel"), "keep or cancel"),
+    "max_waiting_calls": Range(1, 100_000_000, whole=True),
+    "retain_days": Range(0, 3650, whole=False),
 }
 
 
@@ -99,7 +68,7 @@ class RoutingPolicy:
         for field in fields(self):
             value = getattr(self, field.name)
             if value is not None or field.default is not None:
-                _check(field.name, value, field.name)
+                check(_RULES[field.name], value, field.name)
         low, high = self.batch_min_size, self.batch_max_size
         if low is not None and high is not None and low > high:
             raise ConfigError(f"batch_min_size is {low}, which is more than batch_max_size, {high}.")
@@ -108,7 +77,7 @@ class RoutingPolicy:
     def from_yaml(cls, path: str | os.PathLike[str]) -> RoutingPolicy:
         """Reads the sections that concern routing; those of other parts of carpool are left to them."""
         try:
-            return cls(**_settings(_load(path)))
+            return cls(**read_settings(load(path)))
         except ConfigError as error:
             raise ConfigError(f"{os.fspath(path)}: {error}") from error
 
@@ -133,6 +102,7 @@ _SECTIONS: Final[Mapping[str, Mapping[str, str | None] | None]] = {
         "on_disconnect": "on_disconnect",
         "default_budget": None,
         "rules": None,
+        "timezone": None,
     },
     "batching": {**_SIZES, "rpm": "batch_rpm", "linger_ms": "linger_ms"},
     "token_budgets": _TOKENS,
@@ -149,70 +119,45 @@ _SECTIONS: Final[Mapping[str, Mapping[str, str | None] | None]] = {
     "budgets": None,
 }
 
-# What PyYAML is known to raise on hostile or odd input, beside its own error.
-_TROUBLE: Final = (yaml.YAMLError, ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RecursionError)
 
-
-def _load(path: str | os.PathLike[str]) -> Mapping[object, object]:
-    try:
-        text = Path(path).read_text(encoding="utf-8")
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"The file can't be read: {error}.") from error
-    try:
-        loaded = yaml.safe_load(text)
-    except _TROUBLE as error:
-        raise ConfigError(f"This is not valid YAML: {error}") from error
-    return _mapping(loaded, "The file")
-
-
-def _settings(document: Mapping[object, object]) -> dict[str, Any]:
+def read_settings(document: Mapping[object, object], names: Mapping[str, str] = NO_NAMES) -> dict[str, Any]:
+    """The settings of a whole config that are a policy's. `names` says how a key is shown that came from elsewhere."""
     settings: dict[str, Any] = {}
     origin: dict[str, str] = {}
     for section, content in document.items():
-        keys = _SECTIONS[_known(section, _SECTIONS, "")]
+        keys = _SECTIONS[known(section, _SECTIONS, "")]
         if keys is None:
             continue
-        for key, value in _mapping(content, f"The section {section}").items():
-            path = f"{section}.{key}"
-            setting = keys[_known(key, keys, f"{section}.")]
+        for key, value in mapping(content, f"The section {section}").items():
+            setting = keys[known(key, keys, f"{section}.")]
+            path = names.get(f"{section}.{key}", f"{section}.{key}")
             if setting is None or value is None:
                 continue
-            _check(setting, value, path)
+            check(_RULES[setting], value, path)
             if settings.setdefault(setting, value) != value:
                 raise ConfigError(f"{path} is {value!r}, but {origin[setting]} says {settings[setting]!r}: keep one.")
             origin.setdefault(setting, path)
     return settings
 
 
-def _mapping(value: object, what: str) -> Mapping[object, object]:
-    if value is None:  # an empty file or section sets nothing
-        return {}
-    if not isinstance(value, Mapping):
-        raise ConfigError(f"{what} must hold `key: value` pairs, but holds {type(value).__name__}.")
-    return value
+def places(setting: str) -> list[tuple[str, str]]:
+    """Every section and key of a file where a setting may stand; the last is where it stands best."""
+    return [(place, name) for place, keys in _SECTIONS.items() for name, one in (keys or {}).items() if one == setting]
 
 
-def _known(key: object, known: Mapping[str, object], prefix: str) -> str:
-    if isinstance(key, str) and key in known:
-        return key
-    name = str(key)[:60]
-    near = get_close_matches(name, known, n=1, cutoff=0.5)
-    hint = f"did you mean {prefix}{near[0]}?" if near else f"known are {', '.join(known)}."
-    raise ConfigError(f"{prefix}{name} is not a setting: {hint}")
+def same_setting(section: str, key: str) -> list[tuple[str, str]]:
+    """Every place in a file where what stands at this one may stand as well."""
+    setting = (_SECTIONS.get(section) or {}).get(key)
+    return [(section, key)] if setting is None else places(setting)
 
 
-def _check(setting: str, value: object, shown: str) -> None:
-    allowed = _RULES[setting].problem(value)
-    if allowed is not None:
-        # A few nested YAML aliases make a `repr` that fills the memory, so a collection is only named.
-        said = (
-            f"a {type(value).__name__}" if isinstance(value, Collection) and not isinstance(value, str) else repr(value)
-        )
-        raise ConfigError(f"{shown} is {said[:80]}; it must be {allowed}.")
+def section_keys(section: str) -> tuple[str, ...]:
+    """The keys that a section of a file may have; none for those that are not flat."""
+    return tuple(_SECTIONS[section] or ())
 
 
-def _plain(number: float) -> str:
-    return str(int(number)) if number == int(number) else str(number)
+def sections() -> tuple[str, ...]:
+    return tuple(_SECTIONS)
 
 
 _BUDGET: Final = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?|\.[0-9]+)\s*(ms|s|m|h|)\s*")
