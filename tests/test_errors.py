@@ -13,6 +13,7 @@ CODES = {  # the provider's own words, so that SDKs map them
     "api_error",
     "conflict_error",
     "invalid_request_error",
+    "not_found_error",
     "request_too_large",
     "timeout_error",
 }

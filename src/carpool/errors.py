@@ -2,6 +2,7 @@
 
 CarpoolError
 ├── BadCall                  the caller's request is wrong (400)
+│   ├── NoProvider           nothing says, or knows, which provider it is for (404)
 │   ├── CallTooLarge         over a byte or token limit (413)
 │   ├── KeyConflict          the same key came with another body (409)
 │   └── BadParams            un-serialisable or unknown parameters (also a TypeError)
@@ -42,6 +43,11 @@ class BadCall(CarpoolError):
     fault: ClassVar[Fault] = "caller"
     status = 400
     code = "invalid_request_error"
+
+
+class NoProvider(BadCall):
+    status = 404
+    code = "not_found_error"
 
 
 class CallTooLarge(BadCall):

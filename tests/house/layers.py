@@ -7,9 +7,14 @@ from collections.abc import Iterable, Sequence
 from .sources import Module, component
 
 LAYERS: tuple[frozenset[str], ...] = (  # from the bottom to the top
-    frozenset({"ports", "lifecycle", "config", "model", "errors", "prices", "_version"}),
+    frozenset({"ports", "lifecycle", "settings", "model", "errors", "prices", "_version"}),
     frozenset({"dialects", "stores", "wires", "clock"}),
-    frozenset({"routing", "pooling", "tracking", "caching", "forecast", "ledger", "budget", "policy"}),
+    frozenset(
+        {
+            *("routing", "pooling", "tracking", "caching", "forecast", "ledger", "budget"),
+            *("policy", "options", "rules", "warmth", "config"),
+        }
+    ),
     frozenset({"engine"}),
     frozenset({"doors"}),
     frozenset({"cli", "dashboard", "sim", "many", "demo", "__main__", ""}),  # "" is carpool/__init__.py

@@ -3,7 +3,7 @@
 import asyncio
 import socket
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,13 +16,16 @@ from carpool.clock import SystemClock
 from carpool.dialects import get as get_dialect
 from carpool.doors.library import build_engine
 from carpool.doors.proxy import Proxy
+from carpool.doors.proxy.connection import Connection
+from carpool.doors.proxy.waiting import Patience
 from carpool.engine import Engine, Upstream
-from carpool.mock import Constant, MockAnthropic, MockConfig, serve
+from carpool.mock import Constant, MockAnthropic, MockConfig, MockServer, serve
 from carpool.policy import RoutingPolicy
 from carpool.stores import open_store
-from carpool.wires import ReqwestWire
+from carpool.wires import StraightWire
 
 MODEL = "claude-haiku-4-5"
+IMPATIENT = Patience(stream_head_s=0.05, ping_s=0.05)  # the rest as in earnest
 QUICK = RoutingPolicy(linger_ms=20, poll_interval_s=0.05)
 
 
@@ -57,15 +60,20 @@ class Stage:
 
 @asynccontextmanager
 async def staged(
-    config: MockConfig | None = None, policy: RoutingPolicy = QUICK, store: Path | None = None
+    config: MockConfig | None = None,
+    policy: RoutingPolicy = QUICK,
+    store: Path | None = None,
+    patience: Patience = IMPATIENT,
+    beside: MockServer | None = None,
+    **more: Any,
 ) -> AsyncIterator[Stage]:
     config = config or MockConfig(batch_latency=Constant(0.2))
-    clock, wire = SystemClock(), ReqwestWire()
-    async with serve(config) as mock, httpx2.AsyncClient(timeout=20) as http:
+    clock, wire = SystemClock(), StraightWire()
+    async with nullcontext(beside) if beside else serve(config) as mock, httpx2.AsyncClient(timeout=20) as http:
         upstream = Upstream("anthropic", mock.url, get_dialect("anthropic"), wire)
         engine = build_engine(await open_store(store), clock, upstream, policy, None, ())
         await engine.start()
-        proxy = Proxy(engine, upstream, clock, on_disconnect=policy.on_disconnect)
+        proxy = Proxy(engine, upstream, clock, on_disconnect=policy.on_disconnect, patience=patience, **more)
         async with _served(proxy) as url:
             yield Stage(url, mock.url, mock.provider, engine, proxy, http)
         await engine.close(0.0)
@@ -75,7 +83,13 @@ async def staged(
 @asynccontextmanager
 async def _served(app: Any) -> AsyncIterator[str]:
     config = uvicorn.Config(
-        app, log_level="critical", lifespan="off", date_header=False, server_header=False, timeout_graceful_shutdown=1
+        app,
+        http=Connection,
+        log_level="critical",
+        lifespan="off",
+        date_header=False,
+        server_header=False,
+        timeout_graceful_shutdown=1,
     )
     server = uvicorn.Server(config)
     with socket.create_server(("127.0.0.1", 0)) as listener:

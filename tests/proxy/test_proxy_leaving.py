@@ -56,7 +56,7 @@ async def test_hanging_up_on_now_ends_the_call(stage_with: Any, body: Any) -> No
     """The wire is told at once; before the answer's head it can break the connection only when that comes."""
     async with stage_with(MockConfig(sync_latency=Constant(60))) as stage:
         await hang_up(stage, body(), lambda: stage.mock.bill.charges)
-        await stage.until(lambda: not stage.proxy._open and not stage.proxy._crew.busy)
+        await stage.until(lambda: not stage.proxy._open and not stage.proxy._guard.busy)
 
 
 async def test_hanging_up_amid_a_silent_stream_aborts_the_request(stage_with: Any, body: Any) -> None:
@@ -76,7 +76,7 @@ async def test_hanging_up_on_another_path_ends_the_request(stage_with: Any) -> N
     async with stage_with(MockConfig(control_latency=Constant(60))) as stage:
         with pytest.raises(httpx2.ReadTimeout):
             await stage.http.get(f"{stage.url}/v1/messages/batches", headers=KEY, timeout=0.3)
-        await stage.until(lambda: not stage.proxy._open and not stage.proxy._crew.busy)
+        await stage.until(lambda: not stage.proxy._open and not stage.proxy._guard.busy)
 
 
 async def test_a_policy_may_cancel_the_call_of_a_client_that_left(stage_with: Any, body: Any) -> None:

@@ -2,40 +2,65 @@
 
 from __future__ import annotations
 
-import asyncio
+import json
 import logging
+import os
 import socket
+import sys
+from collections.abc import Callable, Mapping
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
-from urllib.parse import urlsplit
 
 import typer
 import uvicorn
+import uvloop
 from rich.console import Console
 
+from carpool.cli.check import check_config
 from carpool.cli.listening import Server, address, check_local, listen
+from carpool.cli.setting_up import defaults_of, gather, keys_of, upstreams_of
 from carpool.clock import SystemClock
-from carpool.dialects import get as get_dialect
-from carpool.doors.library import build_engine
+from carpool.config import Config
 from carpool.doors.proxy import Proxy
-from carpool.engine import Engine, Upstream
+from carpool.doors.proxy.calling import Note
+from carpool.doors.proxy.connection import Connection
+from carpool.doors.proxy.logs import Journal, JsonFormatter, as_json, as_text, to_stream
+from carpool.doors.proxy.waiting import Patience
+from carpool.engine import Engine, Keyring, Upstream
 from carpool.errors import CarpoolError, ConfigError
-from carpool.policy import RoutingPolicy
 from carpool.stores import open_store
-from carpool.wires import ReqwestWire
+from carpool.wires import StraightWire
 
-LAST_WORDS_S = 2  # for answers that are being written when everything else has ended
+
+class LogFormat(StrEnum):
+    TEXT = "text"
+    JSON = "json"
+    OFF = "off"
+
+
+LAST_WORDS_S = 5  # for answers that are being written when everything else has ended
 
 
 def serve(
     host: Annotated[str, typer.Option(help="Address to listen on; only this machine's own for now.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="Port to listen on; 0 takes a free one.", min=0, max=65535)] = 8787,
-    upstream: Annotated[
-        str, typer.Option(help="The provider's base URL.", envvar="CARPOOL_UPSTREAM")
-    ] = "https://api.anthropic.com",
-    store: Annotated[str, typer.Option(help="Where calls are kept: a path or sqlite:///path.")] = "carpool.db",
-    config: Annotated[Path | None, typer.Option(help="A YAML file with routing and batching settings.")] = None,
+    upstream: Annotated[str | None, typer.Option(help="Anthropic's base URL.", envvar="CARPOOL_UPSTREAM")] = None,
+    provider: Annotated[
+        list[str] | None, typer.Option(help="NAME=URL of a provider, NAME=DIALECT:URL of a new one; may be repeated.")
+    ] = None,
+    store: Annotated[str | None, typer.Option(help="Where calls are kept: a path or sqlite:///path.")] = None,
+    config: Annotated[Path | None, typer.Option(help="A YAML file with providers, rules and other settings.")] = None,
+    check: Annotated[bool, typer.Option("--check", help="Check the config, say what holds, and end.")] = False,
+    in_json: Annotated[bool, typer.Option("--json", help="With --check: say it in JSON.")] = False,
+    request: Annotated[
+        Path | None, typer.Argument(help="With --check: a request in JSON, to see what would become of it.")
+    ] = None,
     drain: Annotated[float, typer.Option(help="Seconds given to open calls when stopping.", min=0)] = 5.0,
+    log_format: Annotated[LogFormat, typer.Option(help="The form of the line that is written for every call.")] = (
+        LogFormat.TEXT
+    ),
+    patience: Annotated[float, typer.Option(help="Scales how long clients wait in silence.", min=0, hidden=True)] = 1.0,
 ) -> None:
     """Serve the proxy: point ANTHROPIC_BASE_URL here, and nothing else changes.
 
@@ -45,39 +70,64 @@ def serve(
     Calls that wait for a batch survive a stop or a crash: sent again after the restart, they get their own answer.
     """
     check_local(host)
-    _check_url(upstream)
-    policy = RoutingPolicy() if config is None else RoutingPolicy.from_yaml(config)
+    if check:
+        check_config(config, upstream, provider or (), store, request, as_json=in_json)
+        return
+    if request is not None or in_json:
+        raise ConfigError("A request to look at, and --json, go with --check: carpool serve --check request.json.")
+    settled = gather(config, upstream, provider or (), store)
     with listen(host, port) as listener:
-        asyncio.run(_serve(listener, upstream, store, policy, drain))
+        uvloop.run(_serve(listener, settled, drain, log_format, Patience().scaled(patience)))
 
 
-def _check_url(url: str) -> None:
-    try:
-        parts = urlsplit(url)
-        fits = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
-    except ValueError:
-        fits = False
-    if not fits:
-        raise ConfigError(f"{url!r} is not a provider's base URL. Write one such as https://api.anthropic.com.")
-
-
-async def _serve(listener: socket.socket, base_url: str, store: str, policy: RoutingPolicy, drain: float) -> None:
-    clock, wire = SystemClock(), ReqwestWire()
-    upstream = Upstream("anthropic", base_url, get_dialect("anthropic"), wire)
-    engine = build_engine(await open_store(store), clock, upstream, policy, None, ())
-    await engine.start()
-    proxy = Proxy(engine, upstream, clock, on_disconnect=policy.on_disconnect)
+async def _serve(
+    listener: socket.socket, config: Config, drain: float, log_format: LogFormat, patience: Patience
+) -> None:
+    clock, wire = SystemClock(), StraightWire()
+    upstreams = upstreams_of(config, wire)
+    engine = await _engine(config, upstreams, clock)
+    note, end_log = _log(log_format)
+    proxy = Proxy(
+        engine,
+        upstreams,
+        clock,
+        defaults=defaults_of(config),
+        on_disconnect=config.policy.on_disconnect,
+        patience=patience,
+        note=note,
+        book=config.book,
+        keys=keys_of(config, os.environ),
+        max_body=config.max_body,
+    )
 
     async def end() -> None:
         await _end(proxy, engine, drain)
 
     try:
-        said = f"carpool listens on {address(listener)} and buys from {base_url}. Stop it with Ctrl-C."
-        Console().print(said, markup=False, soft_wrap=True)
+        _say(listener, config, log_format)
         await Server(_config(proxy), end).serve([listener])
     finally:
         await engine.close(0.0)
         await wire.aclose()
+        end_log()
+
+
+async def _engine(config: Config, upstreams: Mapping[str, Upstream], clock: SystemClock) -> Engine:
+    store = await open_store(config.store)
+    keyring = Keyring(store.pepper)
+    engine = Engine(store=store, clock=clock, upstreams=upstreams, keyring=keyring, policy=config.policy)
+    await engine.start()
+    return engine
+
+
+def _say(listener: socket.socket, config: Config, log_format: LogFormat) -> None:
+    places = " and ".join(one.base_url for one in config.providers)
+    said = f"carpool listens on {address(listener)} and buys from {places}. Stop it with Ctrl-C."
+    console = Console(highlight=False)
+    for line in (said, *(f"Note: {note}" for note in config.notes)):
+        if log_format is LogFormat.JSON:
+            line = json.dumps({"event": "start", "message": line})
+        console.print(line, markup=False, soft_wrap=True)
 
 
 async def _end(proxy: Proxy, engine: Engine, drain: float) -> None:
@@ -87,15 +137,30 @@ async def _end(proxy: Proxy, engine: Engine, drain: float) -> None:
     await proxy.aclose()
 
 
-def _config(proxy: Proxy) -> uvicorn.Config:
-    logging.basicConfig(level=logging.WARNING, format="carpool: %(message)s")
+def _log(log_format: LogFormat) -> tuple[Note, Callable[[], None]]:
+    """Where the lines of calls go, and how that ends. What goes wrong is said on the other stream."""
+    if log_format is LogFormat.JSON:
+        handler = logging.StreamHandler()
+        handler.setFormatter(JsonFormatter())
+        logging.basicConfig(level=logging.WARNING, handlers=[handler])
+    else:
+        logging.basicConfig(level=logging.WARNING, format="carpool: %(message)s")
     logging.getLogger("uvicorn.error").addFilter(_unsaid)
+    if log_format is LogFormat.OFF:
+        return lambda line: None, lambda: None
+    journal = Journal(to_stream(sys.stdout), as_json if log_format is LogFormat.JSON else as_text)
+    return journal.note, journal.close
+
+
+def _config(proxy: Proxy) -> uvicorn.Config:
     return uvicorn.Config(
         proxy,
+        http=Connection,
         log_config=None,
         log_level="warning",
         lifespan="off",
         ws="none",
+        proxy_headers=False,  # who asks is not asked for, so nobody needs to be believed
         access_log=False,
         server_header=False,
         date_header=False,

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable, MutableMapping
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, MutableMapping, Set
+from functools import lru_cache
 from typing import Any
 
 from carpool.errors import CallTooLarge
 from carpool.model import Headers
+from carpool.ports import Dialect, StreamedBody
 
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 
+SMALL_BODY = 64 * 1024
+JSON = ("content-type", "application/json")
+EVENT_STREAM = ("content-type", "text/event-stream; charset=utf-8")
 HOP_BY_HOP = frozenset(
     {"connection", "content-length", "expect", "host", "keep-alive", "proxy-authenticate", "proxy-authorization"}
     | {"proxy-connection", "te", "trailer", "transfer-encoding", "upgrade"}
@@ -23,7 +29,12 @@ class Disconnected(Exception):
 
 
 def request_headers(scope: Scope) -> Headers:
-    return tuple((name.decode("latin-1").lower(), value.decode("latin-1")) for name, value in scope["headers"])
+    return tuple([(_lower(name), value.decode("latin-1")) for name, value in scope["headers"]])
+
+
+@lru_cache(4096)
+def _lower(name: bytes) -> str:
+    return name.decode("latin-1").lower()
 
 
 async def read_body(receive: Receive, limit: int) -> bytes:
@@ -42,6 +53,48 @@ async def read_body(receive: Receive, limit: int) -> bytes:
             return b"".join(pieces)
 
 
+class Upload:
+    """A body that travels on while it comes. Where its length is known and small, it is one piece at once."""
+
+    def __init__(self, receive: Receive, headers: Headers) -> None:
+        self._receive = receive
+        self._ended = asyncio.Event()
+        self._length = _announced(headers)
+
+    async def body(self) -> bytes | StreamedBody:
+        if self._length is not None and self._length <= SMALL_BODY:
+            body = await read_body(self._receive, SMALL_BODY) if self._length else b""
+            self._ended.set()
+            return body
+        return StreamedBody(self._length, self._pieces(), live=True)
+
+    async def _pieces(self) -> AsyncIterator[bytes]:
+        more = True
+        while more:
+            message = await self._receive()
+            if message["type"] == "http.disconnect":
+                raise Disconnected
+            yield message.get("body", b"")
+            more = message.get("more_body", False)
+        self._ended.set()
+
+    async def gone(self) -> None:
+        """Returns when the client has hung up after its body; within it, the body itself breaks off."""
+        await self._ended.wait()
+        await gone(self._receive)
+
+
+def _announced(headers: Headers) -> int | None:
+    """How long a body will be; None when nobody knows. Without a word of it there is none."""
+    length: int | None = 0
+    for name, value in headers:
+        if name == "transfer-encoding":
+            return None
+        if name == "content-length":
+            length = int(value) if value.isdecimal() else None
+    return length
+
+
 async def gone(receive: Receive) -> None:
     """Returns when the client has hung up."""
     while (await receive())["type"] != "http.disconnect":
@@ -49,15 +102,16 @@ async def gone(receive: Receive) -> None:
 
 
 class Once:
-    """A `send` that remembers whether the answer has begun."""
+    """A `send` that remembers whether the answer has begun, and in whose words errors are told."""
 
     def __init__(self, send: Send) -> None:
         self._send = send
         self.begun = False
+        self.dialect: Dialect | None = None  # known when the provider is chosen
 
-    async def __call__(self, message: Scope) -> None:
+    def __call__(self, message: Scope) -> Awaitable[None]:
         self.begun = True
-        await self._send(message)
+        return self._send(message)
 
 
 async def send_head(send: Send, status: int, headers: Iterable[tuple[str, str]]) -> None:
@@ -76,10 +130,18 @@ async def send_whole(send: Send, status: int, headers: Iterable[tuple[str, str]]
 
 def end_to_end(headers: Headers) -> list[tuple[str, str]]:
     """Without what concerns one connection only, be it by its name or because `connection` names it."""
-    named = {part.strip().lower() for name, value in headers if name == "connection" for part in value.split(",")}
-    return [pair for pair in headers if pair[0] not in HOP_BY_HOP and pair[0] not in named]
+    dropped = _dropped(headers)
+    return [pair for pair in headers if pair[0] not in dropped]
+
+
+def _dropped(headers: Headers) -> Set[str]:
+    for name, value in headers:
+        if name == "connection" and value.lower() not in ("keep-alive", "close"):
+            return HOP_BY_HOP | {part.strip().lower() for part in value.split(",")}
+    return HOP_BY_HOP
 
 
 def passed_on(headers: Headers) -> list[tuple[str, str]]:
     """The head of an answer that passes: its body keeps its length."""
-    return end_to_end(headers) + [pair for pair in headers if pair[0] == "content-length"]
+    dropped = _dropped(headers)
+    return [pair for pair in headers if pair[0] not in dropped or pair[0] == "content-length"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Callable
 
 from carpool.doors.options import Options
 from carpool.engine import Engine, Reply, Upstream
@@ -16,7 +17,9 @@ from carpool.errors import (
 )
 from carpool.ledger import dollars
 from carpool.model import Call, Headers, OutcomeKind, ticket_text
-from carpool.ports import Clock, RawRequest
+from carpool.ports import Clock, Parsed, RawRequest
+
+Ruled = Callable[[Parsed, Options, float], Options]
 
 _FAILURES: dict[OutcomeKind, type[CallFailed]] = {
     OutcomeKind.EXPIRED: CallExpired,
@@ -34,13 +37,18 @@ _MEANING: dict[OutcomeKind, str] = {
 _FRAMING = frozenset({"content-length", "transfer-encoding", "connection", "content-encoding", "keep-alive"})
 
 
-def make_call(engine: Engine, upstream: Upstream, clock: Clock, raw: RawRequest, options: Options) -> Call:
-    """Understands a request and names its credential. Raises `BadCall` for what can't be understood."""
-    parsed = upstream.dialect.parse(raw)
+def make_call(
+    engine: Engine, upstream: Upstream, clock: Clock, raw: RawRequest, options: Options, ruled: Ruled | None = None
+) -> Call:
+    """Understands a request and names its credential. Raises `BadCall` for what can't be understood.
+
+    `ruled` says what the rules of the house make of the options."""
+    parsed, arrived = upstream.dialect.parse(raw), clock.now()
+    if ruled is not None:
+        options = ruled(parsed, options, arrived)
     if not parsed.secret:
         raise BadCall("This request carries no API key. Send it as x-api-key, or as Authorization: Bearer.")
     credential = engine.enrol(upstream.provider, parsed.secret)
-    arrived = clock.now()
     return Call(
         ticket=engine.new_ticket(),
         provider=upstream.provider,
@@ -60,6 +68,10 @@ def make_call(engine: Engine, upstream: Upstream, clock: Clock, raw: RawRequest,
         key=options.key,
         fingerprint=_fingerprint(credential, parsed.endpoint, parsed.headers, parsed.canonical),
         retry=parsed.retry,
+        turn=parsed.turn,
+        insists=options.insists,
+        note=options.note,
+        on_disconnect=options.on_disconnect,
     )
 
 

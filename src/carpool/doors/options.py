@@ -1,42 +1,22 @@
-"""What a client may ask for beside its call: budget, lane, tags, key; from headers, a path segment or arguments."""
+"""What a client may ask for beside its call, read from headers, a path segment or arguments."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable
+from typing import Literal
 from urllib.parse import unquote
+
+from msgspec.structs import replace
 
 from carpool.errors import BadCall
 from carpool.model import Headers, Lane
+from carpool.options import Options
 from carpool.policy import parse_budget
+
+__all__ = ["Options", "from_headers", "from_segment", "parse_key", "parse_lane", "split_path"]
 
 PREFIX = "x-carpool-"
 MAX_KEY = 255
-
-
-@dataclass(frozen=True, slots=True)
-class Options:
-    budget: float | None = None  # seconds from arrival
-    deadline: float | None = None  # absolute; wins over the budget
-    lane: Lane | None = None
-    tags: Mapping[str, str] = field(default_factory=dict)
-    key: str | None = None
-
-    def over(self, weaker: Options) -> Options:
-        """These options, completed from weaker ones."""
-        timed = self.budget is not None or self.deadline is not None
-        return Options(
-            budget=self.budget if timed else weaker.budget,
-            deadline=self.deadline if timed else weaker.deadline,
-            lane=self.lane or weaker.lane,
-            tags={**weaker.tags, **self.tags},
-            key=self.key or weaker.key,
-        )
-
-    def until(self, arrived: float) -> float | None:
-        if self.deadline is not None:
-            return self.deadline
-        return None if self.budget is None else arrived + self.budget
 
 
 def from_headers(headers: Headers) -> Options:
@@ -81,7 +61,22 @@ def _with(options: Options, name: str, value: str) -> Options:
         return replace(options, tags={**options.tags, name.removeprefix("tags."): value})
     if name == "key":
         return replace(options, key=parse_key(value))
-    raise BadCall(f"carpool knows no option {name!r}. It knows budget, lane, tags and key.")
+    if name == "provider":
+        return replace(options, provider=value.strip())
+    if name == "on-disconnect":
+        return replace(options, on_disconnect=_on_disconnect(value))
+    raise BadCall(
+        f"carpool knows no option {name[:60]!r}. It knows budget, lane, tags, key, provider and on-disconnect."
+    )
+
+
+def _on_disconnect(text: str) -> Literal["keep", "cancel"]:
+    said = text.strip().lower()
+    if said == "keep":
+        return "keep"
+    if said == "cancel":
+        return "cancel"
+    raise BadCall(f"{text[:40]!r} does not say what becomes of a call whose client hangs up: write keep or cancel.")
 
 
 def parse_lane(text: str) -> Lane:

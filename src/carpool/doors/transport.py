@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
-from dataclasses import replace
 from types import ModuleType
 from typing import Any
+
+from msgspec.structs import replace
 
 from carpool.doors.answers import Flow, Whole, async_response, blocking_response, http_error
 from carpool.doors.answers import wait_for as wait_for

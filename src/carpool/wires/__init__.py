@@ -6,5 +6,6 @@ Each obeys the contract of `ports.Wire`; `tests/contract/test_wire.py` runs one 
 from carpool.wires.httpx_async import HttpxWire
 from carpool.wires.httpx_threads import ThreadedHttpxWire
 from carpool.wires.reqwest import ReqwestWire
+from carpool.wires.straight import StraightWire
 
-__all__ = ["HttpxWire", "ReqwestWire", "ThreadedHttpxWire"]
+__all__ = ["HttpxWire", "ReqwestWire", "StraightWire", "ThreadedHttpxWire"]

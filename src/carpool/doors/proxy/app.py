@@ -1,0 +1,214 @@
+"""The proxy as an ASGI application: who may ask, what was asked beside the call, and whose turn it is to answer."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
+from types import MappingProxyType
+from typing import Any, Literal
+
+from carpool.doors.asgi import (
+    JSON,
+    Disconnected,
+    Once,
+    Receive,
+    Scope,
+    Send,
+    Upload,
+    gone,
+    read_body,
+    request_headers,
+    send_whole,
+)
+from carpool.doors.options import PREFIX, Options, from_headers, split_path
+from carpool.doors.proxy import admin
+from carpool.doors.proxy.admin import Admin
+from carpool.doors.proxy.calling import MAX_BODY, Caller, Note, Ride, understands
+from carpool.doors.proxy.choosing import choose, wire_of
+from carpool.doors.proxy.connection import informer
+from carpool.doors.proxy.kinds import recognise
+from carpool.doors.proxy.leaving import Guard
+from carpool.doors.proxy.lending import Purse
+from carpool.doors.proxy.passing import pass_through, upgrade_refused
+from carpool.doors.proxy.returning import Desk
+from carpool.doors.proxy.visit import Visit
+from carpool.doors.proxy.waiting import Patience
+from carpool.engine import Engine, Upstream
+from carpool.errors import BadCall, CarpoolError, Closed
+from carpool.model import Headers
+from carpool.ports import Clock, Dialect, RawRequest
+from carpool.rules import RuleBook
+
+log = logging.getLogger("carpool.proxy")
+
+RETRY = (("retry-after", "1"), ("x-should-retry", "true"))  # the call is kept, or was never begun
+NO_RULES = RuleBook()
+NO_KEYS: Mapping[str, tuple[str, str]] = MappingProxyType({})
+LOCAL_NAMES = frozenset({"127.0.0.1", "localhost", "[::1]", "::1"})
+
+
+class Proxy:
+    """A plain ASGI application over one engine and its upstreams.
+
+    `defaults` names the provider to take where several speak the same dialect.
+
+    `on_disconnect` says what becomes of a batched call whose client hangs up, `patience` how long clients wait in
+    silence; `note` is told every call when it is answered. `book` holds the rules of the house, `keys` the header with
+    the key of a provider, for clients that send none; a call's body has at most `max_body` bytes.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        upstreams: Mapping[str, Upstream] | Upstream,
+        clock: Clock,
+        *,
+        defaults: Collection[str] = (),
+        on_disconnect: Literal["keep", "cancel"] = "keep",
+        patience: Patience | None = None,
+        note: Note = lambda line: None,
+        book: RuleBook = NO_RULES,
+        keys: Mapping[str, tuple[str, str]] = NO_KEYS,
+        max_body: int = MAX_BODY,
+    ) -> None:
+        self._purse = Purse(keys)
+        self._max_body = max_body
+        self._engine = engine
+        self._upstreams = {upstreams.provider: upstreams} if isinstance(upstreams, Upstream) else upstreams
+        self._defaults = frozenset(defaults)
+        self._first = next(iter(self._upstreams.values())).dialect
+        self._guard = Guard()
+        self._caller = Caller(engine, clock, self._guard, on_disconnect, patience or Patience(), note, book)
+        self._admin = Admin(engine, clock, Desk(engine, self._upstreams), self._first)
+        self._open: set[asyncio.Task[Any]] = set()
+        self._patient: set[asyncio.Task[Any]] = set()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            return
+        once, task = Once(send), asyncio.current_task()
+        assert task is not None
+        self._open.add(task)
+        try:
+            await self._serve(scope, receive, once)
+        except Disconnected:
+            return
+        except CarpoolError as error:
+            if once.begun:
+                log.warning("A begun answer breaks off: %s", error)
+                raise  # the head is out: only a broken connection tells the client the truth now
+            body = (once.dialect or self._shape(scope)).error(error.status, error.code, str(error))
+            await send_whole(once, error.status, [JSON, *(RETRY if isinstance(error, Closed) else ())], body)
+        finally:
+            self._open.discard(task)
+
+    async def _serve(self, scope: Scope, receive: Receive, send: Once) -> None:
+        """The request and its body are let go before the wait begins: it may be long, and many may wait."""
+        waiting = await self._begin(scope, receive, send)
+        if waiting is not None:
+            visit, ride = waiting
+            with self._patiently():
+                try:
+                    await self._caller.wait(visit, ride)
+                finally:
+                    visit.leaving.cancel()
+
+    async def _begin(self, scope: Scope, receive: Receive, send: Once) -> tuple[Visit, Ride] | None:
+        headers = request_headers(scope)
+        _check_host(headers)
+        options, path = split_path(scope["raw_path"].decode("latin-1").partition("?")[0])
+        query = scope["query_string"].decode("latin-1")
+        if path.startswith(admin.PREFIX):
+            await self._own(scope, receive, send, headers, path, query)
+            return None
+        asked = tuple([pair for pair in headers if pair[0].startswith(PREFIX)])
+        if asked:
+            options = from_headers(asked).over(options)
+            headers = tuple([pair for pair in headers if not pair[0].startswith(PREFIX)])
+        upstream = choose(options.provider, path, headers, self._upstreams, self._defaults)
+        send.dialect = upstream.dialect
+        headers = self._purse.lend(upstream.provider, headers, bool(upstream.dialect.secret(headers)))
+        raw = RawRequest(scope["method"], path, query, headers, b"")
+        if understands(upstream.dialect, raw):
+            raw = RawRequest(raw.method, path, query, headers, await read_body(receive, self._max_body))
+            return await self._call(scope, receive, send, upstream, raw, options)
+        await self._pass(scope, receive, send, upstream, raw)
+        return None
+
+    async def _call(
+        self, scope: Scope, receive: Receive, send: Once, upstream: Upstream, raw: RawRequest, options: Options
+    ) -> tuple[Visit, Ride] | None:
+        leaving = self._guard.watch(scope, lambda: gone(receive))
+        visit = Visit(send, recognise(raw.headers), leaving, informer(scope))
+        ride = None
+        try:
+            ride = await self._caller.call(visit, upstream, raw, options)
+        finally:
+            if ride is None:
+                leaving.cancel()
+        return None if ride is None else (visit, ride)
+
+    async def _pass(self, scope: Scope, receive: Receive, send: Once, upstream: Upstream, raw: RawRequest) -> None:
+        status = upgrade_refused(raw.path, raw.headers)
+        if status is not None:
+            said = "carpool does not speak WebSocket. Send this as a plain HTTP request."
+            await send_whole(send, status, [JSON], upstream.dialect.error(status, BadCall.code, said))
+            return
+        upload = Upload(receive, raw.headers)
+        body = await upload.body()
+        leaving = self._guard.watch(scope, upload.gone)
+        try:
+            passing = pass_through(upstream, raw, body, send, informer(scope))
+            await self._guard.unless_gone(passing, leaving, passing=True)
+        finally:
+            leaving.cancel()
+
+    def _shape(self, scope: Scope) -> Dialect:
+        """In whose words an error is told where no provider was chosen: those of the wire that was spoken."""
+        path = scope["raw_path"].decode("latin-1").partition("?")[0]
+        spoken = wire_of("/" + path[1:].partition("/")[2] if path.startswith("/@") else path, request_headers(scope))
+        speakers = (upstream.dialect for upstream in self._upstreams.values())
+        return next((dialect for dialect in speakers if dialect.name == spoken), self._first)
+
+    async def _own(self, scope: Scope, receive: Receive, send: Once, headers: Headers, path: str, query: str) -> None:
+        leaving = self._guard.watch(scope, lambda: gone(receive))
+        visit = Visit(send, recognise(headers), leaving, informer(scope))
+        with self._patiently():
+            try:
+                await self._admin.answer(scope["method"], path, query, headers, visit)
+            finally:
+                leaving.cancel()
+
+    @contextmanager
+    def _patiently(self) -> Iterator[None]:
+        """Around what may take long and is told when carpool stops: `drain` does not wait for it."""
+        task = asyncio.current_task()
+        assert task is not None
+        self._patient.add(task)
+        try:
+            yield
+        finally:
+            self._patient.discard(task)
+
+    async def drain(self, timeout: float) -> None:
+        """Gives what is being bought so long, then cuts what passes through. Before the engine closes, to be entered.
+        Calls that wait for a batch are not waited for: they are kept, and told so when the engine closes."""
+        self._admin.draining = True
+        self._admin.news.stop()
+        if under_way := self._open - self._patient:
+            await asyncio.wait(under_way, timeout=timeout)
+        await self._guard.cut()
+
+    async def aclose(self) -> None:
+        """Ends what is left. After the engine has told its own waiters that it closed."""
+        await self._guard.aclose()
+
+
+def _check_host(headers: Headers) -> None:
+    """A web page must not reach the proxy through a name that it made point here."""
+    host = next((value for name, value in headers if name == "host"), "")
+    name = host if host.endswith("]") else host.rpartition(":")[0] or host
+    if name.lower() not in LOCAL_NAMES:
+        raise BadCall(f"carpool answers to its local names only, not to {host[:100]!r}.")

@@ -1,0 +1,245 @@
+"""An understood call, from intake to answer."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import Literal
+
+from carpool.dialects.early import Vigil
+from carpool.doors.asgi import EVENT_STREAM, Disconnected, Once, send_chunk, send_head, send_whole
+from carpool.doors.intake import answer_headers, carpool_headers, latin, make_call
+from carpool.doors.options import Options
+from carpool.doors.proxy.leaving import Guard
+from carpool.doors.proxy.logs import Line
+from carpool.doors.proxy.passing import as_it_is, pass_answer, pass_through
+from carpool.doors.proxy.returning import later, send_accepted
+from carpool.doors.proxy.ruling import ruled
+from carpool.doors.proxy.visit import Visit
+from carpool.doors.proxy.waiting import Patience, vigil, wait
+from carpool.engine import Engine, Reply, Seat, Upstream
+from carpool.engine.unpacking import encodings, read_whole
+from carpool.errors import BadCall, CallFailed, CarpoolError, Closed, Garbled
+from carpool.model import Call, Entry, Headers, Lane, ticket_text
+from carpool.ports import Clock, Dialect, RawRequest
+from carpool.routing import Decision
+from carpool.rules import RuleBook
+
+KEYS = frozenset({"authorization", "x-api-key"})
+CLIENT_LEFT = 499
+ACCEPTED = 202
+MAX_BODY = 32_000_000  # of a call; what only passes may be longer
+
+Note = Callable[[Line], None]
+
+
+def understands(dialect: Dialect, raw: RawRequest) -> bool:
+    """A call without a key buys nothing on any lane: the provider says so best."""
+    return dialect.handles(raw.method, raw.path) and any(name in KEYS for name, _ in raw.headers)
+
+
+@dataclass(frozen=True, slots=True)
+class Ride:
+    """A call that waits, and what is needed to answer it. The call itself is on disk and not held here."""
+
+    seat: Seat
+    dialect: Dialect
+    line: Line
+    signs: Vigil | None  # where it streams
+    wait: float | None  # where its client comes back for the answer: how long it holds the line before
+    wish: str = ""  # of its client for the stream
+
+
+class Caller:
+    """Buys what clients ask for. `on_disconnect`: what becomes of a batched call whose client hangs up."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        clock: Clock,
+        guard: Guard,
+        on_disconnect: Literal["keep", "cancel"],
+        patience: Patience,
+        note: Note,
+        book: RuleBook,
+    ) -> None:
+        self._book = book
+        self._engine = engine
+        self._clock = clock
+        self._guard = guard
+        self._on_disconnect: Literal["keep", "cancel"] = on_disconnect
+        self._patience = patience
+        self._note = note
+
+    async def call(self, visit: Visit, upstream: Upstream, raw: RawRequest, options: Options) -> Ride | None:
+        """Answers a call that travels on `now`. Of one that waits it gives back what is to be waited for."""
+        call = self._understood(upstream, raw, options)
+        if call is None:
+            passing = pass_through(upstream, raw, raw.body, visit.send, visit.inform)
+            await self._guard.unless_gone(passing, visit.leaving, passing=True)
+            return None
+        decision = self._engine.decide(call)
+        hold = later(visit.client.prefer)
+        if decision.lane is Lane.NOW and call.key is None and hold is None:
+            await self._guard.unless_gone(self._pass(visit, call, raw, decision), visit.leaving, passing=True)
+            return None
+        gone = call.on_disconnect or self._on_disconnect
+        seat = await self._engine.tickets.board(call, decision, "keep" if hold is not None else gone)
+        signs = None
+        if call.stream and hold is None:
+            arrived = call.arrived
+            signs = vigil(upstream.dialect, call.endpoint, visit.client, call.model, seat.ticket, arrived)
+        line = _line(call, raw, visit, seat.lane, seat.reason, seat.ticket)
+        return Ride(seat, upstream.dialect, line, signs, hold, upstream.dialect.wish(_plain(raw).body) if signs else "")
+
+    # ------------------------------------------------------------ on `now`
+
+    def _understood(self, upstream: Upstream, raw: RawRequest, options: Options) -> Call | None:
+        """None where carpool can't read a call of which nothing is asked: the provider says best what is wrong."""
+        try:
+            plain = _plain(raw)
+            rules = partial(ruled, self._book, upstream, plain) if self._book else None
+            return make_call(self._engine, upstream, self._clock, plain, options, rules)
+        except BadCall:
+            if options.timed or options.key is not None or options.lane not in (None, Lane.NOW):
+                raise
+            return None
+
+    async def _pass(self, visit: Visit, call: Call, raw: RawRequest, decision: Decision) -> None:
+        """Gives the answer of a call on `now` as it comes. The client's own request buys it."""
+        line = _line(call, raw, visit, Lane.NOW, decision.reason, call.ticket)
+        with self._failing(visit, line):
+            passage = await self._engine.passage(call, as_it_is(raw), decision)
+            size = await pass_answer(passage, _said(passage.ticket, Lane.NOW, passage.reason), visit.send)
+        self._tell(line, passage.status, passage.chunks.entry, passage.reason, size)
+
+    # ------------------------------------------------------------ waiting
+
+    async def wait(self, visit: Visit, ride: Ride) -> None:
+        """Sees a waiting client through to its answer."""
+        with self._failing(visit, ride.line):
+            reply = await (self._wait(visit, ride) if ride.wait is None else self._later(visit, ride, ride.wait))
+        if reply is not None:
+            await self._deliver(visit, ride, reply)
+
+    async def _wait(self, visit: Visit, ride: Ride) -> Reply:
+        seat = ride.seat
+        try:
+            said = _said(seat.ticket, seat.lane, seat.reason)
+            return await wait(seat, visit, self._patience, said, ride.signs)
+        finally:
+            if not seat.answer.done():
+                self._engine.tickets.leave(seat)
+
+    async def _later(self, visit: Visit, ride: Ride, hold: float) -> Reply | None:
+        """The client comes back for its answer, unless that is here within the time that it holds the line."""
+        reply = await self._engine.tickets.hold(ride.seat, visit.leaving, hold)
+        if reply is None:
+            await send_accepted(visit.send, ride.seat)
+            self._tell(ride.line, ACCEPTED, None, ride.seat.reason, 0)
+        return reply
+
+    async def _deliver(self, visit: Visit, ride: Ride, reply: Reply) -> None:
+        outcome = reply.outcome
+        reply = Reply(reply.ticket, outcome, reply.entry, outcome.reason or ride.seat.reason)
+        ride.line.batch, ride.line.lane = outcome.batch, str(outcome.lane)
+        try:
+            await _answer(reply, ride, visit.send)
+            if not visit.gone:  # otherwise its answer waits in the store for it to come back
+                self._engine.delivered_soon(reply.ticket)
+        finally:
+            status = CLIENT_LEFT if visit.gone else outcome.status
+            self._tell(ride.line, status, reply.entry, reply.reason, len(outcome.body))
+
+    # ------------------------------------------------------------ the log
+
+    @contextmanager
+    def _failing(self, visit: Visit, line: Line) -> Iterator[None]:
+        """Notes a call that ends without an outcome: its client left, carpool stops, the provider can't be reached."""
+        try:
+            yield
+        except (Disconnected, asyncio.CancelledError):
+            self._tell(line, CLIENT_LEFT if visit.gone else Closed.status, None, line.reason, 0)
+            raise
+        except CarpoolError as error:
+            self._tell(line, error.status, None, line.reason, 0)
+            raise
+
+    def _tell(self, line: Line, status: int, entry: Entry | None, reason: str, size: int) -> None:
+        line.status, line.reason, line.bytes_out = status, reason, size
+        line.duration_s = self._clock.now() - line.at
+        self._note(line.bought(entry))
+
+
+def _plain(raw: RawRequest) -> RawRequest:
+    """The request as it reads; what travels on `now` stays packed as it came."""
+    if not encodings(raw.headers):
+        return raw
+    headers = tuple([pair for pair in raw.headers if pair[0] != "content-encoding"])
+    return RawRequest(raw.method, raw.path, raw.query, headers, read_whole(raw.body, raw.headers, MAX_BODY))
+
+
+def _said(ticket: int, lane: Lane, reason: str) -> Headers:
+    """What can be said of a call before its answer is there."""
+    return (
+        ("x-carpool-lane", str(lane)),
+        ("x-carpool-ticket", ticket_text(ticket)),
+        ("x-carpool-reason", latin(reason)),
+    )
+
+
+def _line(call: Call, raw: RawRequest, visit: Visit, lane: Lane, reason: str, ticket: int) -> Line:
+    return Line(
+        at=call.arrived,
+        ticket=ticket_text(ticket),
+        provider=call.provider,
+        model=call.model,
+        lane=str(lane),
+        reason=reason,
+        status=0,
+        duration_s=0.0,
+        client=f"{visit.client.kind} {visit.client.name}".rstrip(),
+        bytes_in=len(raw.body),
+        tags=call.tags,
+    )
+
+
+# ------------------------------------------------------------ answers
+
+
+async def _answer(reply: Reply, ride: Ride, send: Once) -> None:
+    if ride.signs is not None:
+        await _stream(reply, ride.dialect, ride.signs, ride.wish, send)
+    elif not send.begun:
+        await send_whole(send, reply.outcome.status, answer_headers(reply), reply.outcome.body)
+    elif reply.outcome.status == 200:
+        await send_chunk(send, reply.outcome.body, more=False)
+    else:  # it was said to be well, and an error under a 200 would be taken for an answer
+        text = ticket_text(reply.ticket)
+        raise CallFailed(f"Call {text} failed with status {reply.outcome.status} while its client waited.", text)
+
+
+async def _stream(reply: Reply, dialect: Dialect, signs: Vigil, wish: str, send: Once) -> None:
+    outcome = reply.outcome
+    if not send.begun:
+        if outcome.status != 200:
+            await send_whole(send, outcome.status, answer_headers(reply), outcome.body)
+            return
+        events = dialect.replay(outcome.body, wish)
+        await send_head(send, 200, [EVENT_STREAM, *carpool_headers(reply)])
+    elif outcome.status != 200:
+        await send_chunk(send, dialect.stream_error(outcome.body), more=False)
+        return
+    else:
+        try:
+            events = signs.rest(dialect.replay(outcome.body, wish))
+        except Garbled as error:
+            said = dialect.error(error.status, error.code, str(error))
+            await send_chunk(send, dialect.stream_error(said), more=False)
+            return
+    for event in events:
+        await send_chunk(send, event, more=True)
+    await send_chunk(send, b"", more=False)

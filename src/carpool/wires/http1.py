@@ -1,0 +1,317 @@
+"""One HTTP/1.1 connection, and the exchanges that follow each other on it."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import select
+import socket
+from collections.abc import Callable
+from functools import lru_cache
+from typing import Any
+
+import httptools
+
+from carpool.errors import NotConnected, Severed, TimedOut, WireError
+from carpool.model import Headers
+from carpool.ports import StreamedBody, WireRequest
+
+MOST_HELD = 256 * 1024  # of an answer that nobody takes away
+LARGEST_HEAD = 256 * 1024
+KEEP_ALIVE_S = 60
+_TOKEN = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
+_TARGET = re.compile(r"[!-~]+")
+
+
+class Exchange:
+    """A request and its answer. The line fills it, the caller takes from it; both may be ahead of the other."""
+
+    def __init__(self, line: Line, host: str, request: WireRequest) -> None:
+        self.status = 0
+        self.headers: Headers = ()
+        self.uploaded = False
+        self.complete = False
+        self.method = request.method
+        self.informed = request.informed
+        self._line: Line | None = line  # until the answer is complete, or broken
+        self._host = host
+        self._timeout = request.timeout
+        self._held: list[bytes] = []
+        self._size = 0
+        self._error: WireError | None = None
+        self._waiter: asyncio.Future[None] | None = None
+        self.interrupt: asyncio.Timeout | None = None
+
+    # ------------------------------------------------------------ filled by the line
+
+    def answered(self, status: int, headers: Headers) -> None:
+        self.status, self.headers = status, headers
+        if status >= 300:
+            self._interrupt()  # a refusal: what is not sent yet is not wanted
+        self.wake()
+
+    def add(self, chunk: bytes) -> None:
+        self._held.append(chunk)
+        self._size += len(chunk)
+        if self._size > MOST_HELD and self._line is not None and self.uploaded:
+            self._line.pause(True)
+        self.wake()
+
+    def finish(self) -> None:
+        self.complete, self._line = True, None
+        self._interrupt()
+        self.wake()
+
+    def fail(self, error: WireError) -> None:
+        if not self.complete and self._error is None:
+            self._error, self._line = error, None
+            self._interrupt()
+            self.wake()
+
+    def sever(self) -> None:
+        self.fail(Severed(f"The connection to {self._host} broke before the whole answer was here."))
+
+    def wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+    def _interrupt(self) -> None:
+        if self.interrupt is not None:
+            self.interrupt.reschedule(0.0)
+            self.interrupt = None
+
+    # ------------------------------------------------------------ taken by the caller
+
+    def check(self) -> None:
+        if self._error is not None:
+            raise self._error
+
+    async def moved(self) -> None:
+        """Waits for anything to happen, as long as the silence may last."""
+        loop = asyncio.get_running_loop()
+        self._waiter = loop.create_future()
+        alarm = loop.call_later(self._timeout, self._time_out)
+        try:
+            await self._waiter
+        finally:
+            alarm.cancel()
+            self._waiter = None
+
+    def _time_out(self) -> None:
+        line = self._line
+        self.fail(TimedOut(f"{self._host} was silent for too long."))
+        if line is not None:
+            line.abort()
+
+    async def head(self) -> None:
+        while not self.status:
+            self.check()
+            await self.moved()
+
+    async def take(self) -> bytes | None:
+        """What has arrived of the body; None at its end."""
+        while not self._held:
+            if self.complete:
+                return None
+            self.check()
+            await self.moved()
+        chunk = self._held[0] if len(self._held) == 1 else b"".join(self._held)
+        self._held.clear()
+        self._size = 0
+        if self._line is not None:
+            self._line.pause(False)
+        return chunk
+
+    def give_up(self) -> None:
+        if self._line is not None:
+            self._line.abort()
+            self._line = None
+
+
+class Line(asyncio.Protocol):
+    """A connection that carries one exchange at a time. `free` is called when it may carry the next."""
+
+    def __init__(self, free: Callable[[Line], None]) -> None:
+        self.open = False
+        self.sweeps = 0  # how often the pool has met it idle
+        self._free = free
+        self._transport: Any = None
+        self._poll: Any = None
+        self._parser = httptools.HttpResponseParser(self)
+        self._exchange: Exchange | None = None
+        self._headers: list[tuple[str, str]] = []
+        self._head_size = 0
+        self._until_end = False  # the end of the connection is the end of the answer
+        self._reading = True
+        self._spoilt = False
+        self.writable = True
+
+    # ------------------------------------------------------------ used by the wire
+
+    def begin(self, exchange: Exchange, data: bytes) -> None:
+        self._exchange = exchange
+        self.sweeps = 0
+        self._until_end = False
+        self.write(data)
+
+    def write(self, data: bytes) -> None:
+        if self.open:
+            self._transport.write(data)
+
+    def pause(self, paused: bool) -> None:
+        if paused == self._reading and self.open:
+            self._reading = not paused
+            (self._transport.pause_reading if paused else self._transport.resume_reading)()
+
+    def quiet(self) -> bool:
+        """Whether nothing has happened that the event loop has not told of yet: an idle peer only ever says goodbye."""
+        return self.open and not (self._poll is not None and self._poll.poll(0))
+
+    def spoil(self) -> None:
+        """A request that was not sent to its end stands on this line: nobody may send another after it."""
+        self._spoilt = True
+        if self._exchange is None:
+            self.abort()
+
+    def abort(self) -> None:
+        self.open = False
+        self._exchange = None
+        if self._transport is not None:
+            self._transport.abort()
+
+    # ------------------------------------------------------------ called by the event loop
+
+    def connection_made(self, transport: Any) -> None:
+        self._transport = transport
+        self.open = True
+        raw = transport.get_extra_info("socket")
+        raw.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        if hasattr(socket, "TCP_KEEPIDLE"):
+            raw.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, KEEP_ALIVE_S)
+        if hasattr(select, "poll"):
+            self._poll = select.poll()
+            self._poll.register(raw.fileno(), select.POLLIN)
+
+    def data_received(self, data: bytes) -> None:
+        if self._exchange is None:
+            self.abort()  # nothing was asked
+            return
+        exchange = self._exchange
+        try:
+            self._parser.feed_data(data)
+        except (httptools.HttpParserError, httptools.HttpParserUpgrade):
+            exchange.sever()
+            self.abort()
+
+    def eof_received(self) -> None:
+        if self._exchange is not None and self._until_end:
+            self._complete(keep=False)
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self.open = False
+        exchange, self._exchange = self._exchange, None
+        if exchange is not None:
+            exchange.sever()
+
+    def pause_writing(self) -> None:
+        self.writable = False
+
+    def resume_writing(self) -> None:
+        self.writable = True
+        if self._exchange is not None:
+            self._exchange.wake()
+
+    # ------------------------------------------------------------ called by the parser
+
+    def on_message_begin(self) -> None:
+        self._headers = []
+        self._head_size = 0
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self._head_size += len(name) + len(value)
+        if self._head_size > LARGEST_HEAD:
+            raise ValueError("The head of the answer is too long.")
+        self._headers.append((_name(name), value.decode("latin-1")))
+
+    def on_headers_complete(self) -> None:
+        exchange, status = self._exchange, self._parser.get_status_code()
+        if exchange is None or exchange.status:
+            raise ValueError("Nothing was asked.")
+        headers = tuple(self._headers)
+        if status < 200:
+            if exchange.informed is not None and status != 101:
+                exchange.informed(status, headers)
+            return
+        exchange.answered(status, headers)
+        if exchange.method == "HEAD":
+            keep = self._parser.should_keep_alive()
+            self._parser = httptools.HttpResponseParser(self)  # this one would wait for a body
+            self._complete(keep=keep)
+        else:
+            names = {name for name, _ in headers}
+            self._until_end = not names & {"content-length", "transfer-encoding"}
+
+    def on_body(self, chunk: bytes) -> None:
+        if self._exchange is not None:
+            self._exchange.add(chunk)
+
+    def on_message_complete(self) -> None:
+        if self._exchange is not None and self._exchange.status:
+            self._complete(keep=self._parser.should_keep_alive())
+
+    def _complete(self, *, keep: bool) -> None:
+        exchange, self._exchange = self._exchange, None
+        assert exchange is not None
+        exchange.finish()
+        self.pause(False)
+        if keep and exchange.uploaded:
+            self._free(self)
+        elif exchange.uploaded or self._spoilt:
+            self.abort()
+
+
+@lru_cache(4096)
+def _name(name: bytes) -> str:
+    return name.decode("latin-1").lower()
+
+
+@lru_cache(4096)
+def _sound(name: str) -> bool:
+    return _TOKEN.fullmatch(name) is not None
+
+
+def head_of(request: WireRequest, authority: str, target: str, host: str) -> bytes:
+    """The request's line and headers. What could be taken for more than that is refused."""
+    lines = [f"{request.method} {target} HTTP/1.1\r\nhost: {authority}\r\n"]
+    framed = False
+    for name, value in request.headers:
+        lower = name.lower()
+        if lower in ("content-length", "transfer-encoding"):
+            if not framed:
+                lines.append(_framing(request))
+            framed = True
+        elif lower != "host":
+            lines.append(f"{name}: {value}\r\n")
+            if not _sound(name):
+                raise NotConnected(f"This is no request that can be sent to {host}.")
+    if not framed:
+        lines.append(_framing(request))
+    lines.append("\r\n")
+    head = "".join(lines)
+    ends = len(lines) + 1 - lines.count("")  # the first holds two
+    if head.count("\n") != ends or head.count("\r") != ends or "\0" in head or not _TARGET.fullmatch(target):
+        raise NotConnected(f"This is no request that can be sent to {host}.")
+    try:
+        return head.encode("latin-1")
+    except UnicodeEncodeError:
+        raise NotConnected(f"This is no request that can be sent to {host}.") from None
+
+
+def _framing(request: WireRequest) -> str:
+    """Its length, and chunks only where nobody knows it."""
+    length = request.body.length if isinstance(request.body, StreamedBody) else len(request.body)
+    if length is None:
+        return "transfer-encoding: chunked\r\n"
+    if length or request.method in ("POST", "PUT", "PATCH"):
+        return f"content-length: {length}\r\n"
+    return ""
