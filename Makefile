@@ -11,10 +11,10 @@ TOGETHER := -n auto --dist loadfile
 UNIT := contract dialects engine house mock properties stores wires
 
 .DEFAULT_GOAL := help
-.PHONY: help setup test unit check fix docs sim mutants demo clean test-sdks bench-pool
+.PHONY: help setup test unit check fix docs sim mutants demo clean test-sdks test-real test-slow bench-pool bench-proxy
 
 help: ## List the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-11s %s\n", $$1, $$2 }' Makefile
 
 setup: $(READY) ## Make the virtual environment (every other target does it when needed)
 
@@ -80,5 +80,16 @@ test-sdk-%: .venvs/anthropic-%/.ready
 	@$(@D)/bin/python -m pip install -qq --disable-pip-version-check --editable . 'anthropic==$*.*'
 	@touch $@
 
+# ---- real clients, as processes of their own; their versions stand in tests/real/versions.toml; none is skipped
+
+test-real: $(READY) ## Run SDKs and agents against the proxy: ARGS="--only Codex" for some
+	@$(BIN)/python tests/real $(ARGS)
+
+test-slow: $(READY) ## The same against batches of twenty minutes, in real time
+	@$(BIN)/python tests/real --slow $(ARGS)
+
 bench-pool: $(READY) ## Measure the pool beside its peers; takes about 20 minutes, ARGS="--plans 1000 10000" less
 	@$(BIN)/python bench/pool $(ARGS)
+
+bench-proxy: $(READY) ## Measure the proxy beside nginx and its peers; takes about 15 minutes, ARGS="--rounds 2 --quick" less
+	@$(BIN)/python bench/proxy $(ARGS)
