@@ -143,9 +143,8 @@ class Sender:
         return Passage(errand.ticket, response.status, response.headers, chunks, errand.reason)
 
     async def _record(self, entry: Entry) -> None:
-        """The attempt stands in the ledger before the bytes go out: a crash then leaves an unknown, not a gap. It waits
-        for the store's thread and not for the disk, which takes a seventh of a millisecond (docs/performance.md)."""
-        await self._desk.store.record(entry)
+        """The attempt stands in the ledger before the bytes go out: a crash then leaves an unknown, not a gap."""
+        await self._desk.store.attempt(entry)
 
     def _complete(self, entry: Entry) -> None:
         """Written behind the answer's back: until then the attempt says unknown, which is true."""

@@ -222,6 +222,10 @@ class Store(Protocol):
         ...
 
     # books and memory
+    async def attempt(self, entry: Entry) -> None:
+        """Before a purchase for a call that has no ticket here (plain `now`): it stands in the ledger as unknown."""
+        ...
+
     def record(self, entry: Entry, *, unhurried: bool = False) -> Awaitable[None]:
         """Writes an entry for a call that has no ticket here (plain `now`), as `settle` would. It is handed over at
         once, so entries are written in the order of these calls; awaited, it is written. Need not be awaited.

@@ -7,6 +7,8 @@ import os
 import sqlite3
 
 from carpool.errors import StoreUnwritable
+from carpool.stores._attempts import forget, left_behind
+from carpool.stores._ledger import record
 from carpool.stores._lock import FileLock
 from carpool.stores._opening import check_path, check_secret, connect, migrate, void_the_dead
 from carpool.stores._session import Session
@@ -60,6 +62,15 @@ def open_here(path: str | None, secret: bytes | None) -> Opened:
         raise
 
 
+def _recover(session: Session, path: str) -> None:
+    """Takes the attempts on `now` that a crash kept from the ledger."""
+    if entries := left_behind(path):
+        session.connection.execute("BEGIN IMMEDIATE")
+        record(session, entries)
+        session.connection.execute("COMMIT")
+    forget(path)
+
+
 def _session(path: str | None, secret: bytes) -> Session:
     name = path or _MEMORY
     try:
@@ -68,9 +79,12 @@ def _session(path: str | None, secret: bytes) -> Session:
             migrate(connection, name)
             check_secret(connection, secret, name)
             void_the_dead(connection)
-            return Session(connection, name)
+            session = Session(connection, name)
+            if path is not None:
+                _recover(session, path)
         except BaseException:
             connection.close()
             raise
+        return session
     except sqlite3.Error as error:
         raise translate(error, name) from error

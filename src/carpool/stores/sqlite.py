@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Concatenate, ParamSpec, Self, TypeVar
 
@@ -25,6 +26,7 @@ from carpool.model import (
     Totals,
 )
 from carpool.stores import _admission, _batches, _calls, _ledger, _listing, _settling
+from carpool.stores._attempts import Attempts
 from carpool.stores._files import let_go, open_aside, open_here
 from carpool.stores._listeners import Listener, Listeners
 from carpool.stores._lock import FileLock
@@ -44,6 +46,7 @@ class SqliteStore:
         self._lock = lock
         self._groups = Groups(session)
         self._writer = ThreadWriter(self._groups) if threaded else InlineWriter(self._groups)
+        self._attempts = Attempts(session.name) if threaded and lock is not None else None
         self._released = False
         self._listeners = Listeners()
 
@@ -188,6 +191,13 @@ class SqliteStore:
         return self._listeners.subscribe(listener)
 
     # books and memory
+    async def attempt(self, entry: Entry) -> None:
+        if self._attempts is None:
+            await self._writer.do(_ledger.record, entry, relaxed=True)
+            return
+        noted = self._attempts.note(entry)
+        asyncio.ensure_future(self.record(entry, unhurried=True)).add_done_callback(noted.written)
+
     def record(self, entry: Entry, *, unhurried: bool = False) -> Awaitable[None]:
         return self._writer.do(_ledger.record, entry, relaxed=True, unhurried=unhurried)
 
@@ -223,4 +233,6 @@ class SqliteStore:
         await self._writer.aclose()
         if not self._released:
             self._released = True
+            if self._attempts is not None:
+                self._attempts.close()
             let_go(self._session, self._lock)
