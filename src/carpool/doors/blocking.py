@@ -22,7 +22,8 @@ from carpool.doors.library import (
     raise_translated,
     retries_itself,
 )
-from carpool.doors.transport import HELLO, Exchange, blocking_transport, current_options, wait_for
+from carpool.doors.quick import Quick
+from carpool.doors.transport import HELLO, Exchange, Submission, blocking_transport, current, wait_for
 from carpool.engine import Engine, Hook, Stats, Upstream
 from carpool.errors import Closed, NotStarted
 from carpool.model import Lane
@@ -68,13 +69,14 @@ class Fleet:
         self._thread = threading.Thread(target=self._loop.run_forever, name="carpool", daemon=True)
         self._thread.start()
         try:
-            exchange = wait_for(self._start(), self._loop)
+            self._exchange = wait_for(self._start(), self._loop)
         except BaseException:
             self._stop_loop()
             raise
-        http = self._lib.Client(transport=blocking_transport(self._lib, exchange, self._loop))
+        http = self._lib.Client(transport=blocking_transport(self._lib, self._exchange, self._loop))
         self._patient = self._client.copy(http_client=http, max_retries=0, timeout=None)
         self._direct = self._client.copy(http_client=http, timeout=None)
+        self._quick = Quick(self._patient)
         self._introduce()
         return self
 
@@ -153,13 +155,26 @@ class Fleet:
         if force_sync or (params.get("stream") and lane is None):
             lane = Lane.NOW
         options = make_options(latency_budget_ms, budget, deadline, lane, tags, key)
-        token = current_options.set(options)
+        if retries_itself(options):
+            return self._through_sdk(self._direct, params, Submission(options))
+        draft, settled = self._quick.draft(params), None
+        if draft is not None and draft.raw is not None:
+            settled = wait_for(self._exchange.settled(draft.raw, draft.options(options)), self._loop)
+            if (message := draft.message(settled)) is not None:
+                return message
+        return self._through_sdk(self._patient, params, Submission(options, draft, settled))
+
+    def _through_sdk(self, client: Any, params: dict[str, Any], submission: Submission) -> Any:
+        token = current.set(submission)
         try:
-            return create_of(self._direct if retries_itself(options) else self._patient, params)(**params)
+            message = create_of(client, params)(**params)
         except Exception as error:  # noqa: BLE001  translated and raised again
             raise_translated(error)
         finally:
-            current_options.reset(token)
+            current.reset(token)
+        if submission.draft is not None:
+            submission.draft.learn_answer(message)
+        return message
 
     def submit_sync(self, **params: Any) -> Any:
         """One call on `now`, at full price."""

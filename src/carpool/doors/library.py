@@ -12,7 +12,8 @@ from typing import Any, NoReturn, Self
 from carpool.clock import SystemClock
 from carpool.dialects import get as get_dialect
 from carpool.doors.options import Options, parse_key, parse_lane
-from carpool.doors.transport import CARRIED, HELLO, Exchange, async_transport, current_options, flavour
+from carpool.doors.quick import Quick
+from carpool.doors.transport import CARRIED, HELLO, Exchange, Submission, async_transport, current, flavour
 from carpool.engine import Engine, Hook, Keyring, Probe, Stats, Upstream
 from carpool.errors import BadCall, BadParams, CarpoolError, Closed, NotStarted, WireError, WrongClient
 from carpool.model import Lane
@@ -80,10 +81,11 @@ class FleetDispatcher:
         self._engine = build_engine(store, clock, upstream, self.policy, self._prices, self._hooks, self._probe)
         self._loop = asyncio.get_running_loop()
         await self._engine.start()
-        exchange = Exchange(self._engine, upstream, clock)
-        http = self._lib.AsyncClient(transport=async_transport(self._lib, exchange))
+        self._exchange = Exchange(self._engine, upstream, clock)
+        http = self._lib.AsyncClient(transport=async_transport(self._lib, self._exchange))
         self._patient = self._client.copy(http_client=http, max_retries=0, timeout=None)
         self._direct = self._client.copy(http_client=http, timeout=None)
+        self._quick = Quick(self._patient)
         await introduce(self._patient)
 
     async def __aexit__(
@@ -130,13 +132,26 @@ class FleetDispatcher:
         if force_sync or (params.get("stream") and lane is None):
             lane = Lane.NOW
         options = make_options(latency_budget_ms, budget, deadline, lane, tags, key)
-        token = current_options.set(options)
+        if retries_itself(options):
+            return await self._through_sdk(self._direct, params, Submission(options))
+        draft, settled = self._quick.draft(params), None
+        if draft is not None and draft.raw is not None:
+            settled = await self._exchange.settled(draft.raw, draft.options(options))
+            if (message := draft.message(settled)) is not None:
+                return message
+        return await self._through_sdk(self._patient, params, Submission(options, draft, settled))
+
+    async def _through_sdk(self, client: Any, params: dict[str, Any], submission: Submission) -> Any:
+        token = current.set(submission)
         try:
-            return await create_of(self._direct if retries_itself(options) else self._patient, params)(**params)
+            message = await create_of(client, params)(**params)
         except Exception as error:  # noqa: BLE001  translated and raised again
             raise_translated(error)
         finally:
-            current_options.reset(token)
+            current.reset(token)
+        if submission.draft is not None:
+            submission.draft.learn_answer(message)
+        return message
 
     async def submit_sync(self, **params: Any) -> Any:
         """One call on `now`, at full price."""

@@ -13,6 +13,7 @@ from carpool.doors.answers import Flow, Whole, async_response, blocking_response
 from carpool.doors.answers import wait_for as wait_for
 from carpool.doors.intake import answer_headers, failure, latin, make_call
 from carpool.doors.options import PREFIX, Options, from_headers
+from carpool.doors.quick import Draft, Settled
 from carpool.engine import Engine, Passage, Reply, Upstream
 from carpool.errors import CarpoolError, WireError
 from carpool.model import Call, Headers, Lane, ticket_text
@@ -21,8 +22,20 @@ from carpool.ports import Clock, RawRequest
 CARRIED = "carpool.error"  # the extension of a request under which its own error travels
 HELLO = "x-carpool-hello"  # a request that only introduces its credential
 
-# Options of the call that is being submitted, where they do not come as headers.
-current_options: contextvars.ContextVar[Options | None] = contextvars.ContextVar("carpool_options", default=None)
+
+class Submission:
+    """A call on its way through the SDK: its options, who learns from its request, and what became of it already."""
+
+    __slots__ = ("draft", "options", "settled")
+
+    def __init__(self, options: Options, draft: Draft | None = None, settled: Settled | None = None) -> None:
+        self.options = options
+        self.draft = draft
+        self.settled = settled
+
+
+# The call that is being submitted, where its options do not come as headers.
+current: contextvars.ContextVar[Submission | None] = contextvars.ContextVar("carpool_submission", default=None)
 
 
 class Exchange:
@@ -44,8 +57,20 @@ class Exchange:
         if secret:
             self._engine.enrol(self._upstream.provider, secret)
 
-    async def handle(self, raw: RawRequest, options: Options) -> Flow | Whole:
+    async def handle(self, raw: RawRequest, options: Options, settled: Settled | None = None) -> Flow | Whole:
+        """`settled` is what became of the call where it was bought already, and only its answer is to be made."""
+        if isinstance(settled, CarpoolError):
+            raise settled
+        if settled is not None:
+            return self._whole(settled, stream=False)
         return await self.carry(self.understood(raw, options), raw.body)
+
+    async def settled(self, raw: RawRequest, options: Options) -> Settled:
+        """The call from arrival to outcome, without an HTTP answer made of it."""
+        try:
+            return await self._submit(self.understood(raw, options))
+        except CarpoolError as error:
+            return error
 
     def understood(self, raw: RawRequest, options: Options) -> Call:
         return make_call(self._engine, self._upstream, self._clock, raw, options)
@@ -80,13 +105,19 @@ class Exchange:
         return Whole(outcome.status, (*kept, ("content-type", "text/event-stream; charset=utf-8")), events)
 
 
-def raw_request(exchange: Exchange, request: Any, body: bytes) -> tuple[RawRequest, Options]:
-    """An httpx request as a door reads it, and the options it carries."""
+def raw_request(exchange: Exchange, request: Any, body: bytes) -> tuple[RawRequest, Options, Settled | None]:
+    """An httpx request as a door reads it, the options it carries, and what became of it already."""
     headers = tuple((name.lower(), value) for name, value in request.headers.multi_items())
-    options = (current_options.get() or Options()).over(from_headers(_without_hello(headers)))
+    said = from_headers(_without_hello(headers))
     kept = tuple(pair for pair in headers if not pair[0].startswith(PREFIX))
     path = exchange.relative(request.url.path)
-    return RawRequest(request.method, path, request.url.query.decode("ascii"), kept, body), options
+    raw = RawRequest(request.method, path, request.url.query.decode("ascii"), kept, body)
+    submission = current.get()
+    if submission is None:
+        return raw, said, None
+    if submission.draft is not None:
+        submission.draft.learn_request(raw, said)
+    return raw, submission.options.over(said), submission.settled
 
 
 def _without_hello(headers: Headers) -> Headers:
@@ -98,12 +129,12 @@ def async_transport(lib: ModuleType, exchange: Exchange) -> Any:
 
     class CarpoolTransport(lib.AsyncBaseTransport):  # type: ignore[misc, name-defined]
         async def handle_async_request(self, request: Any) -> Any:
-            raw, options = raw_request(exchange, request, await request.aread())
+            raw, options, settled = raw_request(exchange, request, await request.aread())
             if HELLO in request.headers:
                 exchange.introduce(raw)
                 return lib.Response(200, content=b"{}", headers={"content-type": "application/json"})
             try:
-                answer = await exchange.handle(raw, options)
+                answer = await exchange.handle(raw, options, settled)
             except WireError as error:
                 raise http_error(lib, error, request) from error
             except CarpoolError as error:
@@ -118,12 +149,12 @@ def blocking_transport(lib: ModuleType, exchange: Exchange, loop: asyncio.Abstra
 
     class CarpoolTransport(lib.BaseTransport):  # type: ignore[misc, name-defined]
         def handle_request(self, request: Any) -> Any:
-            raw, options = raw_request(exchange, request, request.read())
+            raw, options, settled = raw_request(exchange, request, request.read())
             if HELLO in request.headers:
                 loop.call_soon_threadsafe(exchange.introduce, raw)
                 return lib.Response(200, content=b"{}", headers={"content-type": "application/json"})
             try:
-                answer = wait_for(exchange.handle(raw, options), loop)
+                answer = wait_for(exchange.handle(raw, options, settled), loop)
             except WireError as error:
                 raise http_error(lib, error, request) from error
             except CarpoolError as error:

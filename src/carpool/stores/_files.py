@@ -74,17 +74,21 @@ def _recover(session: Session, path: str) -> None:
 def _session(path: str | None, secret: bytes) -> Session:
     name = path or _MEMORY
     try:
-        connection = connect(path)
-        try:
-            migrate(connection, name)
-            check_secret(connection, secret, name)
-            void_the_dead(connection)
-            session = Session(connection, name)
-            if path is not None:
-                _recover(session, path)
-        except BaseException:
-            connection.close()
-            raise
-        return session
+        return _opened(path, name, secret)
     except sqlite3.Error as error:
         raise translate(error, name) from error
+
+
+def _opened(path: str | None, name: str, secret: bytes) -> Session:
+    connection = connect(path)
+    try:
+        migrate(connection, name)
+        check_secret(connection, secret, name)
+        void_the_dead(connection)
+        session = Session(connection, name)
+        if path is not None:
+            _recover(session, path)
+    except BaseException:
+        connection.close()
+        raise
+    return session

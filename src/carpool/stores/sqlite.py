@@ -196,7 +196,9 @@ class SqliteStore:
             await self._writer.do(_ledger.record, entry, relaxed=True)
             return
         noted = self._attempts.note(entry)
-        asyncio.ensure_future(self.record(entry, unhurried=True)).add_done_callback(noted.written)
+        writing = self._writer.do(_ledger.record, entry, relaxed=True, unhurried=True)
+        assert isinstance(writing, asyncio.Future)
+        writing.add_done_callback(noted.written)
 
     def record(self, entry: Entry, *, unhurried: bool = False) -> Awaitable[None]:
         return self._writer.do(_ledger.record, entry, relaxed=True, unhurried=unhurried)

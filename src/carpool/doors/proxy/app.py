@@ -6,6 +6,7 @@ import asyncio
 import logging
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
+from functools import lru_cache
 from types import MappingProxyType
 from typing import Any, Literal
 
@@ -208,7 +209,15 @@ class Proxy:
 
 def _check_host(headers: Headers) -> None:
     """A web page must not reach the proxy through a name that it made point here."""
-    host = next((value for name, value in headers if name == "host"), "")
+    for name, value in headers:
+        if name == "host":
+            if _local(value):
+                return
+            raise BadCall(f"carpool answers to its local names only, not to {value[:100]!r}.")
+    raise BadCall("This request names no host. Send a host header, such as 127.0.0.1.")
+
+
+@lru_cache(maxsize=256)
+def _local(host: str) -> bool:
     name = host if host.endswith("]") else host.rpartition(":")[0] or host
-    if name.lower() not in LOCAL_NAMES:
-        raise BadCall(f"carpool answers to its local names only, not to {host[:100]!r}.")
+    return name.lower() in LOCAL_NAMES
