@@ -220,3 +220,21 @@ async def test_totals_outlive_the_calls(store: Store) -> None:
     before = await store.totals()
     assert await store.retain(T0 + 1, T0, 10) == 1
     assert await store.totals() == before
+
+
+# ---------------------------------------------------------------- tidying
+
+
+async def test_a_tidied_batch_keeps_the_bodies_of_its_open_calls(store: Store) -> None:
+    batch = await board(store, [1, 2, 3, 4])
+    await store.settle([settlement(ticket, batch.id) for ticket in (1, 3)], T0)
+    after: int | None = -1
+    steps = []
+    while (after := await store.tidy(batch.id, after, 1)) is not None:
+        steps.append(after)
+    assert steps == [1, 3]
+    assert [(await store.parcel(ticket)) is not None for ticket in (1, 2, 3, 4)] == [False, True, False, True]
+    for ticket in (2, 4):
+        parcel = await store.parcel(ticket)
+        assert parcel is not None
+        assert parcel.body == f"body {ticket}".encode()

@@ -1,0 +1,69 @@
+"""The way in: calls are put on disk together, and each still stands for itself."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any
+from unittest.mock import patch
+
+import pytest
+from fleets import QUICK, SOON, riding
+
+from carpool.errors import CarpoolError, StoreError
+from carpool.model import Admission
+from carpool.stores import SqliteStore
+
+admit_all = SqliteStore.admit_all
+
+
+def ask(number: int) -> dict[str, Any]:
+    return {"model": "claude-sonnet-5", "max_tokens": 5, "messages": [{"role": "user", "content": f"call {number}"}]}
+
+
+async def nobody_waits(scene: Any) -> None:
+    store = scene.fleet._engine._desk.store
+    async with asyncio.timeout(10):
+        while [row.awaited for row in await store.listed_calls(None, None, 10)] != [False]:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+
+
+async def test_one_that_the_store_refuses_keeps_no_other_out() -> None:
+    def choosy(self: SqliteStore, admissions: Sequence[Admission]) -> Any:
+        if any(b"call 3" in one.call.body for one in admissions):
+            refused: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+            refused.set_exception(StoreError("The store can't hold such a value."))
+            return refused
+        return admit_all(self, admissions)
+
+    with patch.object(SqliteStore, "admit_all", choosy):
+        async with riding(SOON, QUICK) as scene:
+            results = await asyncio.gather(
+                *(scene.fleet.submit_batch(**ask(number)) for number in range(6)), return_exceptions=True
+            )
+    assert [isinstance(one, CarpoolError) for one in results] == [False, False, False, True, False, False]
+
+
+async def test_who_leaves_at_the_door_is_not_waited_for() -> None:
+    inside = asyncio.Event()
+    go_on = asyncio.Event()
+
+    def slow(self: SqliteStore, admissions: Sequence[Admission]) -> Any:
+        async def later() -> Any:
+            inside.set()
+            await go_on.wait()
+            return await admit_all(self, admissions)
+
+        return later()
+
+    async with riding(SOON, QUICK) as scene:
+        with patch.object(SqliteStore, "admit_all", slow):
+            leaver = asyncio.create_task(scene.fleet.submit_batch(**ask(1)))
+            await inside.wait()
+            leaver.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await leaver
+            go_on.set()
+            await nobody_waits(scene)
+        await scene.fleet.submit_batch(**ask(1))
+        assert len(scene.provider.bill.charges) == 1  # the first was taken back before anything was bought for it
