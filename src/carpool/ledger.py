@@ -75,7 +75,9 @@ def priced(entry: Entry, dialect: str, usage: Usage | None, book: PriceBook) -> 
     if usage is None:
         return entry
     paid = book.price(dialect, entry.model, usage, entry.lane, entry.at)
-    would = None if paid is None else book.price(dialect, entry.model, usage, Lane.NOW, entry.at)
+    would = paid
+    if paid is not None and entry.lane is not Lane.NOW:
+        would = book.price(dialect, entry.model, usage, Lane.NOW, entry.at)
     return replace(entry, usage=usage, paid=paid, would_have_paid=would)
 
 

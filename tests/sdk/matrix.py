@@ -83,6 +83,7 @@ class Door:
     """One way in. Blocking ones work in threads, so that every case reads the same."""
 
     under_client = False
+    strict = True  # the SDK validates every answer
 
     def __init__(self, server: MockServer, log: Log) -> None:
         self.server, self.log = server, log
@@ -101,7 +102,7 @@ class Door:
         raise NotImplementedError
 
     def client_options(self, key: str, url: str | None) -> dict[str, Any]:
-        strict = {"_strict_response_validation": True}
+        strict = {"_strict_response_validation": self.strict}
         return {"base_url": url or self.server.url, "api_key": key, "max_retries": 0, **strict}
 
     async def again(self, key: str = KEY, url: str | None = None) -> None:
@@ -335,6 +336,23 @@ async def a_wrong_option_is_a_mistake_of_the_caller(door: Door) -> None:
     assert "is not a lane" in str(error)
 
 
+@case
+async def later_calls_are_as_the_first(door: Door) -> None:
+    """The SDK makes the first request and answer of a kind, and the library, where it can, the others after them."""
+    for strict in (True, False):
+        door.strict = strict
+        await door.again()
+        for more in ({}, {"betas": [BETA]}, {"extra_headers": {"x-team": "ci"}, "tools": [TOOL]}):
+            del door.log.requests[:]
+            told = [await door.ask(lane="now", budget="1h", **ask("[blocks]", **more)) for _ in range(3)]
+            heard = door.log.posts("/v1/messages")
+            assert heard[0] == heard[1] == heard[2]
+            assert visible(told[0]) == visible(told[1]) == visible(told[2])
+            if not door.under_client:
+                pattern = list(door.fleet._quick._patterns.values())[-1]  # type: ignore[attr-defined]
+                assert pattern.answer is type(told[0])
+
+
 @transport_case
 async def without_options_a_call_goes_straight_through(door: Any) -> None:
     sound(await door.ask(**ask()), ask())
@@ -369,6 +387,16 @@ def set_only(value: Any) -> Any:
     if isinstance(value, dict):
         return {key: set_only(inner) for key, inner in value.items() if inner is not None}
     return [set_only(inner) for inner in value] if isinstance(value, list) else value
+
+
+def visible(model: Any) -> Any:
+    """Whatever can be seen of an answer, but for the names that the provider gave it."""
+    if isinstance(model, list):
+        return [visible(part) for part in model]
+    if not isinstance(model, anthropic.BaseModel):
+        return model
+    fields = {name: visible(value) for name, value in vars(model).items() if name not in ("id", "_request_id")}
+    return type(model), sorted(model.model_fields_set), model.model_extra, sorted(vars(model)), fields
 
 
 # ---------------------------------------------------------------- the runner

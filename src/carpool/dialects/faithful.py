@@ -7,7 +7,6 @@ A short walk over the members finds both.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from typing import Any
 
 import msgspec
@@ -22,8 +21,7 @@ _NAME = re.compile(rb'[ \t\r\n]*[{,][ \t\r\n]*("[^"\\]*+(?:\\.[^"\\]*+)*+")[ \t\
 _CLOSE = re.compile(rb"[ \t\r\n]*\}[ \t\r\n]*")
 
 
-@dataclass(frozen=True, slots=True)
-class Document:
+class Document(msgspec.Struct, frozen=True):
     """A JSON object in its own bytes, and its values decoded."""
 
     text: bytes

@@ -44,6 +44,7 @@ _TRANSPORT = frozenset(
         "prefer",
         "range",
         "user-agent",
+        "x-app",
     }
 )
 _ROUTE = frozenset(
@@ -62,7 +63,7 @@ _ROUTE = frozenset(
     }
 )
 # Each names one request, so none may speak for a batch.
-_ONE_REQUEST = frozenset(
+ONE_REQUEST = frozenset(
     {
         "b3",
         "baggage",
@@ -71,7 +72,6 @@ _ONE_REQUEST = frozenset(
         "traceparent",
         "tracestate",
         "x-amzn-trace-id",
-        "x-app",
         "x-client-request-id",
         "x-cloud-trace-context",
         "x-correlation-id",
@@ -80,7 +80,7 @@ _ONE_REQUEST = frozenset(
         "x-request-start",
     }
 )
-DROPPED = _HOP_BY_HOP | _TRANSPORT | _ROUTE | _ONE_REQUEST
+DROPPED = _HOP_BY_HOP | _TRANSPORT | _ROUTE | ONE_REQUEST
 DROPPED_PREFIXES = ("cf-", "sec-", "x-b3-", "x-carpool-", "x-datadog-", "x-envoy-", "x-forwarded-", "x-stainless-")
 
 

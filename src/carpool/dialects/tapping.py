@@ -28,9 +28,12 @@ class Tap:
     An answer that turns out to be plain JSON (an SDK may be answered so) is held up to a bound and read at the end.
     """
 
+    __slots__ = ("_cut", "_data", "_held", "_listener", "_plain", "_rest", "_skipping", "_whole")
+
     def __init__(self, listener: Listener) -> None:
         self._listener = listener
         self._rest = bytearray()  # the line that is not complete yet
+        self._whole = b""  # a plain answer that is one chunk so far: most are, and it need not be copied
         self._data: list[bytes] = []
         self._held = 0
         self._skipping = False  # inside a line too long to hold
@@ -52,7 +55,7 @@ class Tap:
     def usage(self) -> Usage | None:
         if not self._plain:
             return self._listener.usage()
-        body = bytes(self._rest)
+        body = self._whole or bytes(self._rest)
         return self._listener.tail(body) if self._cut else self._listener.whole(body)
 
     def _decide(self, chunk: bytes) -> None:
@@ -60,6 +63,11 @@ class Tap:
             self._plain = start.startswith(b"{")
 
     def _keep(self, chunk: bytes) -> None:
+        if not self._rest and not self._whole and len(chunk) <= _MOST_HELD:
+            self._whole = chunk
+            return
+        self._rest += self._whole
+        self._whole = b""
         self._rest += chunk
         if len(self._rest) > _MOST_HELD:
             self._cut = True

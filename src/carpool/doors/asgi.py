@@ -104,6 +104,8 @@ async def gone(receive: Receive) -> None:
 class Once:
     """A `send` that remembers whether the answer has begun, and in whose words errors are told."""
 
+    __slots__ = ("_send", "begun", "dialect")
+
     def __init__(self, send: Send) -> None:
         self._send = send
         self.begun = False
@@ -114,9 +116,13 @@ class Once:
         return self._send(message)
 
 
-async def send_head(send: Send, status: int, headers: Iterable[tuple[str, str]]) -> None:
+def head(status: int, headers: Iterable[tuple[str, str]]) -> Scope:
     encoded = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in headers]
-    await send({"type": "http.response.start", "status": status, "headers": encoded})
+    return {"type": "http.response.start", "status": status, "headers": encoded}
+
+
+async def send_head(send: Send, status: int, headers: Iterable[tuple[str, str]]) -> None:
+    await send(head(status, headers))
 
 
 async def send_chunk(send: Send, body: bytes, *, more: bool) -> None:

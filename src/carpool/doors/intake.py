@@ -5,6 +5,8 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable
 
+from msgspec.structs import replace
+
 from carpool.doors.options import Options
 from carpool.engine import Engine, Reply, Upstream
 from carpool.errors import (
@@ -40,10 +42,21 @@ _FRAMING = frozenset({"content-length", "transfer-encoding", "connection", "cont
 _PIECE = 2047  # more would let other threads have the interpreter, and coming back takes longer than the hash
 
 
-def make_call(
+def make_call(engine: Engine, upstream: Upstream, clock: Clock, raw: RawRequest, options: Options) -> Call:
+    """Understands a request and names its credential. Raises `BadCall` for what can't be understood."""
+    return recognisable(*understand(engine, upstream, clock, raw, options))
+
+
+def recognisable(call: Call, parsed: Parsed) -> Call:
+    """The call with its fingerprint, by which the store knows it again."""
+    fingerprint = _fingerprint(call.credential, call.endpoint, call.headers, parsed.canonical)
+    return replace(call, fingerprint=fingerprint)
+
+
+def understand(
     engine: Engine, upstream: Upstream, clock: Clock, raw: RawRequest, options: Options, ruled: Ruled | None = None
-) -> Call:
-    """Understands a request and names its credential. Raises `BadCall` for what can't be understood.
+) -> tuple[Call, Parsed]:
+    """A call without its fingerprint: that is dear, and what travels on `now` needs none.
 
     `ruled` says what the rules of the house make of the options."""
     parsed, arrived = upstream.dialect.parse(raw), clock.now()
@@ -52,7 +65,7 @@ def make_call(
     if not parsed.secret:
         raise BadCall("This request carries no API key. Send it as x-api-key, or as Authorization: Bearer.")
     credential = engine.enrol(upstream.provider, parsed.secret)
-    return Call(
+    call = Call(
         ticket=engine.new_ticket(),
         provider=upstream.provider,
         dialect=upstream.dialect.name,
@@ -69,13 +82,13 @@ def make_call(
         lane=options.lane,
         tags=options.tags,
         key=options.key,
-        fingerprint=_fingerprint(credential, parsed.endpoint, parsed.headers, parsed.canonical),
         retry=parsed.retry,
         turn=parsed.turn,
         insists=options.insists,
         note=options.note,
         on_disconnect=options.on_disconnect,
     )
+    return call, parsed
 
 
 def _fingerprint(credential: str, endpoint: str, headers: Headers, canonical: bytes) -> int:
@@ -122,4 +135,6 @@ def carpool_headers(reply: Reply) -> Headers:
 
 def latin(text: str) -> str:
     """Header values are one line of Latin-1."""
+    if text.isascii() and text.isprintable():
+        return text
     return text.replace("\n", " ").replace("\r", " ").encode("latin-1", "replace").decode("latin-1")

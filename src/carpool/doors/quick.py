@@ -12,6 +12,7 @@ import logging
 import marshal
 import sys
 from collections.abc import Mapping
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from types import FunctionType
@@ -31,10 +32,11 @@ _ENCODER = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), allow_nan
 _BESIDE_THE_BODY = frozenset({"betas", "extra_headers"})
 _LISTS = (list, tuple)
 _IDS = {"_request_id": "request-id", "_workspace_id": "anthropic-workspace-id"}
+_WARNING = "anthropic.resources.messages.messages"  # the module that knows which models to warn of
 _SDK_LOG = logging.getLogger("anthropic._base_client")
 
 Kind = tuple[object, ...]
-Settled = Reply | CarpoolError
+Settled = Reply | CarpoolError  # an error is for the SDK to wrap, as if it had met it itself
 
 
 class Pattern:
@@ -53,49 +55,51 @@ class Pattern:
 class Draft:
     """One call that may go the short way. Without a pattern yet, it goes through the SDK and becomes the pattern."""
 
-    __slots__ = ("_kind", "_quick", "params", "pattern", "raw")
+    __slots__ = ("_kind", "_params", "_pattern", "_quick", "raw")
 
     def __init__(self, quick: Quick, kind: Kind, params: Mapping[str, Any], pattern: Pattern | None) -> None:
-        self._quick, self._kind = quick, kind
-        self.params = params
-        self.pattern = pattern
-        self.raw = None if pattern is None else replace(pattern.raw, body=encoded(params, pattern.names))
+        self._quick, self._params, self._pattern = quick, params, pattern
+        self._kind = kind if pattern is None else ()  # thousands of calls may wait
+        body = encoded(params, names_of(params) if pattern is None else pattern.names)
+        self.raw = None if pattern is None else replace(pattern.raw, body=body)
 
     def options(self, given: Options) -> Options:
-        return given if self.pattern is None else given.over(self.pattern.said)
+        return given if self._pattern is None else given.over(self._pattern.said)
 
     def learn_request(self, raw: RawRequest, said: Options) -> None:
         """Keeps the SDK's own request as a pattern where the short way would have sent the same bytes."""
-        if self.pattern is None:
+        if self._pattern is not None:
+            return
+        with suppress(RecursionError):  # nested so deep that it can be read only just not here
             names = tuple(json.loads(raw.body))
-            if names_of(self.params) == set(names) and encoded(self.params, names) == raw.body:
+            if sorted(names) == sorted(names_of(self._params)) and encoded(self._params, names) == raw.body:
                 headers = tuple(pair for pair in raw.headers if pair[0] != "content-length")
-                self.pattern = Pattern(replace(raw, headers=headers, body=b""), said, names)
-            self._quick.keep(self._kind, self.pattern)
+                self._pattern = Pattern(replace(raw, headers=headers, body=b""), said, names)
+            self._quick.keep(self._kind, self._pattern)
 
     def learn_answer(self, message: Any) -> None:
-        if self.pattern is None or self.pattern.answer is not None:
+        """The first answer of a kind is the SDK's own, and says of which type the others are."""
+        if self._pattern is None or self._pattern.answer is not None:
             return
         kind = type(message)
         if kind.__module__.startswith("anthropic.types.") and hasattr(kind, "model_validate_json"):
             ids = tuple(name for name in vars(message) if name.startswith("_"))
             if _IDS.keys() >= frozenset(ids):
-                self.pattern.ids, self.pattern.answer = ids, kind
+                self._pattern.ids, self._pattern.answer = ids, kind
 
     def message(self, settled: Settled) -> Any:
         """The answer as the SDK would give it; None where that is for the SDK to say, as errors always are."""
-        pattern = self.pattern
+        pattern = self._pattern
         if pattern is None or pattern.answer is None or isinstance(settled, CarpoolError):
             return None
         outcome = settled.outcome
-        if outcome.status != 200 or not _is_json(outcome.headers):
+        if outcome.status != 200:
             return None
         try:
             message = pattern.answer.model_validate_json(outcome.body, strict=True)
         except ValueError:  # the SDK builds what it has no type for without validating it
             return None
-        if not self._quick.strict:
-            uncount_extras(message)
+        uncount_extras(message)
         for name in pattern.ids:
             setattr(message, name, _said(outcome.headers, _IDS[name]))
         return message
@@ -108,7 +112,6 @@ class Quick:
         self._client = client
         self._plain = is_plain(client)
         self._patterns: dict[Kind, Pattern | None] = {}
-        self.strict = bool(getattr(client, "_strict_response_validation", True))
 
     def draft(self, params: Mapping[str, Any]) -> Draft | None:
         """None for a call that must go through the SDK."""
@@ -131,11 +134,12 @@ class Quick:
         """Whatever decides about the request beside the values of its body."""
         _check_types(params)
         given = self._client._custom_headers  # noqa: SLF001  the public property costs more than all the rest
-        headers = (*given.items(), *(params.get("extra_headers") or {}).items())
-        betas = params.get("betas", ())
-        if type(betas) not in _LISTS or not all(type(text) is str for text in (*betas, *_flat(headers))):
+        extra, betas = params.get("extra_headers") or {}, params.get("betas", ())
+        if type(extra) is not dict or type(betas) not in _LISTS:
             raise TypeError
-        return (tuple(params), headers, tuple(betas), "extra_headers" in params)
+        if not all(type(text) is str for text in (*given, *given.values(), *extra, *extra.values(), *betas)):
+            raise TypeError
+        return (tuple(params), tuple(given.items()), tuple(extra.items()), tuple(betas))
 
     def _quiet(self) -> bool:
         """Whether nobody watches the SDK at work, and it sends nothing with its requests that changes by itself."""
@@ -152,15 +156,18 @@ class Quick:
 def is_plain(client: Any) -> bool:
     """An SDK client as it is delivered: nothing customised that has a say in single requests."""
     sdk = sys.modules.get("anthropic")
-    parts = ("_custom_headers", "default_query", "messages", "beta", "base_url")
+    parts = ("_custom_headers", "default_query", "messages", "beta", "api_key", "auth_token", "custom_auth", "timeout")
     return (
         type(client) in (getattr(sdk, "AsyncAnthropic", None), getattr(sdk, "Anthropic", None))
         and all(hasattr(client, part) for part in parts)
+        and hasattr(sys.modules.get(_WARNING), "DEPRECATED_MODELS")
         and all(type(secret) in (str, type(None)) for secret in (client.api_key, client.auth_token))
         and client.custom_auth is None
         and client.timeout is None  # or the SDK would refuse calls that may take long
         and not getattr(client, "_middleware", ())
+        and getattr(client, "open_telemetry", {}).get("tracer_provider") is None
         and getattr(client, "_idempotency_header", "") is None
+        and getattr(client, "_strict_response_validation", True) is False  # which copies of a client never are
         and all(_own(getattr(type(client), name, None)) for name in ("post", "request", "_build_request"))
         and all(_own(getattr(type(client), name, None)) for name in ("_prepare_options", "_prepare_request"))
     )
@@ -177,11 +184,13 @@ def _home() -> str:
 
 
 def _untraced(client: Any) -> bool:
+    """Whether the SDK's calls have no spans, and carry none that the caller stands in."""
     if getattr(client, "_tracer", None) is None:
         return True
-    trace = sys.modules["opentelemetry.trace"]
-    provider = client.open_telemetry.get("tracer_provider") or trace.get_tracer_provider()
-    return type(provider) is trace.ProxyTracerProvider and trace.get_current_span() is trace.INVALID_SPAN
+    trace = sys.modules["opentelemetry.trace"]  # with a provider of its own, the client is not plain
+    return type(trace.get_tracer_provider()) is trace.ProxyTracerProvider and (
+        trace.get_current_span() is trace.INVALID_SPAN
+    )
 
 
 def _understood(params: Mapping[str, Any]) -> bool:
@@ -198,7 +207,7 @@ def _understood(params: Mapping[str, Any]) -> bool:
 @cache
 def _warned_of() -> frozenset[str]:
     """Models that the SDK has something to say about, to every caller."""
-    module = sys.modules["anthropic.resources.messages.messages"]
+    module = sys.modules[_WARNING]
     return frozenset((*module.DEPRECATED_MODELS, *getattr(module, "MODELS_TO_WARN_WITH_THINKING_ENABLED", ())))
 
 
@@ -207,21 +216,12 @@ def _check_types(params: Any) -> None:
     marshal.dumps(params)
 
 
-def names_of(params: Mapping[str, Any]) -> set[str]:
-    return params.keys() - _BESIDE_THE_BODY
+def names_of(params: Mapping[str, Any]) -> tuple[str, ...]:
+    return tuple(name for name in params if name not in _BESIDE_THE_BODY)
 
 
 def encoded(params: Mapping[str, Any], names: tuple[str, ...]) -> bytes:
     return _ENCODER.encode({name: params[name] for name in names}).encode()
-
-
-def _flat(pairs: tuple[tuple[object, object], ...]) -> list[object]:
-    return [text for pair in pairs for text in pair]
-
-
-def _is_json(headers: Headers) -> bool:
-    kind = _said(headers, "content-type")
-    return kind is None or kind.partition(";")[0].lower().endswith("json")
 
 
 def _said(headers: Headers, name: str) -> str | None:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Mapping
+
+from msgspec import Struct
 
 from carpool import ledger
 from carpool.engine.desk import Desk
@@ -12,7 +13,7 @@ from carpool.engine.unpacking import reading
 from carpool.engine.upstream import Answer, Upstream, whole
 from carpool.engine.waiting import Reply
 from carpool.errors import DeadlineMissed, NotConnected, WireError
-from carpool.model import Call, Entry, EntryKind, Headers, Lane, Outcome, OutcomeKind, Settlement, Usage
+from carpool.model import Call, Entry, EntryKind, Headers, Lane, Outcome, OutcomeKind, Settlement, Usage, Value
 from carpool.ports import Ask, UsageTap, WireResponse
 
 _Write = Callable[[Entry], Awaitable[None]]
@@ -23,8 +24,7 @@ BACKOFF_S = 0.5
 BACKOFF_MAX_S = 30.0
 
 
-@dataclass(frozen=True, slots=True)
-class Errand:
+class Errand(Value, frozen=True, gc=False):
     """One call to be bought on `now`: what to send, for whom, until when. `deadline` None: nothing is retried.
 
     `as_is` is the client's own request, to be sent instead of one that the dialect makes.
@@ -40,7 +40,7 @@ class Errand:
     deadline: float | None
     kind: EntryKind
     reason: str
-    tags: tuple[tuple[str, str], ...] = ()
+    tags: Mapping[str, str] | None = None
     kept: bool = False  # its ticket is on disk
     as_is: Ask | None = None
 
@@ -57,7 +57,7 @@ class Errand:
             deadline=call.deadline,
             kind=EntryKind.PURCHASE,
             reason=reason,
-            tags=tuple(call.tags.items()),
+            tags=call.tags,
             kept=kept,
             as_is=as_is,
         )
@@ -68,6 +68,8 @@ class Tapped:
 
     `entry` is the purchase in the ledger, once all has passed.
     """
+
+    __slots__ = ("_chunks", "_finish", "_read", "_response", "_tap", "entry")
 
     def __init__(self, response: WireResponse, tap: UsageTap, finish: Callable[[Usage | None], Entry]) -> None:
         self.entry: Entry | None = None
@@ -101,8 +103,7 @@ class Tapped:
             await self._response.aclose()
 
 
-@dataclass(frozen=True, slots=True)
-class Passage:
+class Passage(Struct, frozen=True):
     """An answer on its way through: the bytes pass as they come, the ledger reads along."""
 
     ticket: int
@@ -142,9 +143,9 @@ class Sender:
         chunks = Tapped(response, dialect.usage_tap(), finish)
         return Passage(errand.ticket, response.status, response.headers, chunks, errand.reason)
 
-    async def _record(self, entry: Entry) -> None:
+    def _record(self, entry: Entry) -> Awaitable[None]:
         """The attempt stands in the ledger before the bytes go out: a crash then leaves an unknown, not a gap."""
-        await self._desk.store.attempt(entry)
+        return self._desk.store.attempt(entry)
 
     def _complete(self, entry: Entry) -> None:
         """Written behind the answer's back: until then the attempt says unknown, which is true."""
@@ -260,7 +261,7 @@ class Sender:
             model=errand.model,
             kind=errand.kind,
             reason=errand.reason,
-            tags=dict(errand.tags),
+            tags=errand.tags,
         )
 
     def _priced(self, errand: Errand, entry: Entry, answer: Answer) -> Entry:

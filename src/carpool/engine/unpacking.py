@@ -24,12 +24,11 @@ class Unreadable(Exception):
 
 def encodings(headers: Headers) -> list[str]:
     """What was done to a body, in the order in which it was done."""
-    named = ",".join(value for name, value in headers if name == "content-encoding")
-    return (
-        []
-        if not named
-        else [part for text in named.split(",") if (part := text.strip().lower()) not in ("", "identity")]
-    )
+    found: list[str] = []
+    for name, value in headers:
+        if name == "content-encoding":
+            found += [part for text in value.split(",") if (part := text.strip().lower()) not in ("", "identity")]
+    return found
 
 
 def unpacker(encoding: str) -> Unpack:

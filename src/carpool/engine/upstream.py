@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
+from functools import lru_cache
 
 from carpool.model import Headers
 from carpool.ports import Ask, Dialect, StreamedBody, Wire, WireRequest, WireResponse
@@ -12,6 +13,7 @@ from carpool.ports import Ask, Dialect, StreamedBody, Wire, WireRequest, WireRes
 _VERSIONED = re.compile(r"/v\d\w*$")
 
 
+@lru_cache(maxsize=256)
 def join(base_url: str, path: str) -> str:
     """Where a path lies at a provider. By its convention an OpenAI base URL ends in `/v1`, an Anthropic one does not;
     paths always begin with it. Either way the version stands in the address once."""

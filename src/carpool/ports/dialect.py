@@ -19,6 +19,12 @@ class RawRequest(Value, frozen=True, gc=False):
     body: bytes
 
 
+class Document(Protocol):
+    """A body that was decoded."""
+
+    def canonical(self, without: str) -> bytes: ...
+
+
 class Parsed(Value, frozen=True, gc=False):
     """What a dialect understood of a request."""
 
@@ -30,14 +36,18 @@ class Parsed(Value, frozen=True, gc=False):
     headers: Headers  # to travel with the call
     secret: Headers  # the credential headers, as the client sent them
     unbatchable: str | None  # why this may not ride a batch
-    canonical: bytes  # the body in canonical JSON, without `stream`
+    document: Document  # the decoded body; a Parsed is let go before anybody waits
     retry: bool
     turn: Turn | None = None  # None where nothing is cached, or nobody can tell
     tool_turn: bool = False  # the last message carries the results of tools
 
+    @property
+    def canonical(self) -> bytes:
+        """The body in canonical JSON, without `stream`. Made when asked for: only calls that are kept need it."""
+        return self.document.canonical(without="stream")
 
-@dataclass(frozen=True, slots=True)
-class Ask:
+
+class Ask(Value, frozen=True, gc=False):
     """A request to the provider, before base URL and credential are added."""
 
     method: str

@@ -6,6 +6,8 @@ from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from typing import Protocol
 
+from msgspec import Struct
+
 from carpool.model import Headers
 
 
@@ -18,8 +20,7 @@ class StreamedBody:
     live: bool = False  # its pieces come from somebody who may pause: none waits for the next
 
 
-@dataclass(frozen=True, slots=True)
-class WireRequest:
+class WireRequest(Struct, frozen=True):
     """One HTTP request. `url` is absolute. `timeout` bounds connecting, and every silence between two bytes.
 
     `informed` hears of answers of 1xx, where the wire can tell; they are never the answer itself.

@@ -21,9 +21,10 @@ _FIVE_MINUTES = 300.0
 
 
 def turn_of(values: dict[str, Any]) -> Turn | None:
-    life, messages = _life(values), values.get("messages")
+    life = _life(values)
     if life is None:
         return None
+    messages = values.get("messages")
     parts = [str(values.get("model"))]
     parts += _texts(values.get("system"))
     parts += _names(values.get("tools"))
@@ -43,16 +44,14 @@ def _life(values: dict[str, Any]) -> float | None:
     latest = messages[-_LATEST:] if isinstance(messages, list) else []
     places = [[values], values.get("tools"), values.get("system")]
     places += [message.get("content") for message in latest if isinstance(message, dict)]
-    marks = [
-        block["cache_control"]
-        for place in places
-        if isinstance(place, list)
-        for block in place
-        if isinstance(block, dict) and block.get("cache_control")
-    ]
-    if not marks:
-        return None
-    return _HOUR if any(isinstance(mark, dict) and mark.get("ttl") == "1h" for mark in marks) else _FIVE_MINUTES
+    life = None
+    for place in places:
+        for block in place if isinstance(place, list) else ():
+            if isinstance(block, dict) and (mark := block.get("cache_control")):
+                if isinstance(mark, dict) and mark.get("ttl") == "1h":
+                    return _HOUR
+                life = _FIVE_MINUTES
+    return life
 
 
 def is_tool_turn(messages: Any) -> bool:

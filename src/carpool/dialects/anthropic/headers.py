@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from operator import itemgetter
 from typing import NamedTuple
 
@@ -24,6 +25,7 @@ class Sorted(NamedTuple):
     retry: bool  # the client's SDK says that it sends this again
 
 
+@lru_cache(maxsize=256)  # a client sends the same ones with every call
 def sort(headers: Headers) -> Sorted:
     kept: list[tuple[str, str]] = []
     secret: list[tuple[str, str]] = []

@@ -46,7 +46,7 @@ def parse(raw: RawRequest) -> Parsed:
         headers=headers.travelling,
         secret=headers.secret,
         unbatchable=_unbatchable(values, headers, raw.query),
-        canonical=document.canonical(without="stream"),
+        document=document,
         retry=headers.retry,
         turn=turn_of(values),
         tool_turn=is_tool_turn(values.get("messages")),
@@ -90,7 +90,9 @@ def _stream(values: dict[str, Any]) -> bool:
 
 def _unbatchable(values: dict[str, Any], headers: rules.Sorted, query: str) -> str | None:
     """Every reason why this call may not ride a batch, as sentences."""
-    reasons = [f"A batch may not carry `{field}`." for field in sorted(_NEVER_IN_A_BATCH & values.keys())]
+    reasons = []
+    if not _NEVER_IN_A_BATCH.isdisjoint(values):
+        reasons = [f"A batch may not carry `{field}`." for field in sorted(_NEVER_IN_A_BATCH & values.keys())]
     if values["max_tokens"] == 0:
         reasons.append("A batch may not carry `max_tokens: 0`.")
     reasons += [

@@ -98,6 +98,8 @@ def model_and_usage(body: bytes | msgspec.Raw) -> tuple[str, Usage | None]:
 class _Listener:
     """Adds up what the events of a stream say: counts are cumulative."""
 
+    __slots__ = ("_usage",)
+
     def __init__(self) -> None:
         self._usage: WireUsage | None = None
 

@@ -59,7 +59,7 @@ def parse(raw: RawRequest) -> Parsed:
         headers=headers.travelling,
         secret=headers.secret,
         unbatchable=" ".join((CLOSED, *_obstacles(values, model, raw.query))),
-        canonical=document.canonical(without="stream"),
+        document=document,
         retry=headers.retry,
         tool_turn=_is_tool_turn(values.get("input") if raw.path == RESPONSES else values.get("messages")),
     )

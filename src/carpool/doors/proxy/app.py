@@ -6,7 +6,6 @@ import asyncio
 import logging
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
-from functools import lru_cache
 from types import MappingProxyType
 from typing import Any, Literal
 
@@ -23,13 +22,11 @@ from carpool.doors.asgi import (
     request_headers,
     send_whole,
 )
-from carpool.doors.options import PREFIX, Options, from_headers, split_path
-from carpool.doors.proxy import admin
 from carpool.doors.proxy.admin import Admin
-from carpool.doors.proxy.calling import MAX_BODY, Caller, Note, Ride, understands
-from carpool.doors.proxy.choosing import choose, wire_of
+from carpool.doors.proxy.calling import MAX_BODY, Caller, Note, Ride
+from carpool.doors.proxy.choosing import wire_of
 from carpool.doors.proxy.connection import informer
-from carpool.doors.proxy.kinds import recognise
+from carpool.doors.proxy.greeting import Greeter, Greeting
 from carpool.doors.proxy.leaving import Guard
 from carpool.doors.proxy.lending import Purse
 from carpool.doors.proxy.passing import pass_through, upgrade_refused
@@ -38,7 +35,6 @@ from carpool.doors.proxy.visit import Visit
 from carpool.doors.proxy.waiting import Patience
 from carpool.engine import Engine, Upstream
 from carpool.errors import BadCall, CarpoolError, Closed
-from carpool.model import Headers
 from carpool.ports import Clock, Dialect, RawRequest
 from carpool.rules import RuleBook
 
@@ -47,7 +43,6 @@ log = logging.getLogger("carpool.proxy")
 RETRY = (("retry-after", "1"), ("x-should-retry", "true"))  # the call is kept, or was never begun
 NO_RULES = RuleBook()
 NO_KEYS: Mapping[str, tuple[str, str]] = MappingProxyType({})
-LOCAL_NAMES = frozenset({"127.0.0.1", "localhost", "[::1]", "::1"})
 
 
 class Proxy:
@@ -74,11 +69,10 @@ class Proxy:
         keys: Mapping[str, tuple[str, str]] = NO_KEYS,
         max_body: int = MAX_BODY,
     ) -> None:
-        self._purse = Purse(keys)
         self._max_body = max_body
         self._engine = engine
         self._upstreams = {upstreams.provider: upstreams} if isinstance(upstreams, Upstream) else upstreams
-        self._defaults = frozenset(defaults)
+        self._greeter = Greeter(self._upstreams, frozenset(defaults), Purse(keys))
         self._first = next(iter(self._upstreams.values())).dialect
         self._guard = Guard()
         self._caller = Caller(engine, clock, self._guard, on_disconnect, patience or Patience(), note, book)
@@ -117,35 +111,27 @@ class Proxy:
                     visit.leaving.cancel()
 
     async def _begin(self, scope: Scope, receive: Receive, send: Once) -> tuple[Visit, Ride] | None:
-        headers = request_headers(scope)
-        _check_host(headers)
-        options, path = split_path(scope["raw_path"].decode("latin-1").partition("?")[0])
-        query = scope["query_string"].decode("latin-1")
-        if path.startswith(admin.PREFIX):
-            await self._own(scope, receive, send, headers, path, query)
+        greeting = self._greeter.greet(scope)
+        upstream, query = greeting.upstream, scope["query_string"].decode("latin-1")
+        if upstream is None:
+            await self._own(scope, receive, send, greeting, query)
             return None
-        asked = tuple([pair for pair in headers if pair[0].startswith(PREFIX)])
-        if asked:
-            options = from_headers(asked).over(options)
-            headers = tuple([pair for pair in headers if not pair[0].startswith(PREFIX)])
-        upstream = choose(options.provider, path, headers, self._upstreams, self._defaults)
         send.dialect = upstream.dialect
-        headers = self._purse.lend(upstream.provider, headers, bool(upstream.dialect.secret(headers)))
-        raw = RawRequest(scope["method"], path, query, headers, b"")
-        if understands(upstream.dialect, raw):
-            raw = RawRequest(raw.method, path, query, headers, await read_body(receive, self._max_body))
-            return await self._call(scope, receive, send, upstream, raw, options)
+        body = await read_body(receive, self._max_body) if greeting.understood else b""
+        raw = RawRequest(scope["method"], greeting.path, query, greeting.headers_of(scope), body)
+        if greeting.understood:
+            return await self._call(scope, receive, send, upstream, greeting, raw)
         await self._pass(scope, receive, send, upstream, raw)
         return None
 
     async def _call(
-        self, scope: Scope, receive: Receive, send: Once, upstream: Upstream, raw: RawRequest, options: Options
+        self, scope: Scope, receive: Receive, send: Once, upstream: Upstream, greeting: Greeting, raw: RawRequest
     ) -> tuple[Visit, Ride] | None:
         leaving = self._guard.watch(scope, lambda: gone(receive))
-        visit = Visit(send, recognise(raw.headers), leaving, informer(scope))
+        visit = Visit(send, greeting.client, leaving, informer(scope))
         ride = None
         try:
-            ride = await self._caller.call(visit, upstream, raw, options)
+            ride = await self._caller.call(visit, upstream, greeting, raw)
         finally:
             if ride is None:
                 leaving.cancel()
@@ -173,12 +159,13 @@ class Proxy:
         speakers = (upstream.dialect for upstream in self._upstreams.values())
         return next((dialect for dialect in speakers if dialect.name == spoken), self._first)
 
-    async def _own(self, scope: Scope, receive: Receive, send: Once, headers: Headers, path: str, query: str) -> None:
+    async def _own(self, scope: Scope, receive: Receive, send: Once, greeting: Greeting, query: str) -> None:
         leaving = self._guard.watch(scope, lambda: gone(receive))
-        visit = Visit(send, recognise(headers), leaving, informer(scope))
+        visit = Visit(send, greeting.client, leaving, informer(scope))
+        headers = greeting.headers_of(scope)
         with self._patiently():
             try:
-                await self._admin.answer(scope["method"], path, query, headers, visit)
+                await self._admin.answer(scope["method"], greeting.path, query, headers, visit)
             finally:
                 leaving.cancel()
 
@@ -205,19 +192,3 @@ class Proxy:
     async def aclose(self) -> None:
         """Ends what is left. After the engine has told its own waiters that it closed."""
         await self._guard.aclose()
-
-
-def _check_host(headers: Headers) -> None:
-    """A web page must not reach the proxy through a name that it made point here."""
-    for name, value in headers:
-        if name == "host":
-            if _local(value):
-                return
-            raise BadCall(f"carpool answers to its local names only, not to {value[:100]!r}.")
-    raise BadCall("This request names no host. Send a host header, such as 127.0.0.1.")
-
-
-@lru_cache(maxsize=256)
-def _local(host: str) -> bool:
-    name = host if host.endswith("]") else host.rpartition(":")[0] or host
-    return name.lower() in LOCAL_NAMES

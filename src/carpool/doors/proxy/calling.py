@@ -3,42 +3,35 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Literal
 
 from carpool.dialects.early import Vigil
 from carpool.doors.asgi import EVENT_STREAM, Disconnected, Once, send_chunk, send_head, send_whole
-from carpool.doors.intake import answer_headers, carpool_headers, latin, make_call
-from carpool.doors.options import Options
+from carpool.doors.intake import answer_headers, carpool_headers, latin, recognisable, understand
+from carpool.doors.proxy.greeting import Greeting
 from carpool.doors.proxy.leaving import Guard
 from carpool.doors.proxy.logs import Line
 from carpool.doors.proxy.passing import as_it_is, pass_answer, pass_through
-from carpool.doors.proxy.returning import later, send_accepted
+from carpool.doors.proxy.returning import send_accepted
 from carpool.doors.proxy.ruling import ruled
 from carpool.doors.proxy.visit import Visit
 from carpool.doors.proxy.waiting import Patience, vigil, wait
 from carpool.engine import Engine, Reply, Seat, Upstream
-from carpool.engine.unpacking import encodings, read_whole
+from carpool.engine.unpacking import read_whole
 from carpool.errors import BadCall, CallFailed, CarpoolError, Closed, Garbled
 from carpool.model import Call, Entry, Headers, Lane, ticket_text
-from carpool.ports import Clock, Dialect, RawRequest
+from carpool.ports import Clock, Dialect, Parsed, RawRequest
 from carpool.routing import Decision
 from carpool.rules import RuleBook
 
-KEYS = frozenset({"authorization", "x-api-key"})
 CLIENT_LEFT = 499
 ACCEPTED = 202
 MAX_BODY = 32_000_000  # of a call; what only passes may be longer
 
 Note = Callable[[Line], None]
-
-
-def understands(dialect: Dialect, raw: RawRequest) -> bool:
-    """A call without a key buys nothing on any lane: the provider says so best."""
-    return dialect.handles(raw.method, raw.path) and any(name in KEYS for name, _ in raw.headers)
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +59,7 @@ class Caller:
         note: Note,
         book: RuleBook,
     ) -> None:
-        self._book = book
+        self._book = book or None
         self._engine = engine
         self._clock = clock
         self._guard = guard
@@ -74,61 +67,84 @@ class Caller:
         self._patience = patience
         self._note = note
 
-    async def call(self, visit: Visit, upstream: Upstream, raw: RawRequest, options: Options) -> Ride | None:
+    async def call(self, visit: Visit, upstream: Upstream, greeting: Greeting, raw: RawRequest) -> Ride | None:
         """Answers a call that travels on `now`. Of one that waits it gives back what is to be waited for."""
-        call = self._understood(upstream, raw, options)
-        if call is None:
+        decided = self._decided(upstream, greeting, raw)
+        if decided is None:
             passing = pass_through(upstream, raw, raw.body, visit.send, visit.inform)
             await self._guard.unless_gone(passing, visit.leaving, passing=True)
             return None
-        decision = self._engine.decide(call)
-        hold = later(visit.client.prefer)
-        if decision.lane is Lane.NOW and call.key is None and hold is None:
-            await self._guard.unless_gone(self._pass(visit, call, raw, decision), visit.leaving, passing=True)
+        call, decision, direct = decided
+        if direct:
+            passed = self._pass(visit, call, raw, greeting, decision)
+            await self._guard.unless_gone(passed, visit.leaving, passing=True)
             return None
+        hold = greeting.hold
         gone = call.on_disconnect or self._on_disconnect
         seat = await self._engine.tickets.board(call, decision, "keep" if hold is not None else gone)
         signs = None
         if call.stream and hold is None:
             arrived = call.arrived
             signs = vigil(upstream.dialect, call.endpoint, visit.client, call.model, seat.ticket, arrived)
-        line = _line(call, raw, visit, seat.lane, seat.reason, seat.ticket)
-        return Ride(seat, upstream.dialect, line, signs, hold, upstream.dialect.wish(_plain(raw).body) if signs else "")
+        line = _line(call, raw, visit, seat.lane, seat.reason, ticket_text(seat.ticket))
+        wish = upstream.dialect.wish(_plain(raw, greeting).body) if signs else ""
+        return Ride(seat, upstream.dialect, line, signs, hold, wish)
 
-    # ------------------------------------------------------------ on `now`
+    def _decided(self, upstream: Upstream, greeting: Greeting, raw: RawRequest) -> tuple[Call, Decision, bool] | None:
+        """The call, its lane, and whether it travels at once and without a trace in the store. None for what can't be
+        read. What was decoded for it is let go here, before anybody waits."""
+        understood = self._understood(upstream, greeting, raw)
+        if understood is None:
+            return None
+        call, parsed = understood
+        decision = self._engine.decide(call)
+        if decision.lane is Lane.NOW and call.key is None and greeting.hold is None:
+            return call, decision, True
+        return recognisable(call, parsed), decision, False
 
-    def _understood(self, upstream: Upstream, raw: RawRequest, options: Options) -> Call | None:
+    def _understood(self, upstream: Upstream, greeting: Greeting, raw: RawRequest) -> tuple[Call, Parsed] | None:
         """None where carpool can't read a call of which nothing is asked: the provider says best what is wrong."""
+        options = greeting.options
         try:
-            plain = _plain(raw)
-            rules = partial(ruled, self._book, upstream, plain) if self._book else None
-            return make_call(self._engine, upstream, self._clock, plain, options, rules)
+            plain = _plain(raw, greeting)
+            rules = partial(ruled, self._book, upstream, plain) if self._book is not None else None
+            standing = RawRequest(raw.method, raw.path, raw.query, greeting.standing, plain.body)
+            return understand(self._engine, upstream, self._clock, standing, options, rules)
         except BadCall:
             if options.timed or options.key is not None or options.lane not in (None, Lane.NOW):
                 raise
             return None
 
-    async def _pass(self, visit: Visit, call: Call, raw: RawRequest, decision: Decision) -> None:
+    # ------------------------------------------------------------ on `now`
+
+    async def _pass(self, visit: Visit, call: Call, raw: RawRequest, greeting: Greeting, decision: Decision) -> None:
         """Gives the answer of a call on `now` as it comes. The client's own request buys it."""
-        line = _line(call, raw, visit, Lane.NOW, decision.reason, call.ticket)
-        with self._failing(visit, line):
-            passage = await self._engine.passage(call, as_it_is(raw), decision)
-            size = await pass_answer(passage, _said(passage.ticket, Lane.NOW, passage.reason), visit.send)
+        ticket = ticket_text(call.ticket)
+        line = _line(call, raw, visit, Lane.NOW, decision.reason, ticket)
+        try:
+            passage = await self._engine.passage(call, as_it_is(raw, greeting.onward), decision)
+            size = await pass_answer(passage, _said(ticket, Lane.NOW, passage.reason), visit.send)
+        except (Disconnected, asyncio.CancelledError, CarpoolError) as error:
+            self._failed(visit, line, error)
+            raise
         self._tell(line, passage.status, passage.chunks.entry, passage.reason, size)
 
     # ------------------------------------------------------------ waiting
 
     async def wait(self, visit: Visit, ride: Ride) -> None:
         """Sees a waiting client through to its answer."""
-        with self._failing(visit, ride.line):
+        try:
             reply = await (self._wait(visit, ride) if ride.wait is None else self._later(visit, ride, ride.wait))
+        except (Disconnected, asyncio.CancelledError, CarpoolError) as error:
+            self._failed(visit, ride.line, error)
+            raise
         if reply is not None:
             await self._deliver(visit, ride, reply)
 
     async def _wait(self, visit: Visit, ride: Ride) -> Reply:
         seat = ride.seat
         try:
-            said = _said(seat.ticket, seat.lane, seat.reason)
+            said = _said(ride.line.ticket, seat.lane, seat.reason)
             return await wait(seat, visit, self._patience, said, ride.signs)
         finally:
             if not seat.answer.done():
@@ -156,17 +172,10 @@ class Caller:
 
     # ------------------------------------------------------------ the log
 
-    @contextmanager
-    def _failing(self, visit: Visit, line: Line) -> Iterator[None]:
+    def _failed(self, visit: Visit, line: Line, error: BaseException) -> None:
         """Notes a call that ends without an outcome: its client left, carpool stops, the provider can't be reached."""
-        try:
-            yield
-        except (Disconnected, asyncio.CancelledError):
-            self._tell(line, CLIENT_LEFT if visit.gone else Closed.status, None, line.reason, 0)
-            raise
-        except CarpoolError as error:
-            self._tell(line, error.status, None, line.reason, 0)
-            raise
+        ended = CLIENT_LEFT if visit.gone else Closed.status
+        self._tell(line, error.status if isinstance(error, CarpoolError) else ended, None, line.reason, 0)
 
     def _tell(self, line: Line, status: int, entry: Entry | None, reason: str, size: int) -> None:
         line.status, line.reason, line.bytes_out = status, reason, size
@@ -174,27 +183,27 @@ class Caller:
         self._note(line.bought(entry))
 
 
-def _plain(raw: RawRequest) -> RawRequest:
+def _plain(raw: RawRequest, greeting: Greeting) -> RawRequest:
     """The request as it reads; what travels on `now` stays packed as it came."""
-    if not encodings(raw.headers):
+    if not greeting.packed:
         return raw
     headers = tuple([pair for pair in raw.headers if pair[0] != "content-encoding"])
     return RawRequest(raw.method, raw.path, raw.query, headers, read_whole(raw.body, raw.headers, MAX_BODY))
 
 
-def _said(ticket: int, lane: Lane, reason: str) -> Headers:
+def _said(ticket: str, lane: Lane, reason: str) -> Headers:
     """What can be said of a call before its answer is there."""
     return (
         ("x-carpool-lane", str(lane)),
-        ("x-carpool-ticket", ticket_text(ticket)),
+        ("x-carpool-ticket", ticket),
         ("x-carpool-reason", latin(reason)),
     )
 
 
-def _line(call: Call, raw: RawRequest, visit: Visit, lane: Lane, reason: str, ticket: int) -> Line:
+def _line(call: Call, raw: RawRequest, visit: Visit, lane: Lane, reason: str, ticket: str) -> Line:
     return Line(
         at=call.arrived,
-        ticket=ticket_text(ticket),
+        ticket=ticket,
         provider=call.provider,
         model=call.model,
         lane=str(lane),

@@ -62,6 +62,8 @@ class Guard:
 class _Errand:
     """Work for one client, in the task of its request. Remembers why it was cancelled, if it was from here."""
 
+    __slots__ = ("_why", "task")
+
     def __init__(self) -> None:
         task = asyncio.current_task()
         assert task is not None

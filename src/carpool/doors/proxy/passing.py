@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from contextlib import aclosing
 
-from carpool.doors.asgi import Disconnected, Send, end_to_end, passed_on, send_chunk, send_head
+from carpool.doors.asgi import Disconnected, Send, end_to_end, head, passed_on, send_chunk
 from carpool.doors.proxy.connection import Inform
 from carpool.engine import Passage, Upstream
 from carpool.engine.upstream import join
@@ -23,9 +22,10 @@ def upgrade_refused(path: str, headers: Headers) -> int | None:
     return 426 if path == "/v1/responses" else 501
 
 
-def as_it_is(raw: RawRequest) -> Ask:
-    """The client's own request: its query, its bytes, and every header that is not about its connection."""
-    return Ask(raw.method, _target(raw), tuple(end_to_end(raw.headers)), raw.body)
+def as_it_is(raw: RawRequest, onward: Headers | None) -> Ask:
+    """The client's own request: its query, its bytes, and every header that is not about its connection (`onward`,
+    where it is known already)."""
+    return Ask(raw.method, _target(raw), tuple(end_to_end(raw.headers)) if onward is None else onward, raw.body)
 
 
 async def pass_through(
@@ -48,16 +48,18 @@ async def pass_through(
 
 async def pass_answer(passage: Passage, said: Headers, send: Send) -> int:
     """The answer of a call on `now` as it comes, with what carpool says of it; how many bytes that were."""
-    async with aclosing(passage.chunks) as chunks:
-        return await _relay(passage.status, [*passed_on(passage.headers), *said], chunks, send)
+    try:
+        return await _relay(passage.status, [*passed_on(passage.headers), *said], passage.chunks, send)
+    finally:
+        await passage.chunks.aclose()
 
 
 async def _relay(status: int, headers: list[tuple[str, str]], chunks: AsyncIterator[bytes], send: Send) -> int:
-    await send_head(send, status, headers)
+    await send(head(status, headers))
     size, length = 0, _length(headers)
     async for chunk in chunks:
         size += len(chunk)
-        await send_chunk(send, chunk, more=size != length)
+        await send({"type": "http.response.body", "body": chunk, "more_body": size != length})
     if size != length or not size:
         await send_chunk(send, b"", more=False)
     return size

@@ -28,6 +28,4 @@ def facts_of(upstream: Upstream, raw: RawRequest, parsed: Parsed, options: Optio
 
 def ruled(book: RuleBook, upstream: Upstream, raw: RawRequest, parsed: Parsed, options: Options, now: float) -> Options:
     """What the client asked for, and what the rules make of it."""
-    if not book:
-        return options
     return decide(facts_of(upstream, raw, parsed, options), options, book, now).options

@@ -1,0 +1,146 @@
+"""What the head of a request says, worked out once: a client sends the same headers with every call.
+
+Only a few headers are each request's own, such as its length or the id of its trace. They say nothing of who asks, and
+which way a request takes does not depend on them: requests that differ in nothing else share one Greeting.
+
+Greetings hold secrets, as the keyring does: in memory, and never shown.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from functools import lru_cache
+
+from msgspec import Struct
+
+from carpool.dialects.headers import ONE_REQUEST
+from carpool.doors.asgi import Scope, end_to_end, request_headers
+from carpool.doors.options import PREFIX, Options, from_headers, split_path
+from carpool.doors.proxy import admin
+from carpool.doors.proxy.choosing import choose
+from carpool.doors.proxy.kinds import Client, recognise
+from carpool.doors.proxy.lending import Purse
+from carpool.doors.proxy.returning import later
+from carpool.engine import Upstream
+from carpool.engine.unpacking import encodings
+from carpool.errors import BadCall
+from carpool.model import Headers
+
+MOST = 1024  # greetings remembered; the oldest is forgotten first
+MOST_BYTES = 8192  # of the path and the headers of one that is remembered
+KEYS = frozenset({"authorization", "x-api-key"})
+LOCAL_NAMES = frozenset({"127.0.0.1", "localhost", "[::1]", "::1"})
+_OWN = ONE_REQUEST | {"content-length"}
+_OWN_BYTES = frozenset(name.encode() for name in _OWN)
+
+Place = tuple[int, int]  # in a greeting's headers, and in those of the request
+
+
+class Greeting(Struct, frozen=True):
+    """What a request asks of whom, as far as its head says it."""
+
+    path: str  # without the options in front of it
+    options: Options
+    client: Client
+    upstream: Upstream | None  # None: carpool itself is asked
+    understood: bool  # a call that is to be read, not only passed on
+    packed: bool  # its body is compressed
+    hold: float | None  # how long it holds the line before it comes back for its answer; None: it waits
+    headers: Headers  # those of the client, less carpool's; blank where each request has its own
+    own: tuple[Place, ...]  # where that is
+    standing: Headers  # the rest, as of a body that is not packed
+    onward: Headers | None  # what goes to the provider on `now`; None where some of it is each request's own
+
+    def headers_of(self, scope: Scope) -> Headers:
+        """All headers of one request."""
+        if not self.own:
+            return self.headers
+        filled, raw = list(self.headers), scope["headers"]
+        for place, number in self.own:
+            filled[place] = (filled[place][0], raw[number][1].decode("latin-1"))
+        return tuple(filled)
+
+    def __repr__(self) -> str:  # never the secrets
+        return f"<Greeting for {self.path}>"
+
+
+class Greeter:
+    """Reads the heads of requests, each kind once."""
+
+    def __init__(self, upstreams: Mapping[str, Upstream], defaults: Collection[str], purse: Purse) -> None:
+        self._upstreams = upstreams
+        self._defaults = defaults
+        self._purse = purse
+        self._known: dict[object, Greeting] = {}
+
+    def greet(self, scope: Scope) -> Greeting:
+        said = tuple([(name, value) if name not in _OWN_BYTES else name for name, value in scope["headers"]])
+        kind = (scope["method"], scope["raw_path"], said)
+        greeting = self._known.get(kind)
+        if greeting is None:
+            greeting = self._read(scope)
+            if len(scope["raw_path"]) + sum(len(name) + len(value) for name, value in greeting.headers) <= MOST_BYTES:
+                self._remember(kind, greeting)
+        return greeting
+
+    def _remember(self, kind: object, greeting: Greeting) -> None:
+        if len(self._known) >= MOST:
+            del self._known[next(iter(self._known))]
+        self._known[kind] = greeting
+
+    def _read(self, scope: Scope) -> Greeting:
+        headers = request_headers(scope)
+        _check_host(headers)
+        options, path = split_path(scope["raw_path"].decode("latin-1").partition("?")[0])
+        numbers: Iterable[int] = range(len(headers))
+        if path.startswith(admin.PREFIX):
+            return _greeting(None, scope["method"], path, options, headers, numbers)
+        asked = tuple([pair for pair in headers if pair[0].startswith(PREFIX)])
+        if asked:
+            options = from_headers(asked).over(options)
+            numbers = [number for number in numbers if not headers[number][0].startswith(PREFIX)]
+            headers = tuple([headers[number] for number in numbers])
+        upstream = choose(options.provider, path, headers, self._upstreams, self._defaults)
+        headers = self._purse.lend(upstream.provider, headers, bool(upstream.dialect.secret(headers)))
+        return _greeting(upstream, scope["method"], path, options, headers, numbers)
+
+
+def _greeting(
+    upstream: Upstream | None, method: str, path: str, options: Options, headers: Headers, numbers: Iterable[int]
+) -> Greeting:
+    """`numbers` says where each header stands in the request; one that was lent stands behind them."""
+    client, onward = recognise(headers), tuple(end_to_end(headers))
+    return Greeting(
+        path=path,
+        options=options,
+        client=client,
+        upstream=upstream,
+        understood=upstream is not None and _understands(upstream, method, path, headers),
+        packed=bool(encodings(headers)),
+        hold=later(client.prefer),
+        headers=tuple([(name, "" if name in _OWN else value) for name, value in headers]),
+        own=tuple([(place, number) for place, number in enumerate(numbers) if headers[place][0] in _OWN]),
+        standing=tuple([pair for pair in headers if pair[0] not in _OWN and pair[0] != "content-encoding"]),
+        onward=onward if _OWN.isdisjoint([name for name, _ in onward]) else None,
+    )
+
+
+def _understands(upstream: Upstream, method: str, path: str, headers: Headers) -> bool:
+    """A call without a key buys nothing on any lane: the provider says so best."""
+    return upstream.dialect.handles(method, path) and any(name in KEYS for name, _ in headers)
+
+
+def _check_host(headers: Headers) -> None:
+    """A web page must not reach the proxy through a name that it made point here."""
+    for name, value in headers:
+        if name == "host":
+            if _local(value):
+                return
+            raise BadCall(f"carpool answers to its local names only, not to {value[:100]!r}.")
+    raise BadCall("This request names no host. Send a host header, such as 127.0.0.1.")
+
+
+@lru_cache(maxsize=256)
+def _local(host: str) -> bool:
+    name = host if host.endswith("]") else host.rpartition(":")[0] or host
+    return name.lower() in LOCAL_NAMES
