@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 
 from carpool.engine.collecting import Collector
@@ -19,6 +19,7 @@ from carpool.tracking import next_poll
 ASK_SILENCE_S = 60.0
 MAX_PAGES = 20
 FAILED_POLL_S = 5.0
+FAILED_POLL_MAX_S = 60.0
 GONE_S = 600.0  # a batch that answers 404 for so long is gone
 ALERT_BEFORE_S = 2 * 86_400.0
 
@@ -31,6 +32,7 @@ class Follower:
         self._polling: set[str] = set()
         self._looked: dict[str, float] = {}  # credential → last finished look
         self._not_before: dict[str, float] = {}  # credential → when a look that failed may be tried again
+        self._failures: Counter[str] = Counter()  # credential → looks that failed since the last whole one
         self._missing: dict[int, float] = {}  # batch → since when the provider denies it
         self._alerted: set[int] = set()
 
@@ -75,7 +77,7 @@ class Follower:
     async def _poll(self, credential: str, batches: list[Batch]) -> None:
         desk = self._desk
         upstream = desk.upstreams[batches[0].key.provider]
-        self._not_before[credential] = desk.now() + FAILED_POLL_S  # whatever goes wrong, it is not tried again at once
+        self._not_before[credential] = desk.now() + self._backoff(credential)  # whatever goes wrong, not at once again
         try:
             asked = desk.now()
             reports = await self._list(credential, upstream, batches)
@@ -89,9 +91,17 @@ class Follower:
             if all(seen):
                 self._looked[credential] = desk.now()
                 del self._not_before[credential]
+                del self._failures[credential]
         finally:
             self._polling.discard(credential)
             desk.wake_now()
+
+    def _backoff(self, credential: str) -> float:
+        """Longer after every failure, and never twice the same: two keys of one workspace may take each other's turn,
+        and a look that needs several requests would never get them all."""
+        delay = min(FAILED_POLL_S * 2 ** self._failures[credential], FAILED_POLL_MAX_S)
+        self._failures[credential] += 1
+        return delay * (0.75 + self._desk.rng.random() / 2)
 
     async def _list(self, credential: str, upstream: Upstream, batches: Sequence[Batch]) -> dict[str, BatchReport]:
         """The provider's batches, newest first, as far back as any of ours can be."""
