@@ -29,8 +29,9 @@ from carpool.model import (
 from carpool.ports import ResultLine
 from carpool.tracking import must_retry
 
-CHUNK = 2000  # a larger one writes fewer pages of the store; the first answers wait for the last of it
+CHUNK = 4000  # a larger one writes fewer pages of the store; the first answers wait for the last of it
 CHUNK_BYTES = 8_000_000
+IN_FLIGHT = 2  # chunks
 TIDY = 4000
 RESULTS_SILENCE_S = 120.0
 RETRY_S = 2.0
@@ -94,19 +95,18 @@ class Collector:
             after = await self._desk.store.tidy(batch.id, after, TIDY)
 
     async def _stream(self, batch: Batch) -> Counter[str]:
-        """One chunk is written while the next is read."""
+        """One chunk is written while the next is made ready and the one after it is read."""
         tally: Counter[str] = Counter()
         upstream = self._desk.upstreams[batch.key.provider]
-        writing: asyncio.Task[None] | None = None
+        writing: list[asyncio.Task[None]] = []
         try:
             async with aclosing(self._chunks(batch, upstream, tally)) as chunks:
                 async for chunk in chunks:
-                    if writing is not None:
-                        await writing
-                    writing = self._desk.crew.lend(self._settle(batch, upstream, chunk, tally), "settle")
+                    if len(writing) == IN_FLIGHT:
+                        await writing.pop(0)
+                    writing.append(self._desk.crew.lend(self._settle(batch, upstream, chunk, tally), "settle"))
         finally:
-            if writing is not None:  # also when the reading failed: what was read is kept
-                await writing
+            await asyncio.gather(*writing)  # also when the reading failed: what was read is kept
         return tally
 
     async def _chunks(

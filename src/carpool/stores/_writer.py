@@ -17,7 +17,7 @@ from carpool.stores._trouble import translate
 Work = Callable[[Session, list[Any]], list[Any]]
 
 UNHURRIED_S = 0.02  # how long a job that nobody waits for may wait for company
-LARGEST_GROUP = 4_000  # calls: bounds how long the first of a group waits for the last
+LARGEST_GROUP = 8_000  # calls: bounds how long the first of a group waits for the last
 
 
 @cache  # one work per operation: neighbours in the queue are recognised by it
