@@ -99,9 +99,9 @@ class Follower:
     def _backoff(self, credential: str) -> float:
         """Longer after every failure, and never twice the same: two keys of one workspace may take each other's turn,
         and a look that needs several requests would never get them all."""
-        delay = min(FAILED_POLL_S * 2 ** self._failures[credential], FAILED_POLL_MAX_S)
+        delay = min(FAILED_POLL_S * 2.0 ** min(self._failures[credential], 10), FAILED_POLL_MAX_S)
         self._failures[credential] += 1
-        return delay * (0.75 + self._desk.rng.random() / 2)
+        return float(delay * (0.75 + self._desk.rng.random() / 2))
 
     async def _list(self, credential: str, upstream: Upstream, batches: Sequence[Batch]) -> dict[str, BatchReport]:
         """The provider's batches, newest first, as far back as any of ours can be."""
