@@ -59,7 +59,7 @@ class Collector:
             return
         if batch.key.credential in desk.keyring:
             self._busy.add(batch.id)
-            wait = min(RETRY_S * 2 ** self._failures[batch.id], RETRY_MAX_S)
+            wait = min(RETRY_S * 2.0 ** min(self._failures[batch.id], 10), RETRY_MAX_S)
             self._retry_at[batch.id] = desk.now() + wait  # whatever goes wrong, it is not tried again at once
             desk.crew.spawn(self._collect(batch), f"collect {batch.id}")
 
