@@ -78,6 +78,13 @@ class Entrance:
 
     async def _seat_all(self, group: list[_Newcomer], writing: Awaitable[list[Admitted | CarpoolError]]) -> None:
         try:
+            await self._seat_each(group, writing)
+        finally:  # whatever went wrong, nobody is left standing at the door
+            for one in group:
+                _fail(one, Closed("carpool stopped before this call was accepted. Send it again."))
+
+    async def _seat_each(self, group: list[_Newcomer], writing: Awaitable[list[Admitted | CarpoolError]]) -> None:
+        try:
             admitted = await writing
         except CarpoolError as error:
             if len(group) > 1:  # what one of them can't have must not keep the others out
@@ -85,10 +92,6 @@ class Entrance:
                     await self._seat_all([one], self._desk.store.admit_all([one.admission]))
                 return
             admitted = [error]
-        except BaseException:
-            for one in group:
-                _fail(one, Closed("carpool stopped before this call was accepted. Send it again."))
-            raise
         for one, result in zip(group, admitted, strict=True):
             if isinstance(result, CarpoolError):
                 _fail(one, result)
