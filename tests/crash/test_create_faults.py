@@ -191,8 +191,15 @@ async def check(case: Case, desk: Office, calls: list[Call], answers: list[tuple
     assert ledger.abandoned == (STRUCK * SIZE if case.fault in BEFORE else 0)
     assert sum(row.purchases for row in ledger.totals if row.lane is Lane.NOW) == len(made.sync_charges())
     # Every second purchase stands as such: as a duplicate, or as the rescue that a batch outran on a busy machine.
-    extra, duplicates = len(provider.bill.charges) - len(calls), ledger.purchases(EntryKind.DUPLICATE)
-    assert duplicates <= extra <= duplicates + ledger.purchases(EntryKind.RESCUE)
+    late = [
+        line
+        for lines in ledger.entries.values()
+        for line in lines
+        if line.paid is not None and line.would_have_paid is None
+    ]
+    assert len(late) == len(provider.bill.charges) - len(calls)
+    assert {line.kind for line in late} <= {EntryKind.DUPLICATE, EntryKind.RESCUE}
+    assert ledger.purchases(EntryKind.DUPLICATE) == sum(line.kind is EntryKind.DUPLICATE for line in late)
     for lines in ledger.entries.values():
         assert sum(line.kind is EntryKind.PURCHASE and line.paid is not None for line in lines) <= 1
     if case.pressed:

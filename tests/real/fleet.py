@@ -16,7 +16,7 @@ from verdicts import Cell, Verdict
 
 AGENTS, KEY = 30, "sk-fleet"
 PACE = "batching: {linger_ms: 3000, poll_interval_s: 0.2}\n"  # thirty processes start slowly on a busy machine
-MOST_BATCHES = 8  # two turns each; a straggler may miss its batch
+MOST_BATCHES = 6  # two turns each; a straggler may miss its batch
 
 
 async def try_fleet(stage: Stage) -> list[Verdict]:
