@@ -73,7 +73,9 @@ async def staged(
         upstream = Upstream("anthropic", mock.url, get_dialect("anthropic"), wire)
         engine = build_engine(await open_store(store), clock, upstream, policy, None, ())
         await engine.start()
-        proxy = Proxy(engine, upstream, clock, on_disconnect=policy.on_disconnect, patience=patience, **more)
+        proxy = Proxy(
+            engine, {upstream.provider: upstream}, clock, on_disconnect=policy.on_disconnect, patience=patience, **more
+        )
         async with _served(proxy) as url:
             yield Stage(url, mock.url, mock.provider, engine, proxy, http)
         await engine.close(0.0)

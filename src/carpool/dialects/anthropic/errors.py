@@ -7,7 +7,8 @@ from typing import Literal
 
 import msgspec
 
-from carpool.dialects.headers import first, retry_after, wish
+from carpool.dialects.headers import first
+from carpool.dialects.refusing import refused
 from carpool.model import Headers
 from carpool.ports import Refusal
 
@@ -26,9 +27,7 @@ _STATUS = {
 }
 _TYPE = {status: kind for kind, status in _STATUS.items()}
 _UNKNOWN = 500
-_LATER = frozenset({408, 409, 429})
 _SPENT = "enforced_spend_limit_reached"  # a 429 that no waiting helps
-_LONGEST = 1000
 _UNREADABLE = (ValueError, RecursionError)
 
 
@@ -94,22 +93,8 @@ def is_passing(error: ProviderError) -> bool:
 
 def refusal(status: int, headers: Headers, body: bytes) -> Refusal:
     error = read(body)
-    message = error.message[:_LONGEST] if error else ""
-    return Refusal(
-        status=status,
-        message=message or f"The provider answered {status}.",
-        retryable=_retryable(status, headers, error),
-        retry_after=retry_after(headers),
-        cannot_batch=status in (401, 403, 404),
-        too_large=status == 413,
-    )
-
-
-def _retryable(status: int, headers: Headers, error: ProviderError | None) -> bool:
-    if error and error.code == _SPENT:
-        return False
-    wanted = wish(headers)
-    return status in _LATER or status >= 500 if wanted is None else wanted
+    spent = error is not None and error.code == _SPENT
+    return refused(status, headers, error.message if error else "", spent=spent)
 
 
 def requests_per_minute(headers: Headers) -> int | None:

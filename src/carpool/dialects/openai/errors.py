@@ -6,13 +6,11 @@ from dataclasses import dataclass
 
 import msgspec
 
-from carpool.dialects.headers import retry_after, wish
+from carpool.dialects.refusing import refused
 from carpool.model import Headers
 from carpool.ports import Refusal
 
-_LATER = frozenset({408, 409, 429})
 _SPENT = "insufficient_quota"  # a 429 that no waiting helps
-_LONGEST = 1000
 _UNREADABLE = (ValueError, RecursionError)
 # carpool's own codes where OpenAI has another word for the same, or none.
 _CODES = {
@@ -56,22 +54,8 @@ def read(body: bytes) -> ProviderError | None:
 
 def refusal(status: int, headers: Headers, body: bytes) -> Refusal:
     error = read(body)
-    message = error.message[:_LONGEST] if error else ""
-    return Refusal(
-        status=status,
-        message=message or f"The provider answered {status}.",
-        retryable=_retryable(status, headers, error),
-        retry_after=retry_after(headers),
-        cannot_batch=status in (401, 403, 404),
-        too_large=status == 413,
-    )
-
-
-def _retryable(status: int, headers: Headers, error: ProviderError | None) -> bool:
-    if error and _SPENT in (error.code, error.type):
-        return False
-    wanted = wish(headers)
-    return status in _LATER or status >= 500 if wanted is None else wanted
+    spent = error is not None and _SPENT in (error.code, error.type)
+    return refused(status, headers, error.message if error else "", spent=spent)
 
 
 def error(status: int, code: str, message: str) -> bytes:

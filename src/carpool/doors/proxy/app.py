@@ -58,7 +58,7 @@ class Proxy:
     def __init__(
         self,
         engine: Engine,
-        upstreams: Mapping[str, Upstream] | Upstream,
+        upstreams: Mapping[str, Upstream],
         clock: Clock,
         *,
         defaults: Collection[str] = (),
@@ -71,7 +71,7 @@ class Proxy:
     ) -> None:
         self._max_body = max_body
         self._engine = engine
-        self._upstreams = {upstreams.provider: upstreams} if isinstance(upstreams, Upstream) else upstreams
+        self._upstreams = upstreams
         self._greeter = Greeter(self._upstreams, frozenset(defaults), Purse(keys))
         self._first = next(iter(self._upstreams.values())).dialect
         self._guard = Guard()
