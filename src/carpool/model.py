@@ -19,7 +19,8 @@ Headers = tuple[tuple[str, str], ...]
 
 _ALPHABET = "0123456789abcdefghjkmnpqrstvwxyz"  # Crockford's base 32: no look-alikes, safe in a custom_id
 _PAIRS = [first + second for first in _ALPHABET for second in _ALPHABET]
-_VALUES = {letter: value for value, letter in enumerate(_ALPHABET)}
+_LETTERS = frozenset(_ALPHABET)
+_DIGITS = str.maketrans(_ALPHABET, "0123456789abcdefghijklmnopqrstuv")  # as Python writes numbers to the base of 32
 TICKET_LETTERS = 13
 NONCE_LETTERS = 10
 
@@ -58,11 +59,9 @@ def ticket_text(ticket: int) -> str:
 
 
 def ticket_number(text: str) -> int:
-    if len(text) != TICKET_LETTERS or not all(letter in _VALUES for letter in text):
+    if len(text) != TICKET_LETTERS or not _LETTERS.issuperset(text):
         raise BadCall(f"{text[:40]!r} is not a ticket: a ticket has {TICKET_LETTERS} letters and digits.")
-    number = 0
-    for letter in text:
-        number = number << 5 | _VALUES[letter]
+    number = int(text.translate(_DIGITS), 32)
     if number >= 1 << 63:
         raise BadCall(f"{text!r} is not a ticket: none was ever given that number.")
     return number

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Final
 
 from carpool.errors import BadCall
@@ -85,12 +86,18 @@ def _in_time(
     rescue_at = rescue_time(call, forecast)
     if policy.sync_max_latency_ms is not None:
         return Decision(Lane.BATCH, f"The budget of {_span(budget)} is above {_span(tight)}.", rescue_at)
-    chance = forecast.batch_cdf(latest_end - pool_wait(policy) - now, call.model, size_class(call.max_output_tokens))
+    left = int(latest_end - pool_wait(policy) - now)
+    chance = _chance(forecast, left, call.model, size_class(call.max_output_tokens))
     said = f"A batch is back in time with a chance of {chance:.0%}"
     needed = break_even(beta, q)
     if chance > needed:
         return Decision(Lane.BATCH, f"{said}; it pays above {needed:.0%}.", rescue_at)
     return Decision(Lane.NOW, f"{said}; it would pay above {needed:.0%}.")
+
+
+@lru_cache(maxsize=4096)  # calls that arrive together have about as much time left, and each asks
+def _chance(forecast: Forecast, seconds: int, model: str, size: str) -> float:
+    return forecast.batch_cdf(seconds, model, size)
 
 
 def rescue_time(call: Call, forecast: Forecast) -> float | None:

@@ -143,8 +143,8 @@ MUTANTS = (
     Mutant(
         "who leaves at the door keeps the seat",
         f"{ENGINE}/entering.py",
-        "if one.seat.cancelled():\n            self._leave(seat)",
-        "if one.seat.cancelled():\n            pass",
+        "if seat.left:\n            self._leave(seat)",
+        "if seat.left:\n            pass",
         test="tests/engine/test_entering.py",
     ),
     Mutant(

@@ -26,20 +26,25 @@ class Document(msgspec.Struct, frozen=True):
 
     text: bytes
     values: dict[str, Any]
-    spans: dict[str, tuple[int, int]]  # from the name's first byte to the value's last
     exact: bool  # False when a number is too big to decode; the member that holds it stands as UNSET
+
+    @property
+    def spans(self) -> dict[str, tuple[int, int]]:
+        """Where each member stands, from the name's first byte to the value's last."""
+        return _spans(self.text, _SHALLOW.decode(self.text))
 
     def without(self, name: str) -> bytes:
         """The same bytes less one member."""
-        if name not in self.spans:
+        if name not in self.values:
             return self.text
-        start, end = self.spans[name]
-        names = list(self.spans)
+        spans = self.spans
+        start, end = spans[name]
+        names = list(spans)
         place = names.index(name)
         if place:  # the comma before it goes too
-            start = self.spans[names[place - 1]][1]
+            start = spans[names[place - 1]][1]
         elif len(names) > 1:  # the comma after it goes too
-            end = self.spans[names[1]][0]
+            end = spans[names[1]][0]
         return self.text[:start] + self.text[end:]
 
     def canonical(self, without: str) -> bytes:
@@ -57,12 +62,12 @@ def read(body: bytes) -> Document:
     """Understands a client's body, or says in a sentence why not."""
     try:
         values, exact = _decode(body)
-        spans = _spans(body)
+        _check_once(body)
     except RecursionError:
         raise BadCall("The request body is nested too deeply.") from None
     except ValueError as error:
         raise BadCall(f"The request body is not JSON in UTF-8: {error}.") from None
-    return Document(body, values, spans, exact)
+    return Document(body, values, exact)
 
 
 def _decode(body: bytes) -> tuple[dict[str, Any], bool]:
@@ -92,15 +97,21 @@ def _decode_members(body: bytes) -> dict[str, Any] | None:
     return values
 
 
-def _spans(body: bytes) -> dict[str, tuple[int, int]]:
-    """Where each member stands.
+def _check_once(body: bytes) -> None:
+    """Whenever a name came twice msgspec kept one value only. As nearly all clients write it, with no byte to spare, a
+    body is just as long as its kept members then; any other is walked through."""
+    members = _SHALLOW.decode(body)
+    kept = sum(map(len, members)) + sum(map(len, members.values()))
+    if 1 + kept + 4 * len(members) != len(body):  # two braces, and for each two quotes, a colon and, but once, a comma
+        _spans(body, members)
 
-    Whenever a name came twice msgspec kept one value only, so this walk, which checks every value byte by byte,
-    can't arrive at the closing brace after the last of the kept members.
-    """
+
+def _spans(body: bytes, members: dict[str, msgspec.Raw]) -> dict[str, tuple[int, int]]:
+    """Where each member stands. The walk checks every value byte by byte: where a name came twice it can't arrive at
+    the closing brace after the last of the kept members."""
     spans: dict[str, tuple[int, int]] = {}
     at = 0
-    for name, raw in _SHALLOW.decode(body).items():
+    for name, raw in members.items():
         found = _NAME.match(body, at)
         if not found or not body.startswith(bytes(raw), found.end()):
             raise _twice()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable
+from functools import lru_cache
 
 from msgspec.structs import replace
 
@@ -93,10 +94,15 @@ def understand(
 
 def _fingerprint(credential: str, endpoint: str, headers: Headers, canonical: bytes) -> int:
     """63 bits that tell one call from another. Nothing of one credential ever meets that of another."""
-    digest = hashlib.sha256(repr((credential, endpoint, headers)).encode())
+    digest = _begun(credential, endpoint, headers).copy()
     for start in range(0, len(canonical), _PIECE):
         digest.update(canonical[start : start + _PIECE])
     return int.from_bytes(digest.digest()[:8], "big") >> 1
+
+
+@lru_cache(maxsize=1024)  # few kinds, many calls
+def _begun(credential: str, endpoint: str, headers: Headers) -> hashlib._Hash:
+    return hashlib.sha256(repr((credential, endpoint, headers)).encode())
 
 
 def failure(reply: Reply) -> CallFailed | None:

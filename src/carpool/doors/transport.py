@@ -68,7 +68,7 @@ class Exchange:
     async def settled(self, raw: RawRequest, options: Options) -> Settled:
         """The call from arrival to outcome, without an HTTP answer made of it."""
         try:
-            return await self._submit(self.understood(raw, options))
+            return self._given(await self._engine.submit(self.understood(raw, options), self._default, "cancel"))
         except CarpoolError as error:
             return error
 
@@ -81,7 +81,7 @@ class Exchange:
             passage = await self._engine.forward(replace(call, body=body), default=self._default)
             if isinstance(passage, Passage):
                 return Flow(passage.status, _passing(passage), passage.chunks, passage.chunks.aclose)
-        return self._whole(await self._submit(call), call.stream)
+        return self._whole(self._given(await self._engine.submit(call, self._default, "cancel")), call.stream)
 
     def refusal(self, error: CarpoolError, request: Any) -> dict[str, Any]:
         """carpool's own error as an answer, since an SDK would retry an exception; the door finds the error again."""
@@ -89,8 +89,8 @@ class Exchange:
         headers = {"content-type": "application/json", "x-should-retry": "false"}
         return {"headers": headers, "content": self._upstream.dialect.error(error.status, error.code, str(error))}
 
-    async def _submit(self, call: Call) -> Reply:
-        reply = await self._engine.submit(call, default=self._default, gone="cancel")
+    def _given(self, reply: Reply) -> Reply:
+        """An outcome that is as good as in the caller's hands, or its typed error."""
         self._engine.delivered_soon(reply.ticket)
         if (error := failure(reply)) is not None:
             raise error

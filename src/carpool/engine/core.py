@@ -166,7 +166,7 @@ class Engine:
 
     # ------------------------------------------------------------ calls
 
-    async def submit(self, call: Call, *, default: Lane = Lane.BATCH, gone: Gone = "keep") -> Reply:
+    async def submit(self, call: Call, default: Lane = Lane.BATCH, gone: Gone = "keep") -> Reply:
         """One call from arrival to outcome. `gone` says what becomes of a waiting call whose caller is cancelled."""
         decision = self._route(call, default)
         if decision.lane is Lane.NOW and call.key is None:
@@ -176,7 +176,12 @@ class Engine:
                 return await self._sender.direct(Errand.of(call, decision.reason))
             finally:
                 self._direct -= 1
-        return await self._kept(call, decision, gone)
+        seat = self.tickets.take(call, decision, gone)
+        try:
+            return _reasoned(await seat.answer, seat.reason)
+        finally:
+            if seat.answer.cancelled() or not seat.answer.done():
+                self.tickets.leave(seat)
 
     async def forward(self, call: Call, *, default: Lane = Lane.NOW) -> Passage | Decision:
         """A streamed answer where the call travels on `now`; otherwise the decision, and the door submits it."""
@@ -227,14 +232,6 @@ class Engine:
                 "Shorten it, or raise max_input_tokens_per_request."
             )
 
-    async def _kept(self, call: Call, decision: Decision, gone: Gone) -> Reply:
-        seat = await self.tickets.board(call, decision, gone)
-        try:
-            return _reasoned(await seat.answer, decision)
-        finally:
-            if seat.answer.cancelled() or not seat.answer.done():
-                self.tickets.leave(seat)
-
     # ------------------------------------------------------------ the end
 
     async def close(self, timeout: float = 10.0) -> None:
@@ -269,6 +266,6 @@ class Engine:
         return Closed(f"carpool closed before call {text} was answered, and its store was in memory only.", text)
 
 
-def _reasoned(reply: Reply, decision: Decision) -> Reply:
+def _reasoned(reply: Reply, reason: str) -> Reply:
     """Where nothing unforeseen happened, the reason is why the call took this lane."""
-    return Reply(reply.ticket, reply.outcome, reply.entry, reply.outcome.reason or decision.reason)
+    return Reply(reply.ticket, reply.outcome, reply.entry, reply.outcome.reason or reason)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Final, Literal
 
 from carpool.engine.desk import Desk
 from carpool.engine.events import CallAdmitted
@@ -19,29 +19,36 @@ from carpool.routing import Decision, pool_key
 Gone = Literal["keep", "cancel"]
 
 GROUP = 250  # so many go to the store at once, while the next are still being understood
+NO_TICKET: Final = -1
 ADMISSION_PAUSE_S = 0.1  # arrivals wake the planner at most so often
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, eq=False)
 class Seat:
-    """A call that is on disk, and what its door holds while it waits: not the call itself, which may be large."""
+    """What a door holds while its call waits: not the call itself, which may be large.
 
-    ticket: int
+    It is taken at once, and stands for a call on disk as soon as it has a ticket; then `aboard` says so, where somebody
+    waits for that. `answer` brings the outcome, or why the call was not let in.
+    """
+
     provider: str
     lane: Lane
-    state: TicketState
     reason: str
     gone: Gone
     answer: asyncio.Future[Reply]
+    aboard: asyncio.Future[None] | None
+    ticket: int = NO_TICKET
+    state: TicketState = TicketState.QUEUED
+    left: bool = False  # its client went away before it had a ticket
+
+    def fail(self, error: CarpoolError) -> None:
+        """The call was not let in."""
+        first = self.answer if self.aboard is None else self.aboard
+        if not first.done():
+            first.set_exception(error)
 
 
-@dataclass(frozen=True, slots=True)
-class _Newcomer:
-    call: Call
-    decision: Decision
-    gone: Gone
-    admission: Admission
-    seat: asyncio.Future[Seat]
+_Newcomer = tuple[Admission, Seat]
 
 
 class Entrance:
@@ -51,15 +58,17 @@ class Entrance:
         self._leave = leave
         self._arrivals: list[_Newcomer] = []
 
-    def enter(self, call: Call, decision: Decision, gone: Gone) -> asyncio.Future[Seat]:
-        """The seat of a call, once it is on disk. Who cancels it meanwhile has left, and the call is treated so."""
+    def enter(self, call: Call, decision: Decision, gone: Gone, *, told: bool = False) -> Seat:
+        """The seat of a call that is about to be on disk; `told`: somebody waits until it is."""
         desk = self._desk
         if len(desk.waiters) + len(self._arrivals) >= desk.policy.max_waiting_calls:
             raise Closed("Too many calls are waiting. Try again later, or raise max_waiting_calls.")
         key = pool_key(call, mixes_models=True, now=desk.now())
         admission = Admission(call, key, decision.lane, decision.rescue_at, desk.name, decision.reason)
-        seat: asyncio.Future[Seat] = asyncio.get_running_loop().create_future()
-        self._arrivals.append(_Newcomer(call, decision, gone, admission, seat))
+        future = asyncio.get_running_loop().create_future
+        stays: Gone = "keep" if call.key is not None else gone
+        seat = Seat(call.provider, decision.lane, decision.reason, stays, future(), future() if told else None)
+        self._arrivals.append((admission, seat))
         if len(self._arrivals) == 1:
             desk.crew.spawn(self._rest(), "admit")
         elif len(self._arrivals) == GROUP:
@@ -73,15 +82,16 @@ class Entrance:
     def _let_in(self) -> None:
         if self._arrivals:
             group, self._arrivals = self._arrivals, []
-            writing = self._desk.store.admit_all([one.admission for one in group])
+            writing = self._desk.store.admit_all([admission for admission, _ in group])
             self._desk.crew.spawn(self._seat_all(group, writing), "admit")
 
     async def _seat_all(self, group: list[_Newcomer], writing: Awaitable[list[Admitted | CarpoolError]]) -> None:
         try:
             await self._seat_each(group, writing)
         finally:  # whatever went wrong, nobody is left standing at the door
-            for one in group:
-                _fail(one, Closed("carpool stopped before this call was accepted. Send it again."))
+            for _, seat in group:
+                if seat.ticket == NO_TICKET:
+                    seat.fail(Closed("carpool stopped before this call was accepted. Send it again."))
 
     async def _seat_each(self, group: list[_Newcomer], writing: Awaitable[list[Admitted | CarpoolError]]) -> None:
         try:
@@ -89,38 +99,35 @@ class Entrance:
         except CarpoolError as error:
             if len(group) > 1:  # what one of them can't have must not keep the others out
                 for one in group:
-                    await self._seat_all([one], self._desk.store.admit_all([one.admission]))
+                    await self._seat_all([one], self._desk.store.admit_all([one[0]]))
                 return
             admitted = [error]
-        for one, result in zip(group, admitted, strict=True):
+        for (admission, seat), result in zip(group, admitted, strict=True):
             if isinstance(result, CarpoolError):
-                _fail(one, result)
+                seat.fail(result)
             else:
-                self._place(one, result)
+                self._place(admission.call, seat, result)
         if self._desk.probe is not None:
             await asyncio.gather(*(self._desk.reached("admitted") for _ in group))
         self._desk.wake_by(self._desk.now() + min(self._desk.policy.linger_ms / 1000, ADMISSION_PAUSE_S))
 
-    def _place(self, one: _Newcomer, admitted: Admitted) -> None:
+    def _place(self, call: Call, seat: Seat, admitted: Admitted) -> None:
         """On disk first; then, before anything else can run, the waiter is in place."""
         desk = self._desk
-        self._count(one, admitted)
-        if admitted.outcome is not None:
-            answer: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
-            answer.set_result(Reply(admitted.ticket, admitted.outcome))
-        else:
-            answer = desk.waiters.add(admitted.ticket)
+        self._count(seat, admitted)
+        seat.ticket, seat.lane, seat.state = admitted.ticket, admitted.lane, admitted.state
+        if admitted.outcome is None:
+            desk.waiters.put(admitted.ticket, seat.answer)
             if admitted.lane is Lane.NOW and admitted.state is TicketState.SENDING:
-                self._rescuer.send_kept(one.call, one.decision.reason, admitted.ticket)
-        gone: Gone = "keep" if one.call.key is not None else one.gone
-        reason = one.decision.reason
-        seat = Seat(admitted.ticket, one.call.provider, admitted.lane, admitted.state, reason, gone, answer)
-        if one.seat.cancelled():
+                self._rescuer.send_kept(call, seat.reason, admitted.ticket)
+        elif not seat.answer.done():
+            seat.answer.set_result(Reply(admitted.ticket, admitted.outcome))
+        if seat.left:
             self._leave(seat)
-        else:
-            one.seat.set_result(seat)
+        elif seat.aboard is not None and not seat.aboard.done():
+            seat.aboard.set_result(None)
 
-    def _count(self, one: _Newcomer, admitted: Admitted) -> None:
+    def _count(self, seat: Seat, admitted: Admitted) -> None:
         desk = self._desk
         if not admitted.fresh:
             desk.stats.returned_calls += 1
@@ -130,9 +137,5 @@ class Entrance:
             desk.stats.batched_calls += 1
         if desk.bulletin.heard and admitted.outcome is None:
             text = ticket_text(admitted.ticket)
-            desk.bulletin.tell(CallAdmitted(desk.now(), text, admitted.lane, one.decision.reason))
+            desk.bulletin.tell(CallAdmitted(desk.now(), text, admitted.lane, seat.reason))
 
-
-def _fail(one: _Newcomer, error: CarpoolError) -> None:
-    if not one.seat.done():
-        one.seat.set_exception(error)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from carpool.engine.desk import Desk
-from carpool.engine.entering import Entrance, Gone, Seat
+from carpool.engine.entering import NO_TICKET, Entrance, Gone, Seat
 from carpool.engine.rescuing import Rescuer
 from carpool.engine.waiting import Reply
 from carpool.lifecycle import TicketState
@@ -23,18 +23,26 @@ class Tickets:
 
     async def board(self, call: Call, decision: Decision, gone: Gone = "keep") -> Seat:
         """Puts a call on disk. `gone` says what becomes of it when its client leaves; a key always keeps it."""
-        entering = self._entrance.enter(call, decision, gone)
+        seat = self._entrance.enter(call, decision, gone, told=True)
+        assert seat.aboard is not None
         try:
-            return await entering
-        except asyncio.CancelledError:
-            if not entering.cancelled() and entering.exception() is None:  # on disk, but its caller never heard of it
-                self.leave(entering.result())
+            await seat.aboard
+        except asyncio.CancelledError:  # it may be on disk already, but its caller never heard of it
+            self.leave(seat)
             raise
+        return seat
+
+    def take(self, call: Call, decision: Decision, gone: Gone) -> Seat:
+        """The seat of a call that is about to be put on disk: who waits for its answer only need not wait twice."""
+        return self._entrance.enter(call, decision, gone)
 
     # ------------------------------------------------------------ leaving it
 
     def leave(self, seat: Seat) -> None:
-        self.left(seat.ticket, seat.answer, seat.provider, seat.gone)
+        if seat.ticket == NO_TICKET:  # the entrance sees to it, if it comes in
+            seat.left = True
+        else:
+            self.left(seat.ticket, seat.answer, seat.provider, seat.gone)
 
     def left(self, ticket: int, answer: asyncio.Future[Reply], provider: str, gone: Gone) -> None:
         """The client is gone. Without another who waits for it, the call is nobody's until somebody comes back."""

@@ -32,9 +32,12 @@ class Waiters:
 
     def add(self, ticket: int) -> asyncio.Future[Reply]:
         future: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
+        self.put(ticket, future)
+        return future
+
+    def put(self, ticket: int, future: asyncio.Future[Reply]) -> None:
         if self._one.setdefault(ticket, future) is not future:
             self._more.setdefault(ticket, []).append(future)
-        return future
 
     def drop(self, ticket: int, future: asyncio.Future[Reply]) -> bool:
         """Forgets one who waits no more; says whether the ticket has nobody left."""
@@ -47,10 +50,10 @@ class Waiters:
         return not rest
 
     def resolve(self, reply: Reply) -> None:
-        futures = self._all(reply.ticket)
-        self._forget(reply.ticket)
-        for future in futures:
-            if not future.done():  # a cancelled waiter must not stop the others
+        first = self._one.pop(reply.ticket, None)
+        more = self._more.pop(reply.ticket, ()) if self._more else ()
+        for future in (first, *more):
+            if future is not None and not future.done():  # a cancelled waiter must not stop the others
                 future.set_result(reply)
 
     def fail_all(self, why: Callable[[int], Exception]) -> None:

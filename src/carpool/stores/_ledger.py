@@ -43,7 +43,7 @@ class Books:
             return
         kind = _kind(entry.kind, standing, late)
         would_have_paid = None if late else entry.would_have_paid
-        line = _Line(entry.lane.value, kind.value, entry.paid, would_have_paid)
+        line = _Line(entry.lane._value_, kind._value_, entry.paid, would_have_paid)
         if standing is not None:
             self._add(standing, -1)
         self._add(line, 1)
