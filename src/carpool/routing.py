@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Final
 
+from msgspec.structs import replace
+
 from carpool.errors import BadCall
 from carpool.forecast import Forecast
-from carpool.model import Call, Lane, PoolKey
+from carpool.model import Call, Lane, PoolKey, Value
 from carpool.policy import RoutingPolicy
 
 TIGHT_MS: Final = 5_000.0  # budgets up to this are answered synchronously, unless the policy says otherwise
@@ -17,8 +18,7 @@ RESCUE_MARGIN: Final = 2.0  # for noticing that the time has come, and for getti
 DEFAULT_WINDOW_MS: Final = 30_000.0  # how long a minimum size may be waited for when no window is set
 
 
-@dataclass(frozen=True, slots=True)
-class Decision:
+class Decision(Value, frozen=True, gc=False):
     lane: Lane
     reason: str
     rescue_at: float | None = None

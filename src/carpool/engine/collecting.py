@@ -29,8 +29,8 @@ from carpool.model import (
 from carpool.ports import ResultLine
 from carpool.tracking import must_retry
 
-CHUNK = 4000  # a larger one writes fewer pages of the store; the first answers wait for the last of it
-CHUNK_BYTES = 8_000_000
+CHUNK = 8000  # a larger one writes fewer pages of the store; the first answers wait for the last of it
+CHUNK_BYTES = 16_000_000
 IN_FLIGHT = 2  # chunks
 TIDY = 4000
 RESULTS_SILENCE_S = 120.0

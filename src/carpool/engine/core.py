@@ -32,6 +32,7 @@ from carpool.routing import Decision, noted, route
 from carpool.warmth import Warmth, kept_warm
 
 TROUBLE_PAUSE_S = 1.0
+DELIVERED_S = 0.1
 
 
 class Engine:
@@ -73,6 +74,7 @@ class Engine:
         self.tickets = Tickets(desk, self._rescuer)
         self._loop: asyncio.Task[None] | None = None
         self._delivered: list[int] = []
+        self._delivering: asyncio.Task[None] | None = None
         self._unsubscribe: Callable[[], None] = lambda: None
         self._warmth = Warmth()
         self._direct = 0  # calls on `now` under way that are not on disk
@@ -201,14 +203,20 @@ class Engine:
         return self._route(call, default)
 
     def delivered_soon(self, ticket: int) -> None:
-        """The client has its whole answer. Those of one moment are written down together."""
+        """The client has its whole answer. That is written down a moment later, for many at once: their rows lie all
+        over the store. Until then the ticket is awaited here, and nobody else can take it."""
         self._delivered.append(ticket)
         if len(self._delivered) == 1:
-            self._desk.crew.spawn(self._write_delivered(), "delivered")
+            self._delivering = self._desk.crew.spawn(self._deliver_later(), "delivered")
+
+    async def _deliver_later(self) -> None:
+        await self._desk.clock.sleep(DELIVERED_S)
+        await self._write_delivered()
 
     async def _write_delivered(self) -> None:
-        tickets, self._delivered = self._delivered, []
-        await self._desk.store.delivered(tickets, self._desk.now())
+        if self._delivered:
+            tickets, self._delivered = self._delivered, []
+            await self._desk.store.delivered(tickets, self._desk.now())
 
     def _route(self, call: Call, default: Lane) -> Decision:
         desk = self._desk
@@ -246,6 +254,9 @@ class Engine:
             await desk.clock.sleep(min(0.02, max(0.0, until - desk.now())))
         self._loop.cancel()
         self._unsubscribe()
+        if self._delivering is not None:
+            self._delivering.cancel()
+            await self._write_delivered()
         await desk.crew.rest(timeout=min(5.0, timeout + 1.0))
         await self._housekeeper.stop()
         desk.waiters.fail_all(self._parting)

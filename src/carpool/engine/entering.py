@@ -138,4 +138,3 @@ class Entrance:
         if desk.bulletin.heard and admitted.outcome is None:
             text = ticket_text(admitted.ticket)
             desk.bulletin.tell(CallAdmitted(desk.now(), text, admitted.lane, seat.reason))
-
