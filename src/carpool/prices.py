@@ -97,6 +97,10 @@ class PriceBook:
         self._overrides = overrides or {}
         self._card = lru_cache(maxsize=4096)(self._make_card)
 
+    def load(self) -> None:
+        """Has the table at hand, so that the first answer need not wait for it."""
+        _snapshot()
+
     def price(self, provider: str, model: str, usage: Usage, lane: Lane, at: float) -> int | None:
         """What `usage` costs on `lane` at that time; None when any part of it is unknown."""
         card = self._card(provider, model, lane, int(at // _SLOT_S), usage.inference_geo, usage.speed)
@@ -246,12 +250,16 @@ def _table_prices(provider: str, model: str, at: datetime, context: Mapping[str,
     return resolved
 
 
-def _find_model(provider: str, model: str) -> Any | None:
-    # Imported on first use: the table takes a quarter of a second to load.
+def _snapshot() -> Any:
+    # Imported on first use: the table takes a quarter of a second to load, and not every command needs it.
     from genai_prices.data_snapshot import get_snapshot
 
+    return get_snapshot()
+
+
+def _find_model(provider: str, model: str) -> Any | None:
     try:
-        _, found = get_snapshot().find_provider_model(model, None, provider, None)
+        _, found = _snapshot().find_provider_model(model, None, provider, None)
     except LookupError:
         return None
     return found

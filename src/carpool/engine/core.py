@@ -105,6 +105,7 @@ class Engine:
         return self._desk.crew.failures
 
     async def start(self) -> None:
+        self._desk.prices.load()
         await self._housekeeper.start(self._desk.now())
         self._unsubscribe = self._desk.store.subscribe(self._settled_elsewhere)
         self._loop = self._desk.crew.spawn(self._run(), "engine")
