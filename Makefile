@@ -11,7 +11,7 @@ TOGETHER := -n auto --dist loadfile
 UNIT := contract dialects engine house mock properties stores wires
 
 .DEFAULT_GOAL := help
-.PHONY: help setup test unit check fix docs sim mutants demo clean test-sdks test-real test-slow bench-pool bench-proxy
+.PHONY: help setup test unit check fix docs sim mutants demo clean test-sdks test-real test-slow fuzz bench-pool bench-proxy bench-pressure
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-11s %s\n", $$1, $$2 }' Makefile
@@ -88,8 +88,25 @@ test-real: $(READY) ## Run SDKs and agents against the proxy: ARGS="--only Codex
 test-slow: $(READY) ## The same against batches of twenty minutes, in real time
 	@$(BIN)/python tests/real --slow $(ARGS)
 
+# ---- the parsers under bytes that nobody would write; what breaks one is kept in tests/fuzz/corpus
+
+SECONDS :=
+RUNS := 5000
+fuzz: .venvs/fuzz/.ready ## Fuzz every parser: SECONDS=600 for ten minutes, RUNS=5000 for so many tries each
+	@cd tests && ../.venvs/fuzz/bin/python -m fuzz $(if $(SECONDS),--seconds $(SECONDS),--runs $(RUNS)) $(ARGS)
+
+.venvs/fuzz/.ready: pyproject.toml
+	@mkdir -p .venvs && echo '*' > .venvs/.gitignore
+	@echo "Setting up atheris ..."
+	@test -x $(@D)/bin/pip || $(PYTHON) -m venv $(@D)
+	@$(@D)/bin/python -m pip install -qq --disable-pip-version-check --editable . 'atheris>=2.3'
+	@touch $@
+
 bench-pool: $(READY) ## Measure the pool beside its peers; takes about 20 minutes, ARGS="--plans 1000 10000" less
 	@$(BIN)/python bench/pool $(ARGS)
 
 bench-proxy: $(READY) ## Measure the proxy beside nginx and its peers; takes about 15 minutes, ARGS="--rounds 2 --quick" less
 	@$(BIN)/python bench/proxy $(ARGS)
+
+bench-pressure: $(READY) ## Run 200 agents at 1,000 requests a minute with bursts of 429, in real time; takes 3 minutes
+	@CARPOOL_MINUTE_S=60 $(BIN)/python -m pytest -s tests/proxy/test_pressure.py -k two_hundred $(ARGS)

@@ -119,8 +119,8 @@ def test_one_of_each_dialect_is_its_default(read: Read, marks: dict[str, bool], 
 
 
 def test_several_of_one_dialect_without_a_mark_have_no_default(read: Read) -> None:
-    two = "providers: {a: {dialect: openai, base_url: 'http://a/v1'}, b: {dialect: openai, base_url: 'http://b/v1'}}"
-    config = read(two)
+    of = "{dialect: openai, allow_http: true, base_url: 'http://%s/v1'}"
+    config = read(f"providers: {{a: {of % 'a'}, b: {of % 'b'}}}")
     assert not any(one.default for one in config.providers)
     assert len(config.notes) == 2
     assert "unencrypted" in config.notes[0]
@@ -237,6 +237,9 @@ def test_a_bad_variable_is_named(refusal: Callable[..., str], name: str, value: 
         ("caching: {mode: on}", "caching.mode is True; it must be off, observe or plan."),
         ("caching: {mod: off}", "caching.mod is not a setting: did you mean caching.mode?"),
         ("limits: {max_body_mb: lots}", "limits.max_body_mb is 'lots'; it must be a number from 0.001 to 1000."),
+        ("limits: {max_headers: 5}", "limits.max_headers is 5; it must be a whole number from 10 to 10000."),
+        ("limits: {slow_sender_s: 0}", "limits.slow_sender_s is 0; it must be a number from 0.1 to 86400."),
+        ("limits: {max_header: 50}", "limits.max_header is not a setting: did you mean limits.max_headers?"),
         ("store: {url: 5}", "store.url is 5; it must be a path"),
         ("routing: {default_budget: never}", "routing.default_budget is 'never'; it must be a budget"),
         ("routing: {timezone: 5}", "routing.timezone is 5; it must be a time zone"),
@@ -246,8 +249,8 @@ def test_a_bad_variable_is_named(refusal: Callable[..., str], name: str, value: 
             "observability.otlp_endpoint is 'x', which is not the URL of a collector",
         ),
         (
-            "providers: {a: {dialect: openai, base_url: 'http://a', default: true}, "
-            "b: {dialect: openai, base_url: 'http://b', default: true}}",
+            "providers: {a: {dialect: openai, base_url: 'https://a', default: true}, "
+            "b: {dialect: openai, base_url: 'https://b', default: true}}",
             "providers.a and providers.b are both the default of the dialect openai: mark one.",
         ),
     ],

@@ -11,9 +11,13 @@ from carpool.errors import CarpoolError, Fault
 FAMILY = [one for one in vars(errors).values() if isinstance(one, type) and issubclass(one, CarpoolError)]
 CODES = {  # the provider's own words, so that SDKs map them
     "api_error",
+    "authentication_error",
     "conflict_error",
     "invalid_request_error",
     "not_found_error",
+    "overloaded_error",
+    "permission_error",
+    "rate_limit_error",
     "request_too_large",
     "timeout_error",
 }
@@ -71,7 +75,7 @@ def test_every_error_says_whose_fault_whether_to_retry_and_which_status(error):
 
 @pytest.mark.parametrize("error", FAMILY)
 def test_a_callers_http_mistake_is_not_worth_a_retry(error):
-    if 400 <= error.status < 500:
+    if 400 <= error.status < 500 and error.status != 429:  # which says itself that a retry helps
         assert error.fault == "caller"
         assert not error.retryable
 

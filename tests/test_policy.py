@@ -126,7 +126,7 @@ def test_minimum_above_maximum() -> None:
             "routing.min_batch_sise is not a setting: did you mean routing.min_batch_size?",
         ),
         ("rooting: {}", "rooting is not a setting: did you mean routing?"),
-        ("store: {zzz: 1}", "store.zzz is not a setting: known are retain_days, url."),
+        ("store: {zzz: 1}", "store.zzz is not a setting: known are retain_days, url, encrypt."),
         ("routing: {1: 2}", "routing.1 is not a setting"),
         ("routing: {min_batch_size: 0}", "routing.min_batch_size is 0; it must be a whole number from 1"),
         ("routing: {min_batch_size: ten}", "routing.min_batch_size is 'ten'"),

@@ -5,6 +5,7 @@ from carpool.doors.blocking import Fleet
 from carpool.doors.inprocess import transport
 from carpool.doors.library import FleetDispatcher
 from carpool.engine.events import (
+    AccountSlowed,
     BatchAbandoned,
     BatchCollected,
     BatchEnded,
@@ -12,6 +13,8 @@ from carpool.engine.events import (
     BatchRefused,
     BatchSubmitted,
     BatchUnknown,
+    BreakerClosed,
+    BreakerOpened,
     CallAdmitted,
     CallRescued,
     CallSettled,
@@ -50,6 +53,7 @@ from carpool.policy import RoutingPolicy
 from carpool.prices import PriceBook
 
 __all__ = [
+    "AccountSlowed",
     "BadCall",
     "BadParams",
     "BatchAbandoned",
@@ -59,6 +63,8 @@ __all__ = [
     "BatchRefused",
     "BatchSubmitted",
     "BatchUnknown",
+    "BreakerClosed",
+    "BreakerOpened",
     "CallAdmitted",
     "CallCancelled",
     "CallExpired",

@@ -5,17 +5,24 @@ CarpoolError
 │   ├── NoProvider           nothing says, or knows, which provider it is for (404)
 │   ├── CallTooLarge         over a byte or token limit (413)
 │   ├── KeyConflict          the same key came with another body (409)
+│   ├── KeyRefused           the API key of this request is not good here (401)
+│   ├── KeyForbidden         its key may not do this (403)
+│   ├── Misdirected          carpool is asked under a name that is not its own (421)
 │   └── BadParams            un-serialisable or unknown parameters (also a TypeError)
 ├── Misuse                   carpool is used in a way that can't work
 │   ├── NotStarted           submit before `async with`
 │   ├── Closed               the dispatcher is closed; the call is kept where the store is a file
+│   │   └── Crowded          too many calls wait already (429)
 │   └── WrongClient          not a client that carpool can send through (also a TypeError)
+├── KeyUnready               what a virtual key buys with is not set, or not configured
 ├── ConfigError              a setting is wrong (also a ValueError)
 ├── StoreError               the store can't do its work
 │   ├── StoreUnwritable · StoreLocked · StoreCorrupt · StoreTooNew · WrongSecret
 │   └── IllegalMove          a transition that the lifecycle table forbids: a bug, never input
 ├── WireError                the provider could not be asked
 │   ├── NotConnected         provably nothing was sent
+│   │   ├── TooBusy          held back: the account's rate limit is reached (429)
+│   │   └── Unwell           held back: the provider fails again and again (503)
 │   └── Severed              something was sent, no whole answer came: the outcome is unknown
 │       └── TimedOut
 ├── Garbled                  the provider's answer can't be understood
@@ -60,6 +67,20 @@ class KeyConflict(BadCall):
     code = "conflict_error"
 
 
+class KeyRefused(BadCall):
+    status = 401
+    code = "authentication_error"
+
+
+class KeyForbidden(BadCall):
+    status = 403
+    code = "permission_error"
+
+
+class Misdirected(BadCall):
+    status = 421
+
+
 class BadParams(BadCall, TypeError):
     pass
 
@@ -81,8 +102,18 @@ class Closed(Misuse):
         self.ticket = ticket
 
 
+class Crowded(Closed):
+    status = 429
+    code = "rate_limit_error"
+
+
 class WrongClient(Misuse, TypeError):
     pass
+
+
+class KeyUnready(CarpoolError):
+    fault: ClassVar[Fault] = "machine"
+    status = 503
 
 
 class ConfigError(CarpoolError, ValueError):
@@ -126,6 +157,24 @@ class WireError(CarpoolError):
 
 class NotConnected(WireError):
     pass
+
+
+class TooBusy(NotConnected):
+    status = 429
+    code = "rate_limit_error"
+
+    def __init__(self, message: str, retry_after: float = 1.0) -> None:
+        super().__init__(message)
+        self.retry_after = retry_after
+
+
+class Unwell(NotConnected):
+    status = 503
+    code = "overloaded_error"
+
+    def __init__(self, message: str, retry_after: float = 1.0) -> None:
+        super().__init__(message)
+        self.retry_after = retry_after
 
 
 class Severed(WireError):

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from dataclasses import field as hidden
 from enum import StrEnum
 from typing import Literal
 
@@ -72,11 +73,28 @@ def custom_id(nonce: str, ticket: int) -> str:
     return f"{nonce}-{ticket_text(ticket)}"
 
 
+def discreet(value: Struct) -> str:
+    """A value as a crash report or a log may show it: of bodies, headers and secrets only how much there is."""
+    shown = []
+    for name in value.__struct_fields__:
+        one = getattr(value, name)
+        if isinstance(one, bytes) or name in _UNSHOWN:
+            one = f"<{len(one)}>" if hasattr(one, "__len__") else "<…>"
+        shown.append(f"{name}={one if name in _UNSHOWN or isinstance(one, str) else repr(one)}")
+    return f"{type(value).__name__}({', '.join(shown)})"
+
+
+_UNSHOWN = frozenset({"body", "document", "headers", "secret"})
+
+
 class Value(Struct, frozen=True, gc=False):
     """A value that every call needs several of: quick to make, and no work for the garbage collector.
 
     It holds other values only, never what holds it, so there is nothing to collect.
     """
+
+    def __repr__(self) -> str:
+        return discreet(self)
 
 
 class Usage(Value, frozen=True, gc=False):
@@ -287,7 +305,7 @@ class Parcel:
 
     ticket: int
     key: PoolKey
-    body: bytes
+    body: bytes = hidden(repr=False)
     model: str
     requeues: int
     reason: str

@@ -40,6 +40,9 @@ _RULES: Final[Mapping[str, Check]] = {
     "max_attempts": Range(1, 100, whole=True),
     "on_disconnect": Choice(("keep", "cancel"), "keep or cancel"),
     "max_waiting_calls": Range(1, 100_000_000, whole=True),
+    "max_waiting_calls_per_credential": Range(1, 100_000_000, whole=True),
+    "max_waiting_now": Range(0, 1_000_000, whole=True),
+    "max_wait_now_s": Range(0, 600, whole=False),
     "retain_days": Range(0, 3650, whole=False),
 }
 
@@ -62,6 +65,9 @@ class RoutingPolicy:
     max_attempts: int = 3
     on_disconnect: Literal["keep", "cancel"] = "keep"
     max_waiting_calls: int = 200_000
+    max_waiting_calls_per_credential: int | None = None
+    max_waiting_now: int = 2000
+    max_wait_now_s: float = 30
     retain_days: float = 7
 
     def __post_init__(self) -> None:
@@ -93,6 +99,7 @@ _TOKENS: Final = {
     "max_input_tokens_per_request": "max_input_tokens",
     "enforce_pre_queue_validation": "enforce_pre_queue_validation",
 }
+_NOW: Final = {"max_waiting_now": "max_waiting_now", "max_wait_now_s": "max_wait_now_s"}
 _SECTIONS: Final[Mapping[str, Mapping[str, str | None] | None]] = {
     "routing": {
         **_SIZES,
@@ -106,14 +113,28 @@ _SECTIONS: Final[Mapping[str, Mapping[str, str | None] | None]] = {
     },
     "batching": {**_SIZES, "rpm": "batch_rpm", "linger_ms": "linger_ms"},
     "token_budgets": _TOKENS,
-    "limits": {**_TOKENS, "max_waiting_calls": "max_waiting_calls", "max_body_mb": None},
+    "limits": {
+        **_TOKENS,
+        "max_waiting_calls": "max_waiting_calls",
+        "max_waiting_calls_per_credential": "max_waiting_calls_per_credential",
+        **_NOW,
+        "max_body_mb": None,
+        **dict.fromkeys(("max_head_kb", "max_headers", "max_connections", "slow_sender_s", "slow_reader_s")),
+    },
     "observability": {
         "metrics_prefix": "metrics_prefix",
         "track_sync_batch_split": "track_sync_batch_split",
         "alert_on_batch_failure_rate": "alert_on_batch_failure_rate",
         "otlp_endpoint": None,
     },
-    "store": {"retain_days": "retain_days", "url": None},
+    "store": {"retain_days": "retain_days", "url": None, "encrypt": None},
+    "keys": {"required": None},
+    "server": dict.fromkeys(
+        (
+            *("tls", "allowed_hosts", "admin_token_env", "trusted_proxies"),
+            *("outgoing_proxy", "outgoing_proxy_auth_env", "ca_file"),
+        )
+    ),
     "providers": None,
     "caching": None,
     "budgets": None,

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import Final
 
 from carpool.budget import Road
@@ -19,6 +20,7 @@ from carpool.routing import pool_wait
 
 FILL: Final = 0.95  # of the provider's byte limit; the rest is for what we can't count exactly
 PATIENCE: Final = 300.0  # after so long a pool that nobody presses is as pressing as one that is due
+OWN_ACCOUNTS: Final[Mapping[str, str]] = MappingProxyType({})
 RECHECK: Final = 1.0  # while a count is taken, time alone changes nothing: look again anyway
 
 
@@ -48,18 +50,20 @@ def plan(
     *,
     overhead: int,
     draining: bool = False,
+    accounts: Mapping[str, str] = OWN_ACCOUNTS,
 ) -> FlushPlan:
     """Decides what is flushed now. `overhead` is what a call costs in a create beyond its body; `unresolved` are the
-    counts of creates with unknown outcome by credential; `draining` flushes everything that the road allows."""
-    sealer = _Sealer(policy, limits, unresolved, now, overhead, draining)
+    counts of creates with unknown outcome; `draining` flushes everything that the road allows. `accounts` names the
+    account of those credentials that have none of their own: `roads` and `unresolved` are by account."""
+    sealer = _Sealer(policy, limits, unresolved, now, overhead, draining, accounts)
     left = dict(roads)
-    waiting = sorted((view for view in pools if view.count > 0 and view.key.credential in left), key=_pressing)
+    waiting = sorted((view for view in pools if view.count > 0 and sealer.account(view) in left), key=_pressing)
     flushes: list[Flush] = []
     # Round by round, so that one huge pool doesn't take every token before its neighbours had one.
     while made := sealer.round(waiting, left):
         flushes += made.values()
         waiting = [rest for view in waiting if (rest := _without(view, made.get(view.pool))).count > 0]
-    wake = min((sealer.wake(view, left[view.key.credential]) for view in waiting), default=None)
+    wake = min((sealer.wake(view, left[sealer.account(view)]) for view in waiting), default=None)
     return FlushPlan(tuple(flushes), wake)
 
 
@@ -84,17 +88,21 @@ class _Sealer:
     now: float
     overhead: int
     draining: bool
+    accounts: Mapping[str, str]
 
     def round(self, waiting: Sequence[PoolView], roads: dict[str, Road]) -> dict[int, Flush]:
         """At most one flush for each pool, in order, while its road has a token; `roads` are spent from."""
         made: dict[int, Flush] = {}
         for view in waiting:
-            credential = view.key.credential
-            flush = self.flush(view) if roads[credential].can_create(self.now) else None
+            account = self.account(view)
+            flush = self.flush(view) if roads[account].can_create(self.now) else None
             if flush is not None:
                 made[view.pool] = flush
-                roads[credential] = roads[credential].spend_create(self.now)
+                roads[account] = roads[account].spend_create(self.now)
         return made
+
+    def account(self, view: PoolView) -> str:
+        return self.accounts.get(view.key.credential, view.key.credential)
 
     def flush(self, view: PoolView) -> Flush | None:
         if self.opens_at(view) > self.now:
@@ -131,7 +139,7 @@ class _Sealer:
         mean = view.bytes / view.count + self.overhead
         fitting = self.room / mean if mean > 0 else math.inf
         count = int(max(1, min(view.count, self.cap, fitting)))
-        taken = self.unresolved.get(view.key.credential, frozenset())
+        taken = self.unresolved.get(self.account(view), frozenset())
         while count in taken:
             count -= 1
         return count

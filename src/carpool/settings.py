@@ -56,6 +56,8 @@ class Shape(NamedTuple):
         return None if isinstance(value, str) and self.pattern.fullmatch(value) else self.said
 
 
+# What is no key may look like one, too: then a sentence is a little vague.
+_KEY: Final = re.compile(r"\b(sk|rk|pk|cpk|gsk|xai|ghp)[-_][\w-]{8,}|\bAIza[\w-]{20,}|\bbearer\s+\S", re.IGNORECASE)
 SWITCH: Final = Choice((True, False), "true or false")
 
 # What PyYAML is known to raise on hostile or odd input, beside its own error.
@@ -111,6 +113,8 @@ def named(value: object) -> str:
     is only named."""
     if isinstance(value, Collection) and not isinstance(value, str):
         return f"a {type(value).__name__}"
+    if isinstance(value, str) and _KEY.search(value):
+        return "a text that looks like a key"
     return repr(value)[:80]
 
 

@@ -216,3 +216,36 @@ def test_a_request_goes_with_check_only(monkeypatch: Any, capsys: Any) -> None:
         cli.main()
     assert ended.value.code == 2
     assert "go with --check" in capsys.readouterr().err
+
+
+# ---------------------------------------------------------------- where others can reach it
+
+
+def test_a_host_that_others_reach_needs_a_token(run: Run, told: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("CARPOOL_ADMIN_TOKEN", raising=False)
+    code, _, err = run("--host", "0.0.0.0")
+    assert (code, "Put an admin token into CARPOOL_ADMIN_TOKEN" in err) == (2, True)
+    assert (
+        "Put an admin token into MY_TOKEN" in told("server: {admin_token_env: MY_TOKEN}", None, "--host", "::")["error"]
+    )
+    monkeypatch.setenv("CARPOOL_ADMIN_TOKEN", SECRET)
+    code, out, err = run("--host", "0.0.0.0")
+    assert (code, err) == (0, "")
+    assert SECRET not in out
+    assert "CARPOOL_ADMIN_TOKEN, which is set" in out
+
+
+def test_files_that_are_named_and_not_here_are_noted(told: Any, tmp_path: Path) -> None:
+    (tmp_path / "roots.pem").touch()
+    config = f"server: {{tls: {{cert: /nowhere/c.pem, key: /nowhere/k.pem}}, ca_file: {tmp_path}/roots.pem}}"
+    notes = told(config)["notes"]
+    assert notes == [
+        "server.tls.cert names /nowhere/c.pem, which is not on this machine.",
+        "server.tls.key names /nowhere/k.pem, which is not on this machine.",
+    ]
+
+
+def test_flags_for_tls_are_settings_too(told: Any) -> None:
+    settings = told("", None, "--tls-cert", "a.pem", "--tls-key", "b.pem")["settings"]
+    assert settings["server.tls.cert"] == {"value": "a.pem", "from": "--tls-cert"}
+    assert settings["server.tls.key"] == {"value": "b.pem", "from": "--tls-key"}

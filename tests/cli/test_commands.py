@@ -15,7 +15,7 @@ from carpool import __version__, cli
 from carpool.stores import open_store, peek
 
 Run = Callable[..., tuple[int, str, str]]
-COMMANDS = ("serve", "mock", "stats", "demo")
+COMMANDS = ("serve", "keys", "mock", "stats", "demo")
 
 
 @pytest.fixture

@@ -28,16 +28,17 @@ from carpool.ports import Store
 from carpool.stores import SqliteStore, _opening
 
 
-async def sqlite_file(directory: Path) -> SqliteStore:
+async def sqlite_file(directory: Path, *, encrypt: bool = False) -> SqliteStore:
     """A file as in earnest, but the disk is not waited for: only a power cut could tell the difference."""
     hasty = ("PRAGMA synchronous = OFF", *(one for one in _opening._PRAGMAS if "synchronous" not in one))
     with patch.object(_opening, "_PRAGMAS", hasty):
-        return await SqliteStore.open(str(directory / "carpool.db"), secret=b"a secret of the test")
+        return await SqliteStore.open(str(directory / "carpool.db"), secret=b"a secret of the test", encrypt=encrypt)
 
 
 STORES: dict[str, Callable[[Path], Awaitable[Store]]] = {
     "sqlite-memory": lambda _: SqliteStore.open(None, threaded=False),
     "sqlite-file": sqlite_file,
+    "sqlite-sealed": lambda directory: sqlite_file(directory, encrypt=True),
 }
 
 T0 = 1_800_000_000.0

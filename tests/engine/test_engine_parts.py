@@ -124,7 +124,8 @@ async def test_a_task_that_fails_is_heard_of(caplog: pytest.LogCaptureFixture) -
     await asyncio.sleep(0)
     assert crew.failures == 1
     assert not crew.busy
-    assert "The task thinker failed: ValueError: out of ideas" in caplog.text
+    assert "The task thinker failed: ValueError at " in caplog.text  # where, but not its words: they may quote anything
+    assert "out of ideas" not in caplog.text
 
 
 async def test_a_borrowed_task_gives_its_failure_to_who_awaits_it(caplog: pytest.LogCaptureFixture) -> None:
@@ -312,4 +313,4 @@ def test_a_hook_that_fails_stops_neither_the_next_nor_the_teller(caplog: pytest.
     with caplog.at_level(logging.WARNING, "carpool"):
         bulletin.tell(Trouble(0.0, "testing", "nothing"))
     assert len(heard) == 1
-    assert "A hook failed on Trouble: RuntimeError: no" in caplog.text
+    assert "A hook failed on Trouble: RuntimeError at " in caplog.text

@@ -1,6 +1,7 @@
 """Compressed bodies: read whole within a bound, and read along while they pass."""
 
 import gzip
+import tracemalloc
 import zlib
 from collections.abc import Callable
 
@@ -91,3 +92,46 @@ def test_what_passes_unreadable_disturbs_nobody(encoding: str) -> None:
     for _ in range(3):
         feed(b"\x00 not compressed at all")
     assert heard.data == b""
+
+
+@pytest.mark.parametrize(("encoding", "pack"), [pair for pair in PACKED if pair[0] != "identity"])
+def test_a_bomb_that_passes_takes_no_memory_and_is_given_up(encoding: str, pack: Callable[[bytes], bytes]) -> None:
+    """A provider's answer is not bounded, and what it unpacks to is nothing that anybody needs."""
+    packed, fed = pack(b"0" * 40_000_000), 0
+
+    class Counting(Heard):
+        def feed(self, chunk: bytes) -> None:
+            nonlocal fed
+            fed += len(chunk)
+
+    feed = unpacking.reading(Counting(), under(encoding))
+    tracemalloc.start()
+    try:
+        feed(packed)
+        feed(packed)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < 20_000_000
+    assert fed < 20_000_000
+
+
+def test_members_without_end_are_given_up() -> None:
+    with pytest.raises(BadCall, match="can't read"):
+        unpacking.read_whole(gzip.compress(b"") * 100_000, under("gzip"), 1_000_000)
+
+
+def test_nobody_packs_four_times() -> None:
+    with pytest.raises(BadCall, match="packed 4 times"):
+        unpacking.read_whole(b"", under("gzip, gzip, gzip, gzip"), 1_000_000)
+    heard = Heard()
+    unpacking.reading(heard, under("gzip, gzip, gzip, gzip"))(TEXT)
+    assert heard.data == b""
+
+
+def test_what_packs_unusually_well_is_read_all_the_same() -> None:
+    """Up to some size nobody asks how well."""
+    plain = b"0" * 3_000_000
+    assert unpacking.read_whole(gzip.compress(plain), under("gzip"), 32_000_000) == plain
+    with pytest.raises(CallTooLarge, match="over 4 MB"):
+        unpacking.read_whole(gzip.compress(plain * 3), under("gzip"), 32_000_000)

@@ -7,11 +7,11 @@ from collections.abc import Iterable, Sequence
 from .sources import Module, component
 
 LAYERS: tuple[frozenset[str], ...] = (  # from the bottom to the top
-    frozenset({"ports", "lifecycle", "settings", "model", "errors", "prices", "_version"}),
+    frozenset({"ports", "lifecycle", "settings", "model", "errors", "crashes", "keys", "prices", "_version"}),
     frozenset({"dialects", "stores", "wires", "clock"}),
     frozenset(
         {
-            *("routing", "pooling", "tracking", "caching", "forecast", "ledger", "budget"),
+            *("routing", "pooling", "tracking", "caching", "forecast", "ledger", "budget", "pressure"),
             *("policy", "options", "rules", "warmth", "config"),
         }
     ),

@@ -14,6 +14,7 @@ from typing import Any
 from carpool.clock import SystemClock
 from carpool.dialects import get as get_dialect
 from carpool.doors.proxy import Proxy
+from carpool.doors.proxy.connection import Connection
 from carpool.engine import Engine, Keyring, Upstream
 from carpool.policy import RoutingPolicy
 from carpool.stores import open_store
@@ -149,18 +150,23 @@ class House:
 
 
 @asynccontextmanager
-async def proxied(bases: Mapping[str, tuple[str, str]] | str, **more: Any) -> AsyncIterator[House]:
+async def proxied(
+    bases: Mapping[str, tuple[str, str]] | str,
+    http: type[Connection] = Connection,
+    policy: RoutingPolicy | None = None,
+    **more: Any,
+) -> AsyncIterator[House]:
     """A proxy before these providers: names with dialects and base URLs, or the base URL of the only one."""
     if isinstance(bases, str):
         bases = {"anthropic": ("anthropic", bases)}
     clock, wire, store = SystemClock(), StraightWire(), await open_store(None)
     upstreams = {name: Upstream(name, url, get_dialect(speaks), wire) for name, (speaks, url) in bases.items()}
     engine = Engine(
-        store=store, clock=clock, upstreams=upstreams, keyring=Keyring(store.pepper), policy=RoutingPolicy()
+        store=store, clock=clock, upstreams=upstreams, keyring=Keyring(store.pepper), policy=policy or RoutingPolicy()
     )
     await engine.start()
     proxy = Proxy(engine, upstreams, clock, **more)
-    async with _served(proxy) as url:
+    async with _served(proxy, http) as url:
         yield House(url, engine, proxy)
     await engine.close(0.0)
     await wire.aclose()

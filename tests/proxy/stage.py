@@ -83,14 +83,16 @@ async def staged(
 
 
 @asynccontextmanager
-async def _served(app: Any) -> AsyncIterator[str]:
+async def _served(app: Any, http: type[Connection] = Connection) -> AsyncIterator[str]:
     config = uvicorn.Config(
         app,
-        http=Connection,
+        http=http,
         log_level="critical",
         lifespan="off",
+        proxy_headers=False,
         date_header=False,
         server_header=False,
+        timeout_keep_alive=75,
         timeout_graceful_shutdown=1,
     )
     server = uvicorn.Server(config)

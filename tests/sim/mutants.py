@@ -33,6 +33,9 @@ class Mutant:
 
 ENGINE = "src/carpool/engine"
 SQL = "src/carpool/stores/sql"
+PRESSED = "tests/proxy/test_pressure.py"
+PROXY = "src/carpool/doors/proxy"
+LIMITS = "tests/proxy/test_limits.py::{}"
 MUTANTS = (
     Mutant("a 5xx on create is taken for a refusal", f"{ENGINE}/buying.py", "answer.status >= 500 or ", ""),
     Mutant(
@@ -175,6 +178,65 @@ MUTANTS = (
         test="tests/proxy/test_returning.py",
     ),
     Mutant(
+        "carpool answers to any name",
+        f"{PROXY}/hosts.py",
+        "        if not self._welcomes(names[0]):\n",
+        "        if not names[0]:\n",
+        test="tests/proxy/test_hosts.py",
+    ),
+    Mutant(
+        "the name in a target is not looked at",
+        f"{PROXY}/connection.py",
+        '        if not self.url.startswith(b"/"):\n',
+        "        if not self.url:\n",
+        test="tests/proxy/test_hosts.py",
+    ),
+    Mutant(
+        "anybody may say for whom a request is passed on",
+        f"{PROXY}/hosts.py",
+        "        if not self._trusted:\n            return False\n",
+        "        if not self._trusted:\n            return True\n",
+        test="tests/proxy/test_hosts.py",
+    ),
+    Mutant(
+        "the beginning of the admin token is enough",
+        f"{PROXY}/admin.py",
+        "hashlib.sha256(token.encode())",
+        "hashlib.sha256(token[:10].encode())",
+        test="tests/proxy/test_admin_token.py",
+    ),
+    Mutant(
+        "a redirect is followed with the key",
+        "src/carpool/wires/straight.py",
+        "        return StraightResponse(exchange)\n",
+        '        moved = dict(exchange.headers).get("location")\n'
+        "        if moved is not None:\n"
+        "            return await self.send(WireRequest(request.method, moved, request.headers, request.body))\n"
+        "        return StraightResponse(exchange)\n",
+        test="tests/proxy/test_hosts.py",
+    ),
+    Mutant(
+        "a name that leads to the metadata service is asked",
+        "src/carpool/wires/straight.py",
+        "if not self._allow_link_local and any(",
+        "if self._allow_link_local and any(",
+        test="tests/wires/test_tunnels.py",
+    ),
+    Mutant(
+        "a crash quotes what it stumbled over",
+        "src/carpool/crashes.py",
+        "    if isinstance(error, CarpoolError):\n",
+        "    if isinstance(error, Exception):\n",
+        test="tests/proxy/test_crashes.py",
+    ),
+    Mutant(
+        "others may reach it without a token",
+        "src/carpool/cli/listening.py",
+        "    if not token and (why := reached(host, serving)):\n",
+        "    if not host and (why := reached(host, serving)):\n",
+        test="tests/proxy/test_serve_network.py",
+    ),
+    Mutant(
         "a warm conversation leaves for a batch",
         "src/carpool/warmth.py",
         "if chosen or turn.opening or not warmth.warm(",
@@ -239,6 +301,132 @@ MUTANTS = (
         "src/carpool/stores/_admission.py",
         "    if ticket is not None:\n        return _hand_over",
         "    if ticket is not None and call.key is not None:\n        return _hand_over",
+    ),
+    Mutant(
+        "a body is bounded only as it was sent",
+        f"{ENGINE}/unpacking.py",
+        "        if len(body) > most:",
+        "        if len(body) > 1e12:",
+        test=LIMITS.format("test_the_bound_of_a_body_holds_for_what_it_unpacks_to"),
+    ),
+    Mutant(
+        "an answer that is a bomb is unpacked to its end",
+        f"{ENGINE}/unpacking.py",
+        "broken = given > max(_FREE, _RATIO * taken)",
+        "broken = False",
+        test="tests/engine/test_unpacking.py",
+    ),
+    Mutant(
+        "another coding than chunked is taken for chunked",
+        f"{PROXY}/gate.py",
+        'return codings == [b"chunked"] and version == "1.1"',
+        'return codings[-1].endswith(b"chunked")',
+        test=LIMITS.format("test_what_can_be_read_in_two_ways_is_read_in_none"),
+    ),
+    Mutant(
+        "trailers become headers",
+        f"{PROXY}/gate.py",
+        "        self.headers = self._trailers ",
+        "        self._trailers ",
+        test=LIMITS.format("test_trailers_are_nobodys_headers"),
+    ),
+    Mutant(
+        "a refusal overtakes the answer before it",
+        f"{PROXY}/gate.py",
+        "        elif not cycle.more_body:\n            self._last_words = words\n",
+        "        elif not cycle.more_body:\n            self._say(words)\n",
+        test=LIMITS.format("test_what_was_asked_before_is_answered_first"),
+    ),
+    Mutant(
+        "depth is unchecked",
+        "src/carpool/dialects/faithful.py",
+        "    except RecursionError:\n        raise BadCall",
+        "    except ZeroDivisionError:\n        raise BadCall",
+        test=LIMITS.format("test_a_body_of_any_depth_is_understood_or_passed_on"),
+    ),
+    Mutant(
+        "who is slow may stay",
+        f"{PROXY}/gate.py",
+        "            if self._stalls >= sender:",
+        "            if self._stalls < 0:",
+        test=LIMITS.format("test_who_sends_nothing_more_is_told_and_cut"),
+    ),
+    Mutant(
+        "one key takes all the room",
+        f"{ENGINE}/entering.py",
+        "if self._desk.waiters.of(call.credential) + len(coming) >= most:",
+        "if len(coming) >= most:",
+        test=LIMITS.format("test_nobody_takes_all_the_room_there_is"),
+    ),
+    Mutant(
+        "a gate leaks the slot of a client that left",
+        f"{ENGINE}/gating.py",
+        "            self._gates.left(self._gate, self._probe)\n",
+        "            return\n",
+        test=f"{PRESSED}::test_a_client_that_leaves_during_its_call_gives_its_slot_back",
+    ),
+    Mutant(
+        "a gate leaks the slot of a call that failed",
+        f"{ENGINE}/gating.py",
+        "            self._gates.failed(self._gate, self._probe, str(error))\n",
+        "            return\n",
+        test=f"{PRESSED}::test_every_way_to_fail_gives_its_slot_back",
+    ),
+    Mutant(
+        "a breaker that opened never lets a probe through",
+        "src/carpool/pressure/breaker.py",
+        "        return max(now, self.open_until, self._probed_at + PROBE_S)\n",
+        "        return math.inf\n",
+        test="tests/test_pressure.py",
+    ),
+    Mutant(
+        "a breaker lets everybody probe",
+        "src/carpool/pressure/breaker.py",
+        "        return max(now, self.open_until, self._probed_at + PROBE_S)\n",
+        "        return max(now, self.open_until)\n",
+        test=f"{PRESSED}::test_one_call_at_a_time_asks_whether_the_provider_is_well",
+    ),
+    Mutant(
+        "a 429 is ignored",
+        f"{ENGINE}/gating.py",
+        "REFUSALS = frozenset({429, 529})",
+        "REFUSALS: frozenset[int] = frozenset()",
+        test=f"{PRESSED}::test_calls_wait_for_the_time_that_was_named_and_then_go",
+    ),
+    Mutant(
+        "a tag set keeps its turn",
+        "src/carpool/pressure/line.py",
+        "            self._queues[place.tags] = self._queues.pop(place.tags)  # behind the others again\n",
+        "            pass\n",
+        test="tests/test_pressure.py",
+    ),
+    Mutant(
+        "everybody comes back in the moment that the gate opens",
+        "src/carpool/pressure/throttle.py",
+        "        if self.pressed or waited:\n",
+        "        if self.pressed and waited and now < 0:\n",
+        test="tests/test_pressure.py",
+    ),
+    Mutant(
+        "retries have no budget",
+        f"{ENGINE}/sending.py",
+        "delay = max(delay, asked or 0.0, slot.retry_wait())",
+        "delay = max(delay, asked or 0.0)",
+        test=f"{PRESSED}::test_when_much_fails_not_all_of_it_is_tried_again_at_once",
+    ),
+    Mutant(
+        "what was never sent is entered as a purchase",
+        f"{ENGINE}/sending.py",
+        "        if entry.purchase == UNSENT:\n",
+        "        if entry.purchase > UNSENT:\n",
+        test=f"{PRESSED}::test_what_was_never_sent_stands_in_no_ledger",
+    ),
+    Mutant(
+        "an answer that shows no room holds nobody back",
+        "src/carpool/pressure/meter.py",
+        "        return self.limit == 0.0 or self.level(now)",
+        "        return self.limit >= 0.0 or self.level(now)",
+        test="tests/test_pressure.py",
     ),
 )
 

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import os
 import sqlite3
 import stat
@@ -15,7 +16,7 @@ import tempfile
 from pathlib import Path
 
 import pytest
-from stores import CRED, LEASE, ME, OTHER, T0, admission, admit, attempt, board, outcome, settlement
+from stores import CRED, LEASE, ME, OTHER, T0, admission, admit, attempt, board, entry, outcome, settlement
 
 from carpool.errors import (
     ConfigError,
@@ -27,7 +28,7 @@ from carpool.errors import (
     WrongSecret,
 )
 from carpool.lifecycle import BatchState, TicketState
-from carpool.model import Lane, Outcome, OutcomeKind, Settlement
+from carpool.model import EntryKind, Lane, Outcome, OutcomeKind, Settlement
 from carpool.stores import SqliteStore, _opening, load_secret, open_store, peek
 from carpool.stores._statements import migrations
 
@@ -165,6 +166,66 @@ async def test_a_store_of_every_earlier_version_is_brought_up_to_date(path: str)
     assert (await store.admit(admission(3))).fresh
     counts = await store.counts()
     assert (counts["tickets.queued"], counts["tickets.settled"]) == (2, 1)
+    await store.aclose()
+
+
+OF_VERSION_2 = f"""
+INSERT INTO credentials VALUES (1, 'c'), (2, 'd');
+INSERT INTO words VALUES (1, 'a-model'), (2, 'it can wait');
+INSERT INTO pools VALUES (1, 1, 'anthropic', 'anthropic', '/v1/messages', '[["a","b"]]', '', 's', 'patient');
+INSERT INTO calls (id, pool, credential, state, lane, batch, arrived, rescue_at, bytes, fingerprint, key, stream,
+  max_output_tokens, model, reason, outcome, settled_at)
+VALUES (1, 1, 1, 'settled', 'batch', 7, {T0}, 9e999, 6, 11, 'mine', 0, 5, 1, 2, 4, {T0}),
+  (2, 1, 1, 'queued', 'batch', NULL, {T0}, 9e999, 6, 12, NULL, 0, 5, 1, 2, NULL, NULL);
+INSERT INTO bodies VALUES (2, CAST('body 2' AS BLOB));
+INSERT INTO outcomes
+VALUES (4, 1, 7, 'succeeded', 200, {T0}, 'batch', 'why not', '[]', 'msgbatch_1', CAST('answer 1' AS BLOB));
+INSERT INTO batches (id, pool, credential, nonce, state, owner, count, bytes, intended_at, provider_id, note)
+VALUES (7, 1, 1, 'n', 'open', '', 1, 6, {T0}, 'msgbatch_1', 'a note');
+INSERT INTO entries VALUES (1, 7, {T0}, 'batch', 'purchase', 'anthropic', 1, 'a-model', NULL, 50, 100, 'why', NULL),
+  (8, -1, {T0}, 'now', 'purchase', 'anthropic', 2, 'a-model', NULL, 30, 30, '', NULL),
+  (9, -1, {T0}, 'now', 'purchase', 'anthropic', 2, 'a-model', NULL, NULL, NULL, '', NULL),
+  (9, -2, {T0}, 'now', 'rescue', 'anthropic', 2, 'a-model', NULL, 4, 4, '', NULL);
+INSERT INTO totals VALUES ('batch', 'purchase', 1, 0, 50, 100), ('now', 'purchase', 2, 1, 30, 30),
+  ('now', 'rescue', 1, 0, 4, 4);
+INSERT INTO tallies VALUES ('tickets.settled', 1);
+INSERT INTO memos VALUES ('cannot_batch', 'c', 'why', {T0});
+"""
+
+
+@pytest.mark.parametrize("encrypt", [False, True])
+async def test_a_store_of_version_2_keeps_everything(path: str, encrypt: bool) -> None:
+    steps = migrations()
+    connection = sqlite3.connect(path)
+    connection.executescript(f"BEGIN; {steps[1]}; {steps[2]}; COMMIT")
+    connection.execute(f"PRAGMA application_id = {_opening.APPLICATION_ID}")
+    connection.execute("PRAGMA user_version = 2")
+    connection.executescript(OF_VERSION_2)
+    connection.close()
+    before = [
+        (Lane.BATCH, EntryKind.PURCHASE, 1, 0, 50, 100),
+        (Lane.NOW, EntryKind.PURCHASE, 2, 1, 30, 30),
+        (Lane.NOW, EntryKind.RESCUE, 1, 0, 4, 4),
+    ]
+    store = await SqliteStore.open(path, encrypt=encrypt)
+    assert [dataclasses.astuple(row) for row in await store.totals()] == before
+    assert [dataclasses.astuple(row) for row in await store.totals(["c"])] == before[:1]
+    assert [dataclasses.astuple(row) for row in await store.totals(["d"])] == before[1:]
+    answer = Outcome(OutcomeKind.SUCCEEDED, 200, b"answer 1", T0, Lane.BATCH, "why not", batch="msgbatch_1")
+    assert await store.outcomes([1]) == [(1, answer)]
+    parcel = await store.parcel(2)
+    assert parcel is not None
+    assert (parcel.body, parcel.model, parcel.reason) == (b"body 2", "a-model", "it can wait")
+    assert parcel.key.headers == (("a", "b"),)
+    [batch] = await store.listed_batches(None, None, 9, ["c"])
+    assert (batch.provider_id, batch.note) == ("msgbatch_1", "a note")
+    assert [line.reason for line in await store.entries(1)] == ["why"]
+    assert await store.recall("cannot_batch") == {"c": "why"}
+    assert await store.keys() == (0, [])
+    returned = await store.admit(admission(3, credential="c", key="mine", fingerprint=11))
+    assert (returned.fresh, returned.ticket, returned.outcome) == (False, 1, answer)
+    await store.record(entry(9, -1, credential="d", paid=6, would=6))  # one that stood as unknown is completed
+    assert [(row.unknown, row.paid) for row in await store.totals(["d"])] == [(0, 36), (0, 4)]
     await store.aclose()
 
 

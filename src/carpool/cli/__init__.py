@@ -1,4 +1,4 @@
-"""The command line: `carpool serve`, `mock`, `stats`, `demo`."""
+"""The command line: `carpool serve`, `keys`, `mock`, `stats`, `demo`."""
 
 from __future__ import annotations
 
@@ -11,9 +11,11 @@ from rich.text import Text
 
 from carpool._version import __version__
 from carpool.cli.demo import demo
+from carpool.cli.keys import keys
 from carpool.cli.mock import mock
 from carpool.cli.serve import serve
 from carpool.cli.stats import stats
+from carpool.crashes import told
 from carpool.errors import CarpoolError
 
 app = typer.Typer(
@@ -26,6 +28,7 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 app.command(short_help="Serve the proxy that your agents' base URL points at.")(serve)
+app.add_typer(keys, name="keys", short_help="Give out virtual keys with bounds, list and end them.")
 app.command(short_help="Serve a stand-in provider, to try things without a bill.")(mock)
 app.command(short_help="Show what was paid, and what would have been.")(stats)
 app.command(short_help="Watch a small fleet at work, in 20 seconds.")(demo)
@@ -57,3 +60,6 @@ def main() -> None:
         said = Text.assemble(("carpool: ", "bold red"), str(error))
         Console(stderr=True).print(said, soft_wrap=True)
         sys.exit(2)
+    except Exception as error:  # noqa: BLE001  told here, because the interpreter would show the words of it too
+        sys.stderr.write(f"carpool broke here, which is a mistake of its own:\n{told(error)}\n")
+        sys.exit(1)

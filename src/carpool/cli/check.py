@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +16,10 @@ from rich.table import Table
 from rich.text import Text
 
 from carpool.cli.checking import Case, Explained, explain, read_case
+from carpool.cli.listening import admin_token
 from carpool.cli.setting_up import gather
 from carpool.clock import SystemClock
-from carpool.config import Config
+from carpool.config import Config, Serving
 from carpool.errors import ConfigError
 from carpool.policy import places
 from carpool.rules.deciding import Rule, span
@@ -32,15 +33,29 @@ def check_config(
     request: Path | None,
     *,
     as_json: bool,
+    host: str = "127.0.0.1",
+    tls: tuple[str | None, str | None] = (None, None),
 ) -> None:
     """Ends with 0 where all is well. What is wrong is one sentence, and 2; for machines as well."""
     try:
-        run_check(gather(file, upstream, providers, store), request, as_json=as_json, now=SystemClock().now())
+        config = gather(file, upstream, providers, store, tls)
+        admin_token(host, config.serving, os.environ)
+        config = replace(config, notes=(*config.notes, *_absent(config)))
+        run_check(config, request, as_json=as_json, now=SystemClock().now())
     except ConfigError as error:
         if not as_json:
             raise
         typer.echo(msgspec.json.encode({"ok": False, "error": str(error)}).decode())
         raise typer.Exit(2) from error
+
+
+def _absent(config: Config) -> list[str]:
+    """Files that are named and not here. A config may be checked on another machine than it will hold on."""
+    tls = config.serving.tls
+    named = {"server.tls.cert": tls.cert, "server.tls.key": tls.key} if tls else {}
+    named |= {f"providers.{one.name}.ca_file": one.ca_file for one in config.providers if one.ca_file}
+    absent = [(key, path) for key, path in named.items() if not Path(path).is_file()]
+    return [f"{key} names {path}, which is not on this machine." for key, path in absent]
 
 
 def run_check(config: Config, request: Path | None, *, as_json: bool, now: float) -> None:
@@ -72,7 +87,10 @@ def settings_of(config: Config, environ: Mapping[str, str]) -> list[tuple[str, s
             key = f"{one.api_key_env}, which is {'set' if environ.get(one.api_key_env) else 'not set'}"
         rows += [(f"{path}.{name}", value) for name, value in (
             ("dialect", one.dialect), ("base_url", one.base_url), ("api_key_env", key), ("default", _said(one.default)),
+            ("allow_http", _said(one.allow_http)), ("allow_link_local", _said(one.allow_link_local)),
+            ("proxy", _said(one.proxy)), ("ca_file", _said(one.ca_file)),
         )]  # fmt: skip
+    rows += _serving_rows(config.serving, environ)
     budget = config.book.default_budget
     rows += [
         ("routing.default_budget", "not set" if budget is None else span(budget)),
@@ -84,13 +102,30 @@ def settings_of(config: Config, environ: Mapping[str, str]) -> list[tuple[str, s
     rows += [
         ("caching.mode", config.caching),
         ("limits.max_body_mb", _said(config.max_body_mb)),
+        *((f"limits.{one.name}", _said(getattr(config.limits, one.name))) for one in fields(config.limits)),
         ("observability.otlp_endpoint", _said(config.otlp_endpoint)),
         ("store.url", config.store),
+        ("store.encrypt", _said(config.encrypt)),
+        ("keys.required", "off this machine" if config.keys_required is None else _said(config.keys_required)),
     ]
     return [(path, value, _origin(config, path)) for path, value in sorted(rows, key=lambda row: _order(row[0]))]
 
 
-_SECTIONS = ("providers", "routing", "batching", "caching", "limits", "observability", "store")
+def _serving_rows(serving: Serving, environ: Mapping[str, str]) -> list[tuple[str, str]]:
+    token, tls = serving.admin_token_env, serving.tls
+    return [
+        ("server.tls.cert", _said(tls and tls.cert)),
+        ("server.tls.key", _said(tls and tls.key)),
+        ("server.allowed_hosts", ", ".join(serving.allowed_hosts) or "none"),
+        ("server.admin_token_env", f"{token}, which is {'set' if environ.get(token) else 'not set'}"),
+        ("server.trusted_proxies", ", ".join(serving.trusted_proxies) or "none"),
+        ("server.outgoing_proxy", _said(serving.outgoing_proxy)),
+        ("server.outgoing_proxy_auth_env", _said(serving.outgoing_proxy_auth_env)),
+        ("server.ca_file", _said(serving.ca_file)),
+    ]
+
+
+_SECTIONS = ("providers", "server", "keys", "routing", "batching", "caching", "limits", "observability", "store")
 
 
 def _order(path: str) -> int:

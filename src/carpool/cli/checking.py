@@ -126,7 +126,7 @@ def explain(config: Config, case: Case, now: float) -> Explained:
 
 def _explain(config: Config, case: Case, now: float) -> Explained:
     raw, options = case.raw, case.options
-    upstreams = upstreams_of(config, _Nowhere())
+    upstreams = upstreams_of(config, lambda one: _Nowhere())
     upstream = choose(options.provider, raw.path, raw.headers, upstreams, defaults_of(config))
     if not upstream.dialect.handles(raw.method, raw.path):
         reason = "carpool does not batch this endpoint: it passes through untouched, and no rule is asked."

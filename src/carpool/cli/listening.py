@@ -4,25 +4,101 @@ from __future__ import annotations
 
 import asyncio
 import ipaddress
+import logging
 import signal
 import socket
-from collections.abc import Awaitable, Callable, Iterator
+import ssl
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 
 import uvicorn
 
+from carpool.config import Serving, Tls
 from carpool.errors import ConfigError
 
+log = logging.getLogger("carpool.serve")
 
-def check_local(host: str) -> None:
+
+SHORTEST_TOKEN = 16
+
+
+def is_local(host: str) -> bool:
     try:
-        local = host == "localhost" or ipaddress.ip_address(host).is_loopback
+        return host == "localhost" or ipaddress.ip_address(host).is_loopback
     except ValueError:
-        local = False
-    if not local:
+        return False
+
+
+def reached(host: str, serving: Serving) -> str | None:
+    """Why others than this machine's own can ask here, as the beginning of a sentence; None where they can't."""
+    if not is_local(host):
+        return f"{host} can be reached from outside"
+    if serving.trusted_proxies:
+        return "Others reach carpool through the server in front that server.trusted_proxies names"
+    return None
+
+
+def admin_token(host: str, serving: Serving, environ: Mapping[str, str]) -> str | None:
+    """What opens carpool's own pages. On this machine nothing need; where others can ask there must be a token."""
+    variable = serving.admin_token_env
+    token = environ.get(variable, "").strip()
+    if token and (len(token) < SHORTEST_TOKEN or not token.isascii() or not token.isprintable()):
         raise ConfigError(
-            f"carpool listens on this machine only, and {host} can be reached from outside. Use --host 127.0.0.1."
+            f"The admin token in {variable} must be at least {SHORTEST_TOKEN} plain characters: make one with "
+            "openssl rand -hex 32."
         )
+    if not token and (why := reached(host, serving)):
+        raise ConfigError(
+            f"{why}, and carpool's own pages tell of everybody's calls. Put an admin token into {variable} (openssl "
+            "rand -hex 32 makes one), or stay on --host 127.0.0.1 with no server in front."
+        )
+    return token or None
+
+
+def check_keys(host: str, serving: Serving, *, configured: bool) -> None:
+    """Off this machine only those may ask whom the house has given a key."""
+    if not configured and (why := reached(host, serving)):
+        raise ConfigError(
+            f"{why}, and nobody has a key yet. Give out keys with carpool keys add NAME, and leave keys.required on; "
+            "or stay on --host 127.0.0.1 with no server in front."
+        )
+
+
+def exposed(host: str, serving: Serving) -> list[str]:
+    """What the one who starts it should know of how it can be reached."""
+    notes = []
+    if not is_local(host) and serving.tls is None and not serving.trusted_proxies:
+        notes.append(
+            "Clients' keys travel to carpool unencrypted. Set server.tls; or let a server in front end TLS, and name "
+            "it in server.trusted_proxies."
+        )
+    if serving.tls is not None and Path(serving.tls.key).stat().st_mode & 0o077:
+        notes.append(f"Others on this machine may read the TLS key: chmod 600 {serving.tls.key}.")
+    return notes
+
+
+def tls_context(tls: Tls) -> ssl.SSLContext:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    context.set_alpn_protocols(["http/1.1"])
+    for path, what in ((tls.cert, "server.tls.cert"), (tls.key, "server.tls.key")):
+        try:
+            Path(path).read_bytes()
+        except OSError as error:
+            raise ConfigError(f"{what} is {path}, which can't be read ({error.strerror}).") from error
+    try:
+        context.load_cert_chain(tls.cert, tls.key, password=_no_password)
+    except (ssl.SSLError, ValueError) as error:
+        raise ConfigError(
+            f"{tls.cert} and {tls.key} are no certificate and its key in PEM form, without a password: check "
+            "server.tls.cert and server.tls.key."
+        ) from error
+    return context
+
+
+def _no_password() -> str:
+    raise ValueError("A key with a password can't be read without somebody to ask.")  # openssl would ask the terminal
 
 
 def listen(host: str, port: int) -> socket.socket:
@@ -38,20 +114,48 @@ def listen(host: str, port: int) -> socket.socket:
     return listener
 
 
-def address(listener: socket.socket) -> str:
+def address(listener: socket.socket, scheme: str = "http") -> str:
     host, port = listener.getsockname()[:2]
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+    return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
 
 
 class Server(uvicorn.Server):
     """Ends in order: the port closes, `end` brings the open calls to their end, then the connections close.
 
     A signal is a request to stop, and a second one to stop at once; either way the process ends as it should.
+
+    `begun` is called when clients are answered and signals are heeded. With `tls`, `SIGHUP` reads certificate and key
+    anew: connections that stand go on, new ones get the new.
     """
 
-    def __init__(self, config: uvicorn.Config, end: Callable[[], Awaitable[None]]) -> None:
+    def __init__(
+        self,
+        config: uvicorn.Config,
+        end: Callable[[], Awaitable[None]],
+        tls: Tls | None = None,
+        begun: Callable[[], None] = lambda: None,
+    ) -> None:
         super().__init__(config)
         self._end = end
+        self._begun = begun
+        self._tls = tls
+        config.load()
+        if tls is not None:
+            config.ssl = tls_context(tls)
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        self._begun()
+
+    def reload(self) -> None:
+        assert self._tls is not None
+        try:
+            tls_context(self._tls)  # what can't be read must not stand half in the one that is in use
+        except ConfigError as error:
+            log.warning("The certificate stays as it was: %s", error)
+            return
+        assert self.config.ssl is not None
+        self.config.ssl.load_cert_chain(self._tls.cert, self._tls.key)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         for server in self.servers:
@@ -64,8 +168,10 @@ class Server(uvicorn.Server):
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, self.handle_exit, number, None)
+        if self._tls is not None:
+            loop.add_signal_handler(signal.SIGHUP, self.reload)
         try:
             yield
         finally:
-            for number in (signal.SIGINT, signal.SIGTERM):
+            for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
                 loop.remove_signal_handler(number)

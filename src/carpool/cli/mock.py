@@ -27,6 +27,9 @@ def mock(
         typer.Option(help="A fault and its chance, as in create_500=0.1. Repeat for several.", metavar="NAME=CHANCE"),
     ] = None,
     batch_rpm: Annotated[float, typer.Option(help="Requests per minute on the batch endpoints.")] = 1000.0,
+    sync_rpm: Annotated[
+        float | None, typer.Option(help="Requests per minute on the synchronous endpoints; no limit unless given.")
+    ] = None,
     seed: Annotated[int, typer.Option(help="Seed of everything random.")] = 0,
 ) -> None:
     """Serve a stand-in for the Anthropic API: its limits, its timing, its faults, and a bill of its own.
@@ -40,6 +43,7 @@ def mock(
             batch_latency=parse_latency(batch_latency),
             sync_latency=parse_latency(sync_latency),
             batch_rpm=batch_rpm,
+            sync_rpm=sync_rpm,
             faults=_faults(fault or []),
         )
     except ValueError as error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import json
 import logging
@@ -11,7 +12,7 @@ import sys
 from collections.abc import Callable, Mapping
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, NamedTuple
 
 import typer
 import uvicorn
@@ -19,19 +20,22 @@ import uvloop
 from rich.console import Console
 
 from carpool.cli.check import check_config
-from carpool.cli.listening import Server, address, check_local, listen
-from carpool.cli.setting_up import defaults_of, gather, keys_of, upstreams_of
+from carpool.cli.crashing import Discreet, keeping_quiet, on_loop
+from carpool.cli.listening import Server, address, admin_token, check_keys, exposed, is_local, listen, reached
+from carpool.cli.room import room
+from carpool.cli.setting_up import Wires, defaults_of, gather, house_keys, keys_of, lender_of, upstreams_of
 from carpool.clock import SystemClock
 from carpool.config import Config
+from carpool.config.limits import Limits
 from carpool.doors.proxy import Proxy
 from carpool.doors.proxy.calling import Note
 from carpool.doors.proxy.connection import Connection
+from carpool.doors.proxy.hosts import Hosts
 from carpool.doors.proxy.logs import Journal, JsonFormatter, as_json, as_text, to_stream
 from carpool.doors.proxy.waiting import Patience
 from carpool.engine import Engine, Keyring, Upstream
 from carpool.errors import CarpoolError, ConfigError
 from carpool.stores import open_store
-from carpool.wires import StraightWire
 
 
 class LogFormat(StrEnum):
@@ -40,11 +44,14 @@ class LogFormat(StrEnum):
     OFF = "off"
 
 
+KEEP_ALIVE_S = 75  # longer than clients wait between two tries, so that none meets a connection that is just closing
 LAST_WORDS_S = 5  # for answers that are being written when everything else has ended
 
 
 def serve(
-    host: Annotated[str, typer.Option(help="Address to listen on; only this machine's own for now.")] = "127.0.0.1",
+    host: Annotated[
+        str, typer.Option(help="Address to listen on; others than this machine's need keys.")
+    ] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="Port to listen on; 0 takes a free one.", min=0, max=65535)] = 8787,
     upstream: Annotated[str | None, typer.Option(help="Anthropic's base URL.", envvar="CARPOOL_UPSTREAM")] = None,
     provider: Annotated[
@@ -52,6 +59,8 @@ def serve(
     ] = None,
     store: Annotated[str | None, typer.Option(help="Where calls are kept: a path or sqlite:///path.")] = None,
     config: Annotated[Path | None, typer.Option(help="A YAML file with providers, rules and other settings.")] = None,
+    tls_cert: Annotated[str | None, typer.Option(help="A certificate in PEM form: serve HTTPS.")] = None,
+    tls_key: Annotated[str | None, typer.Option(help="The path of its key.")] = None,
     check: Annotated[bool, typer.Option("--check", help="Check the config, say what holds, and end.")] = False,
     in_json: Annotated[bool, typer.Option("--json", help="With --check: say it in JSON.")] = False,
     request: Annotated[
@@ -70,54 +79,79 @@ def serve(
 
     Calls that wait for a batch survive a stop or a crash: sent again after the restart, they get their own answer.
     """
-    check_local(host)
     if check:
-        check_config(config, upstream, provider or (), store, request, as_json=in_json)
+        tls = (tls_cert, tls_key)
+        check_config(config, upstream, provider or (), store, request, as_json=in_json, host=host, tls=tls)
         return
     if request is not None or in_json:
         raise ConfigError("A request to look at, and --json, go with --check: carpool serve --check request.json.")
-    settled = gather(config, upstream, provider or (), store)
-    with listen(host, port) as listener:
-        uvloop.run(_serve(listener, settled, drain, log_format, Patience().scaled(patience)))
+    settled = gather(config, upstream, provider or (), store, (tls_cert, tls_key))
+    way = Way(host, log_format, drain, Patience().scaled(patience), _token(host, settled))
+    with keeping_quiet(), listen(host, port) as listener:
+        uvloop.run(_serve(listener, settled, way))
 
 
-async def _serve(
-    listener: socket.socket, config: Config, drain: float, log_format: LogFormat, patience: Patience
-) -> None:
-    clock, wire = SystemClock(), StraightWire()
-    upstreams = upstreams_of(config, wire)
-    engine = await _engine(config, upstreams, clock)
-    note, end_log = _log(log_format)
+class Way(NamedTuple):
+    """How it is served, beside the config."""
+
+    host: str
+    log_format: LogFormat
+    drain: float
+    patience: Patience
+    token: str | None
+
+
+def _token(host: str, config: Config) -> str | None:
+    return admin_token(host, config.serving, os.environ)
+
+
+async def _serve(listener: socket.socket, config: Config, way: Way) -> None:
+    asyncio.get_running_loop().set_exception_handler(on_loop)
+    clock, wires = SystemClock(), Wires(config.serving, os.environ)
+    upstreams = upstreams_of(config, wires.to)
+    engine = await _engine(config, upstreams, clock, way.host)
+    note, end_log = _log(way.log_format)
+    local, alone = is_local(way.host), reached(way.host, config.serving) is None
     proxy = Proxy(
         engine,
         upstreams,
         clock,
         defaults=defaults_of(config),
         on_disconnect=config.policy.on_disconnect,
-        patience=patience,
+        patience=way.patience,
         note=note,
         book=config.book,
-        keys=keys_of(config, os.environ),
+        keys=keys_of(config, os.environ) if alone else {},  # lent to whoever can run a program here, and nobody else
+        keys_required=config.keys_required if config.keys_required is not None else not alone,
         max_body=config.max_body,
+        hosts=Hosts(local=local, allowed=config.serving.allowed_hosts, trusted=config.serving.trusted_proxies),
+        admin_token=way.token,
     )
 
     async def end() -> None:
-        await _end(proxy, engine, drain)
+        await _end(proxy, engine, way.drain)
+
+    def begun() -> None:
+        _say(listener, config, way)
 
     _collect_rarely()
     try:
-        _say(listener, config, log_format)
-        await Server(_config(proxy), end).serve([listener])
+        server = Server(_config(proxy, room(config.limits)), end, config.serving.tls, begun)
+        await server.serve([listener])
     finally:
         await engine.close(0.0)
-        await wire.aclose()
+        await wires.aclose()
         end_log()
 
 
-async def _engine(config: Config, upstreams: Mapping[str, Upstream], clock: SystemClock) -> Engine:
-    store = await open_store(config.store)
+async def _engine(config: Config, upstreams: Mapping[str, Upstream], clock: SystemClock, host: str) -> Engine:
+    store = await open_store(config.store, encrypt=config.encrypt)
     keyring = Keyring(store.pepper)
     engine = Engine(store=store, clock=clock, upstreams=upstreams, keyring=keyring, policy=config.policy)
+    await engine.guests.open(lender_of(config, os.environ))
+    check_keys(host, config.serving, configured=engine.guests.expected and config.keys_required is not False)
+    for provider, secret in house_keys(config, os.environ):  # batches that were bought with them go on
+        engine.enrol(provider, secret)
     await engine.start()
     return engine
 
@@ -130,12 +164,13 @@ def _collect_rarely() -> None:
     gc.set_threshold(50_000, 20, 100)
 
 
-def _say(listener: socket.socket, config: Config, log_format: LogFormat) -> None:
+def _say(listener: socket.socket, config: Config, way: Way) -> None:
     places = " and ".join(one.base_url for one in config.providers)
-    said = f"carpool listens on {address(listener)} and buys from {places}. Stop it with Ctrl-C."
+    scheme = "http" if config.serving.tls is None else "https"
+    said = f"carpool listens on {address(listener, scheme)} and buys from {places}. Stop it with Ctrl-C."
     console = Console(highlight=False)
-    for line in (said, *(f"Note: {note}" for note in config.notes)):
-        if log_format is LogFormat.JSON:
+    for line in (said, *(f"Note: {note}" for note in (*config.notes, *exposed(way.host, config.serving)))):
+        if way.log_format is LogFormat.JSON:
             line = json.dumps({"event": "start", "message": line})
         console.print(line, markup=False, soft_wrap=True)
 
@@ -154,7 +189,9 @@ def _log(log_format: LogFormat) -> tuple[Note, Callable[[], None]]:
         handler.setFormatter(JsonFormatter())
         logging.basicConfig(level=logging.WARNING, handlers=[handler])
     else:
-        logging.basicConfig(level=logging.WARNING, format="carpool: %(message)s")
+        handler = logging.StreamHandler()
+        handler.setFormatter(Discreet("carpool: %(message)s"))
+        logging.basicConfig(level=logging.WARNING, handlers=[handler])
     logging.getLogger("uvicorn.error").addFilter(_unsaid)
     if log_format is LogFormat.OFF:
         return lambda line: None, lambda: None
@@ -162,10 +199,10 @@ def _log(log_format: LogFormat) -> tuple[Note, Callable[[], None]]:
     return journal.note, journal.close
 
 
-def _config(proxy: Proxy) -> uvicorn.Config:
+def _config(proxy: Proxy, limits: Limits) -> uvicorn.Config:
     return uvicorn.Config(
         proxy,
-        http=Connection,
+        http=Connection.within(limits),
         log_config=None,
         log_level="warning",
         lifespan="off",
@@ -174,6 +211,7 @@ def _config(proxy: Proxy) -> uvicorn.Config:
         access_log=False,
         server_header=False,
         date_header=False,
+        timeout_keep_alive=KEEP_ALIVE_S,
         timeout_graceful_shutdown=LAST_WORDS_S,
     )
 

@@ -4,6 +4,6 @@ every section and makes the values of `values`. Nothing is guessed: what is not 
 
 from carpool.config.layering import Flag
 from carpool.config.reading import SECTIONS, read_config
-from carpool.config.values import Config, Provider
+from carpool.config.values import Config, Provider, Serving, Tls
 
-__all__ = ["SECTIONS", "Config", "Flag", "Provider", "read_config"]
+__all__ = ["SECTIONS", "Config", "Flag", "Provider", "Serving", "Tls", "read_config"]

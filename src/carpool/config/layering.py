@@ -12,7 +12,11 @@ from carpool.policy import same_setting, section_keys, sections
 from carpool.settings import known, load, mapping, value_of
 
 PREFIX = "CARPOOL_"
-PROVIDER_KEYS = ("dialect", "base_url", "api_key_env", "default")
+PROVIDER_KEYS = (
+    *("dialect", "base_url", "api_key_env", "default"),
+    *("allow_http", "allow_link_local", "proxy", "ca_file"),
+)
+TLS_KEYS = ("cert", "key")
 CACHING_KEYS = ("mode",)
 
 
@@ -96,6 +100,9 @@ def _place(name: str, document: Document) -> tuple[str, ...]:
         return section, _provider(keys[0], document), keys[1]
     if section == "providers":
         raise ConfigError(f"{name} names no key of a provider: write CARPOOL_PROVIDERS__OPENAI__BASE_URL, for example.")
+    if section == "server" and len(keys) == 2 and keys[0] == "tls":
+        _known_key(keys[1], TLS_KEYS, f"{PREFIX}SERVER__TLS__", name)
+        return section, *keys
     allowed = CACHING_KEYS if section == "caching" else section_keys(section)
     if not allowed:
         raise ConfigError(f"{name} is not a setting: the section {section} can be written in the file only.")

@@ -4,26 +4,27 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Final
 from urllib.parse import urlsplit
 
 from carpool.config.layering import CACHING_KEYS, PROVIDER_KEYS, Document, Flag, layered
-from carpool.config.values import BUILT_IN, DEFAULT_BODY_MB, DEFAULT_STORE, Config, Provider
+from carpool.config.limits import read_limits
+from carpool.config.networking import DIRECT, check_reach, is_loopback, pem, proxy, read_serving, variable
+from carpool.config.networking import base_url as read_url
+from carpool.config.values import BUILT_IN, DEFAULT_BODY_MB, DEFAULT_STORE, Config, Provider, Serving
 from carpool.dialects import DIALECTS
 from carpool.errors import ConfigError
 from carpool.policy import RoutingPolicy, read_settings, sections
 from carpool.rules import RuleBook, read_rules
 from carpool.rules.reading import read_budget, read_zone
-from carpool.settings import SWITCH, Choice, Range, Shape, check, known, mapping, named
+from carpool.settings import SWITCH, Choice, Range, Shape, check, known, mapping
 
 SECTIONS: Final = sections()
 _NAME: Final = Shape(re.compile(r"[A-Za-z][A-Za-z0-9_.-]{0,59}"), "a name of letters, digits, '_', '.' and '-'")
-_VARIABLE: Final = re.compile(r"[A-Z_][A-Z0-9_]{0,99}")
 _STORE: Final = Shape(re.compile(r"\S.{0,4000}"), "a path, or a URL such as sqlite:///carpool.db")
 _BODY: Final = Range(0.001, 1000, whole=False)
-_LOCAL: Final = ("127.0.0.1", "localhost", "::1")
 
 
 def read_config(
@@ -51,15 +52,20 @@ def _config(document: Document, environ: Mapping[str, str]) -> Config:
         _check_budgets(content["budgets"], document.shown("budgets"))
     policy = RoutingPolicy(**read_settings(content, document.names))  # type: ignore[arg-type]
     routing = mapping(content.get("routing"), "The section routing")
+    serving = read_serving(document)
     config = Config(
-        providers=_providers(document),
+        providers=tuple(_on_the_way(one, serving) for one in _providers(document)),
         policy=policy,
         book=_book(document, routing),
         timezone=str(routing.get("timezone") or "UTC"),
         max_body_mb=_max_body(document),
         store=_store(document),
+        encrypt=bool(_switch(document, "store", "encrypt")),
+        keys_required=_switch(document, "keys", "required"),
         caching=_caching(document),
         otlp_endpoint=_otlp(document),
+        serving=serving,
+        limits=read_limits(document),
         origins=document.origins,
     )
     return replace(config, notes=tuple(_notes(config, environ)))
@@ -95,43 +101,45 @@ def _provider(name: str, value: object, document: Document) -> Provider:
     base_url = given.get("base_url", built_in.base_url if built_in and dialect == built_in.dialect else None)
     if base_url is None:
         raise ConfigError(f"{path}.base_url is missing: say where the provider is, as in https://api.openai.com/v1.")
-    check(SWITCH, given.get("default", False), shown(f"{path}.default"))
-    return Provider(
-        name,
-        str(dialect),
-        _base_url(base_url, shown(f"{path}.base_url")),
-        _variable(given.get("api_key_env"), shown(f"{path}.api_key_env")),
-        bool(given.get("default", False)),
+    return _reached(
+        Provider(
+            name,
+            str(dialect),
+            read_url(base_url, shown(f"{path}.base_url")),
+            variable(given.get("api_key_env"), shown(f"{path}.api_key_env"), "ANTHROPIC_API_KEY"),
+            _allowed(given, "default", path, document),
+            allow_http=_allowed(given, "allow_http", path, document),
+            allow_link_local=_allowed(given, "allow_link_local", path, document),
+            proxy=proxy(given.get("proxy"), shown(f"{path}.proxy")),
+            ca_file=pem(given.get("ca_file"), shown(f"{path}.ca_file")),
+        ),
+        shown,
     )
 
 
-def _base_url(
-    value: object, path: str, what: str = "a provider's base URL", example: str = "https://api.anthropic.com"
-) -> str:
-    try:
-        parts = urlsplit(value) if isinstance(value, str) else None
-        fits = parts is not None and parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
-    except ValueError:
-        fits, parts = False, None
-    if parts is not None and "@" in parts.netloc:
-        raise ConfigError(
-            f"{path} carries a user name or a password: clients bring their key, or api_key_env names it."
-        )
-    if not fits or parts is None or parts.query or parts.fragment:
-        raise ConfigError(f"{path} is {named(value)}, which is not {what}: write one such as {example}.")
-    return str(value)
+def _allowed(given: Mapping[str, object], key: str, path: str, document: Document) -> bool:
+    value = given.get(key, False)
+    check(SWITCH, value, document.shown(f"{path}.{key}"))
+    return bool(value)
 
 
-def _variable(value: object, path: str) -> str | None:
-    """Never repeated when wrong: it is most likely a key."""
-    if value is None:
-        return None
-    if not isinstance(value, str) or not _VARIABLE.fullmatch(value):
+def _reached(one: Provider, shown: Callable[[str], str]) -> Provider:
+    path = f"providers.{one.name}"
+    check_reach(one, shown(f"{path}.base_url"))
+    if one.proxy not in (None, DIRECT) and not one.base_url.startswith("https:"):
         raise ConfigError(
-            f"{path} is not the name of an environment variable: write a name such as ANTHROPIC_API_KEY, "
-            "not the key itself."
+            f"{shown(f'{path}.proxy')} is for a provider that is reached by https://, and {path}.base_url is not: "
+            "take one of them out."
         )
-    return value
+    return one
+
+
+def _on_the_way(one: Provider, serving: Serving) -> Provider:
+    """The way out of the house, for those who go out and have none of their own."""
+    way = one.proxy
+    if way is None and one.base_url.startswith("https:") and not is_loopback(urlsplit(one.base_url).hostname or ""):
+        way = serving.outgoing_proxy
+    return replace(one, proxy=None if way == DIRECT else way, ca_file=one.ca_file or serving.ca_file)
 
 
 def _with_defaults(providers: list[Provider]) -> list[Provider]:
@@ -178,6 +186,13 @@ def _store(document: Document) -> str:
     return str(value)
 
 
+def _switch(document: Document, section: str, key: str) -> bool | None:
+    value = mapping(document.sections.get(section), f"The section {section}").get(key)
+    if value is not None:
+        check(SWITCH, value, document.shown(f"{section}.{key}"))
+    return None if value is None else bool(value)
+
+
 def _caching(document: Document) -> str:
     section = mapping(document.sections.get("caching"), "The section caching")
     for key in section:
@@ -208,7 +223,7 @@ def _otlp(document: Document) -> str | None:
 
 
 def _otlp_url(value: object, path: str) -> str:
-    return _base_url(value, path, "the URL of a collector", "http://127.0.0.1:4318")
+    return read_url(value, path, "the URL of a collector", "http://127.0.0.1:4318")
 
 
 def _notes(config: Config, environ: Mapping[str, str]) -> list[str]:
@@ -217,7 +232,7 @@ def _notes(config: Config, environ: Mapping[str, str]) -> list[str]:
         notes.append("observability.otlp_endpoint is set, but traces are not sent yet.")
     for one in config.providers:
         parts = urlsplit(one.base_url)
-        if parts.scheme == "http" and parts.hostname not in _LOCAL:
+        if parts.scheme == "http" and not is_loopback(parts.hostname or ""):
             notes.append(f"Keys travel to the provider {one.name} unencrypted: its base URL begins with http://.")
         if one.api_key_env and not environ.get(one.api_key_env):
             notes.append(

@@ -55,7 +55,10 @@ class Document(msgspec.Struct, frozen=True):
         """
         if not self.exact:
             return self.without(without)
-        return _SORTED.encode({name: value for name, value in self.values.items() if name != without})
+        try:
+            return _SORTED.encode({name: value for name, value in self.values.items() if name != without})
+        except RecursionError:  # nested so deep that it could only just be read
+            return self.without(without)
 
 
 def read(body: bytes) -> Document:

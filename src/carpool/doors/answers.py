@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from concurrent.futures import CancelledError
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from types import ModuleType
 from typing import Any
@@ -19,8 +19,8 @@ class Whole:
     """An answer that is complete: JSON, or the events of a finished message."""
 
     status: int
-    headers: Headers
-    body: bytes
+    headers: Headers = field(repr=False)
+    body: bytes = field(repr=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +28,7 @@ class Flow:
     """An answer on its way: its head is here, its body follows chunk by chunk."""
 
     status: int
-    headers: Headers
+    headers: Headers = field(repr=False)
     chunks: AsyncIterator[bytes]
     end: Callable[[], Awaitable[None]]  # gives the answer up, also when no chunk was ever asked for
 

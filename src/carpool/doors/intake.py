@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Callable
 from functools import lru_cache
 
@@ -40,6 +41,9 @@ _MEANING: dict[OutcomeKind, str] = {
 _FRAMING = frozenset({"content-length", "transfer-encoding", "connection", "content-encoding", "keep-alive"})
 
 
+LONGEST_KEY = 8192  # it is held in memory
+LONGEST_MODEL = 256  # it stands in the ledger and in the log
+_CONTROLS = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 _PIECE = 2047  # more would let other threads have the interpreter, and coming back takes longer than the hash
 
 
@@ -55,17 +59,29 @@ def recognisable(call: Call, parsed: Parsed) -> Call:
 
 
 def understand(
-    engine: Engine, upstream: Upstream, clock: Clock, raw: RawRequest, options: Options, ruled: Ruled | None = None
+    engine: Engine,
+    upstream: Upstream,
+    clock: Clock,
+    raw: RawRequest,
+    options: Options,
+    ruled: Ruled | None = None,
+    credential: str | None = None,
 ) -> tuple[Call, Parsed]:
     """A call without its fingerprint: that is dear, and what travels on `now` needs none.
 
-    `ruled` says what the rules of the house make of the options."""
+    `ruled` says what the rules of the house make of the options, `credential` whose call it is where that is known
+    already; otherwise the key that it carries says so."""
     parsed, arrived = upstream.dialect.parse(raw), clock.now()
     if ruled is not None:
         options = ruled(parsed, options, arrived)
+    if len(parsed.model) > LONGEST_MODEL:
+        raise BadCall(f"`model` has {len(parsed.model)} characters; the name of a model has at most {LONGEST_MODEL}.")
     if not parsed.secret:
         raise BadCall("This request carries no API key. Send it as x-api-key, or as Authorization: Bearer.")
-    credential = engine.enrol(upstream.provider, parsed.secret)
+    if credential is None:
+        if any(len(value) > LONGEST_KEY for _, value in parsed.secret):
+            raise BadCall(f"An API key has at most {LONGEST_KEY} characters; this one has more.")
+        credential = engine.enrol(upstream.provider, parsed.secret)
     call = Call(
         ticket=engine.new_ticket(),
         provider=upstream.provider,
@@ -131,7 +147,7 @@ def carpool_headers(reply: Reply) -> Headers:
     if reason := reply.reason or outcome.reason:
         said.append(("x-carpool-reason", latin(reason)))
     if outcome.batch:
-        said.append(("x-carpool-batch", outcome.batch))
+        said.append(("x-carpool-batch", latin(outcome.batch)))
     if entry is not None and entry.paid is not None:
         said.append(("x-carpool-cost", dollars(entry.paid)))
         if entry.would_have_paid is not None:
@@ -140,7 +156,7 @@ def carpool_headers(reply: Reply) -> Headers:
 
 
 def latin(text: str) -> str:
-    """Header values are one line of Latin-1."""
+    """Header values are one line of Latin-1. Much of it was said by others: a provider, a client, a rule."""
     if text.isascii() and text.isprintable():
         return text
-    return text.replace("\n", " ").replace("\r", " ").encode("latin-1", "replace").decode("latin-1")
+    return _CONTROLS.sub(" ", text).encode("latin-1", "replace").decode("latin-1")

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import re
+from collections.abc import Iterable, Mapping
 from typing import Literal
 from urllib.parse import unquote
 
@@ -17,6 +18,10 @@ __all__ = ["Options", "from_headers", "from_segment", "parse_key", "parse_lane",
 
 PREFIX = "x-carpool-"
 MAX_KEY = 255
+MAX_TAGS = 50
+MAX_TAG_NAME = 100
+MAX_TAG = 500
+_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 
 
 def from_headers(headers: Headers) -> Options:
@@ -30,7 +35,7 @@ def from_segment(segment: str) -> Options:
     for part in unquote(segment).removeprefix("@").split(","):
         name, equals, value = part.partition("=")
         if not equals:
-            raise BadCall(f"{part!r} in the path is not an option. Write @name=value, as in @budget=30m.")
+            raise BadCall(f"{part[:60]!r} in the path is not an option. Write @name=value, as in @budget=30m.")
         pairs.append((name.strip(), value.strip()))
     return _read(pairs)
 
@@ -46,8 +51,22 @@ def split_path(path: str) -> tuple[Options, str]:
 def _read(pairs: Iterable[tuple[str, str]]) -> Options:
     options = Options()
     for name, value in pairs:
+        if _CONTROL.search(name) or _CONTROL.search(value):
+            raise BadCall(f"The option {name[:60]!r} holds a control character. Take it out.")
         options = _with(options, name, value)
+    _check_tags(options.tags)
     return options
+
+
+def _check_tags(tags: Mapping[str, str]) -> None:
+    """Every tag stands in the store and in the log with its call."""
+    if len(tags) > MAX_TAGS:
+        raise BadCall(f"This call has {len(tags)} tags; it may have {MAX_TAGS}.")
+    for name, value in tags.items():
+        if len(name) > MAX_TAG_NAME or len(value) > MAX_TAG:
+            raise BadCall(
+                f"The tag {name[:60]!r} is too long: a name has at most {MAX_TAG_NAME} characters, a value {MAX_TAG}."
+            )
 
 
 def _with(options: Options, name: str, value: str) -> Options:
@@ -83,7 +102,7 @@ def parse_lane(text: str) -> Lane:
     try:
         return Lane(str(text).strip().lower())
     except ValueError:
-        raise BadCall(f"{text!r} is not a lane. The lanes are {', '.join(Lane)}.") from None
+        raise BadCall(f"{str(text)[:60]!r} is not a lane. The lanes are {', '.join(Lane)}.") from None
 
 
 def parse_key(text: str) -> str:
@@ -99,6 +118,6 @@ def _tags(text: str) -> dict[str, str]:
     for part in filter(None, (part.strip() for part in text.split(","))):
         name, equals, value = part.partition("=")
         if not equals or not name:
-            raise BadCall(f"{part!r} is not a tag. Write tags as name=value, separated by commas.")
+            raise BadCall(f"{part[:60]!r} is not a tag. Write tags as name=value, separated by commas.")
         tags[name.strip()] = value.strip()
     return tags

@@ -38,40 +38,43 @@ class Buyer:
     def _plan(self, provider: str, pools: list[PoolView], now: float) -> FlushPlan:
         desk = self._desk
         dialect = desk.upstreams[provider].dialect
-        credentials = {view.key.credential for view in pools}
+        accounts = {view.key.credential: desk.keyring.account(view.key.credential) for view in pools}
         return plan(
             pools,
-            {credential: desk.road(credential) for credential in credentials},
+            {account: desk.road(credential) for credential, account in accounts.items()},
             desk.policy,
             dialect.limits,
-            {credential: self._unresolved(credential) for credential in credentials},
+            {account: self._unresolved(account) for account in accounts.values()},
             now,
             overhead=dialect.line_overhead(),
             draining=desk.closing,
+            accounts=accounts,
         )
 
-    def _unresolved(self, credential: str) -> frozenset[int]:
+    def _unresolved(self, account: str) -> frozenset[int]:
         """Counts that would make our own batches look alike while the fate of one is unknown."""
+        desk = self._desk
         return frozenset(
             batch.count
-            for batch in self._desk.batches
-            if batch.key.credential == credential and batch.state is BatchState.UNKNOWN
+            for batch in desk.batches
+            if batch.state is BatchState.UNKNOWN and desk.keyring.account(batch.key.credential) == account
         )
 
     async def _flush(self, flush: Flush, now: float) -> None:
         desk = self._desk
+        cap = desk.byte_caps.get(desk.keyring.account(flush.credential), flush.max_bytes)
         intent = Intent(
             pool=flush.pool,
             nonce=desk.new_nonce(),
             max_count=flush.max_count,
-            max_bytes=min(flush.max_bytes, desk.byte_caps.get(flush.credential, flush.max_bytes)),
+            max_bytes=min(flush.max_bytes, cap),
             owner=desk.name,
             at=now,
         )
         batch = await desk.store.intend(intent)
         if batch is None:
             return
-        desk.roads[flush.credential] = desk.road(flush.credential).spend_create(now)
+        desk.set_road(flush.credential, desk.road(flush.credential).spend_create(now))
         desk.crew.spawn(self._create(batch), f"create {batch.id}")
 
     async def _create(self, batch: Batch) -> None:
@@ -145,7 +148,8 @@ class Buyer:
             ),
         )
         desk.stats.batches_submitted += 1
-        desk.bulletin.tell(BatchSubmitted(desk.now(), batch.id, provider_id, batch.count))
+        whose = batch.key.credential
+        desk.bulletin.tell(BatchSubmitted(desk.now(), batch.id, provider_id, batch.count, credential=whose))
         await desk.reached("bought")
 
     async def _unknown(self, batch: Batch, reason: str) -> None:
@@ -158,7 +162,7 @@ class Buyer:
             ),
         )
         desk.stats.batches_unknown += 1
-        desk.bulletin.tell(BatchUnknown(desk.now(), batch.id, batch.count, reason))
+        desk.bulletin.tell(BatchUnknown(desk.now(), batch.id, batch.count, reason, credential=batch.key.credential))
 
     async def _refused(self, batch: Batch, refusal: Refusal) -> None:
         """Provably not bought. Its calls wait for another batch, or go `now`, each to its own true answer."""
@@ -170,17 +174,19 @@ class Buyer:
             lambda: desk.store.release(batch.id, BatchState.REFUSED, lane, desk.now(), reason),
         )
         desk.stats.batches_refused += 1
-        desk.bulletin.tell(BatchRefused(desk.now(), batch.id, batch.count, refusal.status, refusal.message))
+        whose, status, why = batch.key.credential, refusal.status, refusal.message
+        desk.bulletin.tell(BatchRefused(desk.now(), batch.id, batch.count, status, why, credential=whose))
 
     async def _consequence(self, batch: Batch, refusal: Refusal) -> Lane:
         desk, credential = self._desk, batch.key.credential
+        account = desk.keyring.account(credential)
         if refusal.cannot_batch:
             until = desk.now() + CANNOT_BATCH_S
-            desk.cannot_batch[credential] = (until, f"this credential can't batch: {refusal.message}")
-            await desk.store.remember("cannot_batch", credential, f"{until} {refusal.message}", desk.now())
+            desk.cannot_batch[account] = (until, f"this credential can't batch: {refusal.message}")
+            await desk.store.remember("cannot_batch", account, f"{until} {refusal.message}", desk.now())
             return Lane.NOW
         if refusal.too_large and batch.count > 1:
-            desk.byte_caps[credential] = max(1, batch.bytes // 2)
+            desk.byte_caps[account] = max(1, batch.bytes // 2)
             return Lane.BATCH
         if refusal.retryable and not refusal.too_large:
             desk.pause(credential, RETRY_S if refusal.retry_after is None else refusal.retry_after)

@@ -276,17 +276,17 @@ class Collector:
             unsure = [replace(self._unsure(batch, t, reason, None), outcome=self._loss(batch, reason)) for t in tickets]
             await settle(desk, unsure)
         await desk.store.move(batch.id, BatchState.LOST, note=reason)
-        desk.bulletin.tell(BatchLost(desk.now(), batch.id, batch.provider_id or "", reason))
+        whose = batch.key.credential
+        desk.bulletin.tell(BatchLost(desk.now(), batch.id, batch.provider_id or "", reason, credential=whose))
 
     def _finished(self, batch: Batch, tally: Counter[str]) -> None:
         desk = self._desk
         desk.stats.batches_collected += 1
         desk.stats.stray_lines += tally["stray"] + tally["garbled"]
         desk.stats.missing_lines += tally["missing"]
-        desk.bulletin.tell(
-            BatchCollected(desk.now(), batch.id, batch.provider_id or "", {k: v for k, v in tally.items() if v})
-        )
+        found, whose = {k: v for k, v in tally.items() if v}, batch.key.credential
+        desk.bulletin.tell(BatchCollected(desk.now(), batch.id, batch.provider_id or "", found, credential=whose))
         limit = desk.policy.alert_on_batch_failure_rate
         rate = 1 - tally["succeeded"] / max(1, batch.count)
         if limit is not None and rate > limit:
-            desk.bulletin.tell(FailureRateHigh(desk.now(), rate, limit, batch.count))
+            desk.bulletin.tell(FailureRateHigh(desk.now(), rate, limit, batch.count, credential=whose))

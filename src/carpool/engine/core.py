@@ -12,6 +12,7 @@ from carpool.engine.desk import Desk, Probe
 from carpool.engine.entering import Gone
 from carpool.engine.events import Bulletin, Hook
 from carpool.engine.following import Follower
+from carpool.engine.guests import Guests
 from carpool.engine.housekeeping import Housekeeper
 from carpool.engine.keyring import Keyring
 from carpool.engine.overview import Overview
@@ -70,7 +71,8 @@ class Engine:
         self._buyer = Buyer(desk)
         self._follower = Follower(desk, collector, Reconciler(desk, collector))
         self._rescuer = Rescuer(desk, self._sender)
-        self.overview = Overview(desk)
+        self.overview = Overview(desk, self._sender.gates)
+        self.guests = Guests(desk, self._enrolled)
         self.tickets = Tickets(desk, self._rescuer)
         self._loop: asyncio.Task[None] | None = None
         self._delivered: list[int] = []
@@ -114,9 +116,12 @@ class Engine:
         """Takes a client's secret in and names its credential. Batches that waited for it go on."""
         credential, new = self._desk.keyring.add(provider, self._desk.upstreams[provider].base_url, secret)
         if new:
-            self._housekeeper.enrolled(credential)
-            self._desk.wake_now()
+            self._enrolled(credential)
         return credential
+
+    def _enrolled(self, credential: str) -> None:
+        self._housekeeper.enrolled(credential)
+        self._desk.wake_now()
 
     def credential(self, provider: str, secret: Headers) -> str:
         """The name of a secret, without taking it in."""
@@ -254,6 +259,7 @@ class Engine:
         while (len(desk.waiters) or self._direct) and desk.now() < until:
             await desk.clock.sleep(min(0.02, max(0.0, until - desk.now())))
         self._loop.cancel()
+        self.guests.stop()
         self._unsubscribe()
         if self._delivering is not None:
             self._delivering.cancel()

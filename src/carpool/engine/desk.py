@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import TypeVar
 
 from carpool.budget import Road
+from carpool.crashes import named
 from carpool.engine.events import Bulletin, Trouble
 from carpool.engine.keyring import Keyring
 from carpool.engine.stats import Stats
@@ -49,10 +50,10 @@ class Desk:
     crew: Crew = field(default_factory=Crew)
     waiters: Waiters = field(default_factory=Waiters)
     stats: Stats = field(default_factory=Stats)
-    roads: dict[str, Road] = field(default_factory=dict)
+    roads: dict[str, Road] = field(default_factory=dict)  # by account
     offsets: dict[str, float] = field(default_factory=dict)
-    cannot_batch: dict[str, tuple[float, str]] = field(default_factory=dict)  # credential → (until, why)
-    byte_caps: dict[str, int] = field(default_factory=dict)  # credential → learned from a 413
+    cannot_batch: dict[str, tuple[float, str]] = field(default_factory=dict)  # account → (until, why)
+    byte_caps: dict[str, int] = field(default_factory=dict)  # account → learned from a 413
     batches: list[Batch] = field(default_factory=list)  # unfinished and ours, as of this step
     closing: bool = False
     wake: float = 0.0
@@ -88,21 +89,25 @@ class Desk:
     def new_nonce(self) -> str:
         return base32(self.rng.getrandbits(5 * NONCE_LETTERS), NONCE_LETTERS)
 
-    # the batch road of a credential
+    # the batch road of a credential's account
     def road(self, credential: str) -> Road:
-        if credential not in self.roads:
+        account = self.keyring.account(credential)
+        if account not in self.roads:
             pace = self.policy.poll_interval_s or DEFAULT_PACE
-            self.roads[credential] = Road.new(self.policy.batch_rpm or DEFAULT_RPM, pace, self.now())
-        return self.roads[credential]
+            self.roads[account] = Road.new(self.policy.batch_rpm or DEFAULT_RPM, pace, self.now())
+        return self.roads[account]
+
+    def set_road(self, credential: str, road: Road) -> None:
+        self.roads[self.keyring.account(credential)] = road
 
     async def turn(self, credential: str) -> None:
         """Waits until the account's rate allows one more request on the batch road, and takes it."""
         while not (road := self.road(credential)).can_ask(self.now()):
             await self.clock.sleep(max(0.01, road.ask_ready_at(self.now()) - self.now()))
-        self.roads[credential] = self.road(credential).spend(self.now())
+        self.set_road(credential, self.road(credential).spend(self.now()))
 
     def pause(self, credential: str, seconds: float) -> None:
-        self.roads[credential] = self.road(credential).paused(self.now() + min(seconds, LONGEST_PAUSE_S))
+        self.set_road(credential, self.road(credential).paused(self.now() + min(seconds, LONGEST_PAUSE_S)))
 
     def heard(self, upstream: Upstream, credential: str, answer: Answer | WireResponse) -> None:
         """Learns from the headers of a batch endpoint: the provider's clock, and the account's rate."""
@@ -111,10 +116,10 @@ class Desk:
             self.offsets[upstream.provider] = offset
         rpm = upstream.dialect.requests_per_minute(answer.headers)
         if rpm is not None:  # what is set explicitly is obeyed as far as the account allows
-            self.roads[credential] = self.road(credential).learned(min(rpm, self.policy.batch_rpm or rpm))
+            self.set_road(credential, self.road(credential).learned(min(rpm, self.policy.batch_rpm or rpm)))
 
     def why_not_batch(self, credential: str) -> str | None:
-        until, why = self.cannot_batch.get(credential, (0.0, ""))
+        until, why = self.cannot_batch.get(self.keyring.account(credential), (0.0, ""))
         return why if until > self.now() else None
 
     # reporting
@@ -124,7 +129,7 @@ class Desk:
             await self.probe(point)
 
     def trouble(self, doing: str, error: BaseException) -> None:
-        self.bulletin.tell(Trouble(self.now(), doing, f"{type(error).__name__}: {error}"))
+        self.bulletin.tell(Trouble(self.now(), doing, named(error)))
 
     async def insist(self, doing: str, write: Callable[[], Awaitable[T]]) -> T:
         """Repeats a write that must not be forgotten until the store takes it."""

@@ -11,7 +11,7 @@ from carpool.engine.desk import Desk
 from carpool.engine.events import CallAdmitted
 from carpool.engine.rescuing import Rescuer
 from carpool.engine.waiting import Reply
-from carpool.errors import CarpoolError, Closed
+from carpool.errors import CarpoolError, Closed, Crowded
 from carpool.lifecycle import TicketState
 from carpool.model import Admission, Admitted, Call, Lane, ticket_text
 from carpool.routing import Decision, pool_key
@@ -57,12 +57,15 @@ class Entrance:
         self._rescuer = rescuer
         self._leave = leave
         self._arrivals: list[_Newcomer] = []
+        self._coming: dict[str, set[int]] = {}  # by credential, where each has its share of room
 
     def enter(self, call: Call, decision: Decision, gone: Gone, *, told: bool = False) -> Seat:
         """The seat of a call that is about to be on disk; `told`: somebody waits until it is."""
         desk = self._desk
         if len(desk.waiters) + len(self._arrivals) >= desk.policy.max_waiting_calls:
-            raise Closed("Too many calls are waiting. Try again later, or raise max_waiting_calls.")
+            raise Crowded("Too many calls are waiting. Try again later, or raise max_waiting_calls.")
+        if desk.policy.max_waiting_calls_per_credential is not None:
+            self._check_share(call, desk.policy.max_waiting_calls_per_credential)
         key = pool_key(call, mixes_models=True, now=desk.now())
         admission = Admission(call, key, decision.lane, decision.rescue_at, desk.name, decision.reason)
         future = asyncio.get_running_loop().create_future
@@ -74,6 +77,22 @@ class Entrance:
         elif len(self._arrivals) == GROUP:
             self._let_in()
         return seat
+
+    def _check_share(self, call: Call, most: int) -> None:
+        """Nobody takes all the room there is. Who is being written to disk counts among those who wait."""
+        coming = self._coming.setdefault(call.credential, set())
+        if self._desk.waiters.of(call.credential) + len(coming) >= most:
+            raise Crowded(
+                f"{most} calls with this API key are waiting, as many as may. Try again later, or raise "
+                "max_waiting_calls_per_credential."
+            )
+        coming.add(call.ticket)
+
+    def _came(self, call: Call) -> None:
+        coming = self._coming.get(call.credential, set())
+        coming.discard(call.ticket)
+        if not coming:
+            self._coming.pop(call.credential, None)
 
     async def _rest(self) -> None:
         """Whoever arrived in the same moment and made no group of its own."""
@@ -89,7 +108,9 @@ class Entrance:
         try:
             await self._seat_each(group, writing)
         finally:  # whatever went wrong, nobody is left standing at the door
-            for _, seat in group:
+            for admission, seat in group:
+                if self._coming:
+                    self._came(admission.call)
                 if seat.ticket == NO_TICKET:
                     seat.fail(Closed("carpool stopped before this call was accepted. Send it again."))
 
@@ -114,10 +135,13 @@ class Entrance:
     def _place(self, call: Call, seat: Seat, admitted: Admitted) -> None:
         """On disk first; then, before anything else can run, the waiter is in place."""
         desk = self._desk
-        self._count(seat, admitted)
+        self._count(call, seat, admitted)
         seat.ticket, seat.lane, seat.state = admitted.ticket, admitted.lane, admitted.state
         if admitted.outcome is None:
             desk.waiters.put(admitted.ticket, seat.answer)
+            if desk.policy.max_waiting_calls_per_credential is not None:
+                desk.waiters.count(admitted.ticket, call.credential)
+                self._came(call)
             if admitted.lane is Lane.NOW and admitted.state is TicketState.SENDING:
                 self._rescuer.send_kept(call, seat.reason, admitted.ticket)
         elif not seat.answer.done():
@@ -127,7 +151,7 @@ class Entrance:
         elif seat.aboard is not None and not seat.aboard.done():
             seat.aboard.set_result(None)
 
-    def _count(self, seat: Seat, admitted: Admitted) -> None:
+    def _count(self, call: Call, seat: Seat, admitted: Admitted) -> None:
         desk = self._desk
         if not admitted.fresh:
             desk.stats.returned_calls += 1
@@ -137,4 +161,4 @@ class Entrance:
             desk.stats.batched_calls += 1
         if desk.bulletin.heard and admitted.outcome is None:
             text = ticket_text(admitted.ticket)
-            desk.bulletin.tell(CallAdmitted(desk.now(), text, admitted.lane, seat.reason))
+            desk.bulletin.tell(CallAdmitted(desk.now(), text, admitted.lane, seat.reason, credential=call.credential))

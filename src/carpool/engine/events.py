@@ -6,6 +6,7 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from carpool.crashes import named
 from carpool.model import Lane
 
 log = logging.getLogger("carpool.events")
@@ -13,7 +14,10 @@ log = logging.getLogger("carpool.events")
 
 @dataclass(frozen=True, slots=True)
 class Event:
+    """`credential` names whose call or batch it is; empty where it is nobody's, or everybody's."""
+
     at: float
+    credential: str = field(default="", kw_only=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +112,35 @@ class FailureRateHigh(Event):
 
 
 @dataclass(frozen=True, slots=True)
+class AccountSlowed(Event):
+    """The provider asked an account for less; its calls to this model wait, and go on gradually after the pause."""
+
+    account: str
+    provider: str
+    model: str
+    status: int
+    pause_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class BreakerOpened(Event):
+    """The provider failed again and again: it is left alone for so long, and then asked by one call at a time."""
+
+    account: str
+    provider: str
+    pause_s: float
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class BreakerClosed(Event):
+    """The provider answers again."""
+
+    account: str
+    provider: str
+
+
+@dataclass(frozen=True, slots=True)
 class Trouble(Event):
     """Something did not work and will be tried again."""
 
@@ -141,4 +174,4 @@ class Bulletin:
             try:
                 hook(event)
             except Exception as error:  # noqa: BLE001  a user's hook may raise anything; the purchase must go on
-                log.warning("A hook failed on %s: %s: %s", type(event).__name__, type(error).__name__, error)
+                log.warning("A hook failed on %s: %s", type(event).__name__, named(error))

@@ -1,4 +1,4 @@
-"""Watching bought batches: one LIST per credential tells of all of them, at a pace that fits their age."""
+"""Watching bought batches: one LIST per account tells of all of them, at a pace that fits their age."""
 
 from __future__ import annotations
 
@@ -30,57 +30,58 @@ class Follower:
         self._collector = collector
         self._reconciler = reconciler
         self._polling: set[str] = set()
-        self._looked: dict[str, float] = {}  # credential → last finished look
-        self._not_before: dict[str, float] = {}  # credential → when a look that failed may be tried again
-        self._failures: Counter[str] = Counter()  # credential → looks that failed since the last whole one
+        self._looked: dict[str, float] = {}  # account → last finished look
+        self._not_before: dict[str, float] = {}  # account → when a look that failed may be tried again
+        self._failures: Counter[str] = Counter()  # account → looks that failed since the last whole one
         self._missing: dict[int, float] = {}  # batch → since when the provider denies it
         self._alerted: set[int] = set()
 
     async def step(self, now: float) -> float | None:
         """Starts the polls that are due and the collection of what has ended. Says when to look again."""
-        by_credential: dict[str, list[Batch]] = defaultdict(list)
+        by_account: dict[str, list[Batch]] = defaultdict(list)
         for batch in self._desk.batches:
             if batch.state is BatchState.ENDED:
                 self._collector.start(batch)
             elif batch.state is not BatchState.SUBMITTING:
-                by_credential[batch.key.credential].append(batch)
+                by_account[self._desk.keyring.account(batch.key.credential)].append(batch)
             self._alert(batch, now)
-        wakes = [self._poll_if_due(credential, batches, now) for credential, batches in by_credential.items()]
+        wakes = [self._poll_if_due(account, batches, now) for account, batches in by_account.items()]
         wakes.append(self._collector.wake(now))
         return min((wake for wake in wakes if wake is not None), default=None)
 
-    def _poll_if_due(self, credential: str, batches: list[Batch], now: float) -> float | None:
-        if credential in self._polling or credential not in self._desk.keyring:
+    def _poll_if_due(self, account: str, batches: list[Batch], now: float) -> float | None:
+        batches = [batch for batch in batches if batch.key.credential in self._desk.keyring]
+        if account in self._polling or not batches:
             return None
-        due = self._due(credential, batches, now)
+        due = self._due(account, batches, now)
         if due > now:
             return due
-        road = self._desk.road(credential)
+        road = self._desk.road(batches[0].key.credential)
         if not road.can_ask(now):
             return road.ask_ready_at(now)
-        self._polling.add(credential)
-        self._desk.crew.spawn(self._poll(credential, batches), f"poll {credential[:8]}")
+        self._polling.add(account)
+        self._desk.crew.spawn(self._poll(account, batches), f"poll {account[:8]}")
         return None
 
-    def _due(self, credential: str, batches: Sequence[Batch], now: float) -> float:
-        last = self._looked.get(credential)
+    def _due(self, account: str, batches: Sequence[Batch], now: float) -> float:
+        last = self._looked.get(account)
         looks = [self._look(batch, last) for batch in batches if _ours(batch)]
         times = [next_poll(looks, self._desk.policy.poll_interval_s, now)] if looks else []
         times += [self._reconciler.due(batch, last) for batch in batches if not _ours(batch)]
-        return max(self._not_before.get(credential, 0.0), min(times))
+        return max(self._not_before.get(account, 0.0), min(times))
 
     def _look(self, batch: Batch, last: float | None) -> tuple[float, float, float]:
         bought_at = batch.resolved_at or batch.intended_at
         expected = self._desk.forecast.expected_end(bought_at, batch.key.model, batch.key.size_class)
         return bought_at, bought_at if last is None else last, expected
 
-    async def _poll(self, credential: str, batches: list[Batch]) -> None:
+    async def _poll(self, account: str, batches: list[Batch]) -> None:
         desk = self._desk
         upstream = desk.upstreams[batches[0].key.provider]
-        self._not_before[credential] = desk.now() + self._backoff(credential)  # whatever goes wrong, not at once again
+        self._not_before[account] = desk.now() + self._backoff(account)  # whatever goes wrong, not at once again
         try:
             asked = desk.now()
-            reports = await self._list(credential, upstream, batches)
+            reports = await self._list(batches[0].key.credential, upstream, batches)
             await desk.reached("polled")
             seen = [await self._look_at(batch, upstream, reports) for batch in batches if _ours(batch)]
             unresolved = [batch for batch in batches if not _ours(batch)]
@@ -89,18 +90,18 @@ class Follower:
             desk.trouble("polling", error)
         else:
             if all(seen):
-                self._looked[credential] = desk.now()
-                del self._not_before[credential]
-                del self._failures[credential]
+                self._looked[account] = desk.now()
+                del self._not_before[account]
+                del self._failures[account]
         finally:
-            self._polling.discard(credential)
+            self._polling.discard(account)
             desk.wake_now()
 
-    def _backoff(self, credential: str) -> float:
+    def _backoff(self, account: str) -> float:
         """Longer after every failure, and never twice the same: two keys of one workspace may take each other's turn,
         and a look that needs several requests would never get them all."""
-        delay = min(FAILED_POLL_S * 2.0 ** min(self._failures[credential], 10), FAILED_POLL_MAX_S)
-        self._failures[credential] += 1
+        delay = min(FAILED_POLL_S * 2.0 ** min(self._failures[account], 10), FAILED_POLL_MAX_S)
+        self._failures[account] += 1
         return float(delay * (0.75 + self._desk.rng.random() / 2))
 
     async def _list(self, credential: str, upstream: Upstream, batches: Sequence[Batch]) -> dict[str, BatchReport]:
@@ -165,7 +166,8 @@ class Follower:
         elif report.ended:
             took = desk.now() - (batch.resolved_at or batch.intended_at)
             ended = await desk.store.move(batch.id, BatchState.ENDED, ended_at=desk.now())
-            desk.bulletin.tell(BatchEnded(desk.now(), batch.id, report.provider_id, took))
+            whose = batch.key.credential
+            desk.bulletin.tell(BatchEnded(desk.now(), batch.id, report.provider_id, took, credential=whose))
             await desk.reached("ended")
             self._collector.start(ended)
         elif report.cancelling and batch.state is BatchState.OPEN:
@@ -183,7 +185,8 @@ class Follower:
         drops_at = batch.intended_at + self._desk.upstreams[batch.key.provider].dialect.limits.retention
         if now >= drops_at - ALERT_BEFORE_S:
             self._alerted.add(batch.id)
-            self._desk.bulletin.tell(RetentionNear(now, batch.id, batch.provider_id, drops_at))
+            whose = batch.key.credential
+            self._desk.bulletin.tell(RetentionNear(now, batch.id, batch.provider_id, drops_at, credential=whose))
 
 
 def _ours(batch: Batch) -> bool:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from carpool.engine.desk import Desk
+from carpool.engine.gating import Gates, Hurdle
 from carpool.errors import CarpoolError
 from carpool.lifecycle import BatchState, TicketState
 from carpool.model import Batch, CallRow, Totals
@@ -19,21 +20,30 @@ class Summary:
     waiting: int  # clients whose door is at this engine
     counts: Mapping[str, int]
     totals: list[Totals]
+    pressure: list[Hurdle]  # accounts whose calls on `now` are held up
 
 
 class Overview:
-    def __init__(self, desk: Desk) -> None:
+    def __init__(self, desk: Desk, gates: Gates) -> None:
         self._desk = desk
+        self._gates = gates
 
-    async def calls(self, before: int | None, state: TicketState | None, limit: int) -> list[CallRow]:
-        return await self._desk.store.listed_calls(before, state, limit)
+    async def calls(
+        self, before: int | None, state: TicketState | None, limit: int, credentials: Sequence[str] | None = None
+    ) -> list[CallRow]:
+        return await self._desk.store.listed_calls(before, state, limit, credentials)
 
-    async def batches(self, before: int | None, state: BatchState | None, limit: int) -> list[Batch]:
-        return await self._desk.store.listed_batches(before, state, limit)
+    async def batches(
+        self, before: int | None, state: BatchState | None, limit: int, credentials: Sequence[str] | None = None
+    ) -> list[Batch]:
+        return await self._desk.store.listed_batches(before, state, limit, credentials)
+
+    async def totals(self, credentials: Sequence[str]) -> list[Totals]:
+        return await self._desk.store.totals(credentials)
 
     async def summary(self) -> Summary:
         store = self._desk.store
-        return Summary(len(self._desk.waiters), await store.counts(), await store.totals())
+        return Summary(len(self._desk.waiters), await store.counts(), await store.totals(), self._gates.hurdles())
 
     async def trouble(self) -> str | None:
         """Why the store can't be written, or None when it can: something is written to find out."""

@@ -48,7 +48,7 @@ class Reconciler:
         plan = reconcile(
             batch,
             listed,
-            await desk.store.known_provider_ids(batch.key.credential),
+            await self._known(batch),
             await desk.store.suspects(batch.id),
             asked,
             desk.offsets.get(upstream.provider, batch.clock_offset),
@@ -65,6 +65,13 @@ class Reconciler:
             desk.wake_now()
         if plan.give_up:
             await self._give_up(batch)
+
+    async def _known(self, batch: Batch) -> set[str]:
+        """All who buy with one secret see each other's batches in a LIST."""
+        known: set[str] = set()
+        for credential in self._desk.keyring.sharing(batch.key.credential):
+            known |= await self._desk.store.known_provider_ids(credential)
+        return known
 
     async def _is_ours(self, upstream: Upstream, batch: Batch, provider_id: str) -> bool:
         """Whether a result line carries our nonce. Nothing else of a stranger's batch is looked at or kept."""
@@ -96,5 +103,5 @@ class Reconciler:
         await self._collector.doubt(batch, reason)
         count = await desk.store.release(batch.id, BatchState.ABANDONED, Lane.BATCH, desk.now(), reason)
         desk.stats.batches_abandoned += 1
-        desk.bulletin.tell(BatchAbandoned(desk.now(), batch.id, count, reason))
+        desk.bulletin.tell(BatchAbandoned(desk.now(), batch.id, count, reason, credential=batch.key.credential))
         desk.wake_now()

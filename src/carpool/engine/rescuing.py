@@ -23,6 +23,7 @@ CANCEL_AGAIN_S = 2.0  # a cancel that failed is not tried again before
 TAKEN_S = 5.0  # how often to ask after a call that another engine is sending
 LOOK_AHEAD = 5000  # due calls planned in one step
 AT_ONCE = 64  # rescues under way at a time
+UNDER_WAY_S = 0.5  # how soon to look again, beside when one of them ends
 
 
 class Rescuer:
@@ -45,8 +46,8 @@ class Rescuer:
         horizon = desk.forecast.cancel_seconds + LOOK_AHEAD * self._gap
         due = await desk.store.due(desk.keyring, now + horizon, LOOK_AHEAD)
         due = [one for one in due if one.ticket not in self._under_way]
-        if not due:
-            return max(upcoming - horizon, now)
+        if not due:  # those that are due already are under way, and may wait for their turn on `now`
+            return max(upcoming - horizon, now + UNDER_WAY_S)
         start = early_start([one.rescue_at for one in due], now, desk.policy.sync_rpm)
         shift = max(0.0, due[0].rescue_at - start)
         wakes = [await self._plan(batch, calls, now, shift) for batch, calls in self._by_batch(due)]
@@ -132,8 +133,9 @@ class Rescuer:
             errand = await self._errand(one, batch)
             if errand is not None and await self._sender.resend(errand):
                 desk.stats.rescued_calls += 1
+                number, whose = batch.id if batch else None, errand.credential
                 desk.bulletin.tell(
-                    CallRescued(desk.now(), ticket_text(one.ticket), batch.id if batch else None, errand.reason)
+                    CallRescued(desk.now(), ticket_text(one.ticket), number, errand.reason, credential=whose)
                 )
         except CarpoolError as error:
             desk.trouble("rescuing", error)

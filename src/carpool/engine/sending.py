@@ -5,15 +5,31 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Mapping
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from carpool import ledger
 from carpool.engine.desk import Desk
+from carpool.engine.gating import Gates, Slot
+from carpool.engine.refusing import OwnAnswer
 from carpool.engine.settling import settle
 from carpool.engine.unpacking import reading
 from carpool.engine.upstream import Answer, Upstream, whole
 from carpool.engine.waiting import Reply
-from carpool.errors import DeadlineMissed, NotConnected, WireError
-from carpool.model import Call, Entry, EntryKind, Headers, Lane, Outcome, OutcomeKind, Settlement, Usage, Value
+from carpool.errors import DeadlineMissed, NotConnected, TooBusy, Unwell, WireError
+from carpool.lifecycle import TicketState
+from carpool.model import (
+    Call,
+    Entry,
+    EntryKind,
+    Headers,
+    Lane,
+    Outcome,
+    OutcomeKind,
+    Settlement,
+    Usage,
+    Value,
+    discreet,
+)
 from carpool.ports import Ask, UsageTap, WireResponse
 
 _Write = Callable[[Entry], Awaitable[None]]
@@ -22,6 +38,7 @@ SILENCE_S = 600.0
 PASSING_S = 86_400.0  # of a call that passes as it is: how long silence may last is its client's to say
 BACKOFF_S = 0.5
 BACKOFF_MAX_S = 30.0
+UNSENT = 0  # in place of the number of a purchase: nothing was, and nothing stands in the ledger
 
 
 class Errand(Value, frozen=True, gc=False):
@@ -112,10 +129,14 @@ class Passage(Struct, frozen=True):
     chunks: Tapped
     reason: str
 
+    def __repr__(self) -> str:
+        return discreet(self)
+
 
 class Sender:
     def __init__(self, desk: Desk) -> None:
         self._desk = desk
+        self.gates = Gates(desk)
 
     # direct calls: no ticket on disk, the client's connection is their life
 
@@ -149,6 +170,8 @@ class Sender:
 
     def _complete(self, entry: Entry) -> None:
         """Written behind the answer's back: until then the attempt says unknown, which is true."""
+        if entry.purchase == UNSENT:
+            return
         self._desk.stats.count(entry, used=True)
         self._desk.crew.mind(self._desk.store.record(entry, unhurried=True), "record")
 
@@ -208,36 +231,79 @@ class Sender:
         number = await self._desk.store.attempts(errand.ticket) if errand.kept else 0
         while True:
             number += 1
+            slot = self._slot(errand)
+            if slot is None:
+                try:
+                    slot = await self._turn(errand)
+                except (TooBusy, Unwell) as error:
+                    if errand.kept:
+                        raise
+                    return OwnAnswer(error, self._upstream(errand).dialect), self._attempt(errand, UNSENT)
+                errand = await self._second_look(errand, slot)
             entry = self._attempt(errand, number)
             try:
                 await write(entry)
                 response = await self._send(errand)
-            except NotConnected:
-                delay = self._delay(errand, number, None)
+            except NotConnected as error:
+                slot.failed(error)
+                delay = self._delay(errand, number, None, slot)
                 await self._desk.store.record(ledger.free(entry))
                 if delay is None:
                     raise
+            except BaseException as error:
+                slot.failed(error)
+                raise
             else:
-                delay = await self._retry_after(errand, number, response)
+                slot.answered(response)
+                delay = await self._retry_after(errand, number, response, slot)
                 if delay is None:
                     return response, entry
                 await response.aclose()
                 await self._desk.store.record(ledger.free(entry))
             await self._desk.clock.sleep(delay)
 
-    async def _retry_after(self, errand: Errand, number: int, response: WireResponse) -> float | None:
+    def _slot(self, errand: Errand) -> Slot | None:
+        return self.gates.enter(errand.provider, errand.credential, errand.model, len(errand.body))
+
+    def _turn(self, errand: Errand) -> Awaitable[Slot]:
+        return self.gates.wait(
+            errand.provider,
+            errand.credential,
+            errand.model,
+            len(errand.body),
+            tags=errand.tags,
+            deadline=errand.deadline,
+            kept=errand.kept,
+        )
+
+    async def _second_look(self, errand: Errand, slot: Slot) -> Errand:
+        """A kept call that waited for its turn may have boarded a batch meanwhile: then this is a rescue."""
+        if not errand.kept or errand.kind is not EntryKind.PURCHASE:
+            return errand
+        try:
+            views = await self._desk.store.views([errand.ticket])
+        except BaseException as error:
+            slot.failed(error)
+            raise
+        aboard = any(view.state is TicketState.BOARDED or view.requeues for view in views)
+        return replace(errand, kind=EntryKind.RESCUE) if aboard else errand
+
+    async def _retry_after(self, errand: Errand, number: int, response: WireResponse, slot: Slot) -> float | None:
         if response.status < 400 or errand.deadline is None:
             return None
         refusal = self._upstream(errand).dialect.refusal(response.status, response.headers, b"")
-        return self._delay(errand, number, refusal.retry_after) if refusal.retryable else None
+        return self._delay(errand, number, refusal.retry_after, slot) if refusal.retryable else None
 
-    def _delay(self, errand: Errand, number: int, asked: float | None) -> float | None:
+    def _delay(self, errand: Errand, number: int, asked: float | None, slot: Slot) -> float | None:
         """How long to wait before the next try; None when the deadline allows none."""
         if errand.deadline is None:
             return None
-        delay = min(BACKOFF_S * 2 ** (number - 1), BACKOFF_MAX_S) * (0.75 + self._desk.rng.random() / 2)
-        delay = max(delay, asked or 0.0)
-        return delay if self._desk.now() + delay < errand.deadline else None
+        delay: float = min(BACKOFF_S * 2 ** (number - 1), BACKOFF_MAX_S) * (0.75 + self._desk.rng.random() / 2)
+        delay = max(delay, asked or 0.0, slot.retry_wait())
+        if self._desk.now() + delay >= errand.deadline:
+            return None
+        slot.retried()
+        return delay
 
     async def _send(self, errand: Errand) -> WireResponse:
         upstream = self._upstream(errand)

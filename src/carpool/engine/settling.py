@@ -34,6 +34,7 @@ def _wake(desk: Desk, settlement: Settlement) -> None:
     desk.stats.settled_calls += 1
     desk.stats.failed_calls += outcome.kind is not OutcomeKind.SUCCEEDED
     if desk.bulletin.heard:
-        text = ticket_text(settlement.ticket)
-        desk.bulletin.tell(CallSettled(desk.now(), text, outcome.lane, outcome.kind, outcome.status))
+        text, entry = ticket_text(settlement.ticket), settlement.entry
+        whose = "" if entry is None else entry.credential
+        desk.bulletin.tell(CallSettled(desk.now(), text, outcome.lane, outcome.kind, outcome.status, credential=whose))
     desk.waiters.resolve(Reply(settlement.ticket, outcome, settlement.entry))

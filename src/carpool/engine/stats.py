@@ -27,6 +27,11 @@ class Stats:
     stray_lines: int = 0
     missing_lines: int = 0
     unknown_purchases: int = 0
+    held_calls: int = 0  # had to wait before they were sent on `now`
+    turned_away_calls: int = 0
+    retries: int = 0  # on `now`, of calls with a budget
+    slowdowns: int = 0
+    breaker_openings: int = 0
     paid: int = 0
     would_have_paid: int = 0
 

@@ -7,6 +7,8 @@ import logging
 from collections.abc import Awaitable, Coroutine
 from typing import Any, TypeVar
 
+from carpool.crashes import named
+
 T = TypeVar("T")
 
 log = logging.getLogger("carpool.engine")
@@ -46,7 +48,7 @@ class Crew:
         if not task.cancelled() and (error := task.exception()) is not None:
             self.failures += 1
             name = task.get_name() if isinstance(task, asyncio.Task) else "in the background"
-            log.error("The task %s failed: %s: %s", name, type(error).__name__, error)
+            log.error("The task %s failed: %s", name, named(error))
 
     @property
     def busy(self) -> bool:

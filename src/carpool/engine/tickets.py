@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 
 from carpool.engine.desk import Desk
 from carpool.engine.entering import NO_TICKET, Entrance, Gone, Seat
@@ -78,8 +79,9 @@ class Tickets:
 
     # ------------------------------------------------------------ coming for it
 
-    async def find(self, ticket: int) -> CallRow | None:
-        return await self._desk.store.listed_call(ticket)
+    async def find(self, ticket: int, credentials: Sequence[str] | None = None) -> CallRow | None:
+        """With `credentials` only where the call is theirs."""
+        return await self._desk.store.listed_call(ticket, credentials)
 
     async def collect(self, row: CallRow, leaving: asyncio.Future[None], wait: float) -> Reply | None:
         """The answer of a call, waited for at most so long; None when it is not there yet. It counts as awaited."""

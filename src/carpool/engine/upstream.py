@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from email.utils import parsedate_to_datetime
 from functools import lru_cache
 
@@ -48,8 +48,8 @@ class Answer:
     """A whole answer in memory. Used for everything but streams and results."""
 
     status: int
-    headers: Headers
-    body: bytes
+    headers: Headers = field(repr=False)
+    body: bytes = field(repr=False)
 
     @property
     def ok(self) -> bool:

@@ -23,12 +23,24 @@ class Waiters:
     def __init__(self) -> None:
         self._one: dict[int, asyncio.Future[Reply]] = {}
         self._more: dict[int, list[asyncio.Future[Reply]]] = {}
+        self._whose: dict[int, str] = {}  # where calls of a credential are counted
+        self._counts: dict[str, int] = {}
 
     def __len__(self) -> int:
         return len(self._one)
 
     def __contains__(self, ticket: int) -> bool:
         return ticket in self._one
+
+    def of(self, credential: str) -> int:
+        """How many calls of a credential are waited for, as far as they are counted."""
+        return self._counts.get(credential, 0)
+
+    def count(self, ticket: int, credential: str) -> None:
+        """Counts a ticket that is waited for as one of this credential's."""
+        if ticket in self._one and ticket not in self._whose:
+            self._whose[ticket] = credential
+            self._counts[credential] = self._counts.get(credential, 0) + 1
 
     def add(self, ticket: int) -> asyncio.Future[Reply]:
         future: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
@@ -42,18 +54,21 @@ class Waiters:
     def drop(self, ticket: int, future: asyncio.Future[Reply]) -> bool:
         """Forgets one who waits no more; says whether the ticket has nobody left."""
         rest = [one for one in self._all(ticket) if one is not future]
+        whose = self._whose.get(ticket)
         self._forget(ticket)
         if rest:
             self._one[ticket], *more = rest
             if more:
                 self._more[ticket] = more
+            if whose is not None:
+                self.count(ticket, whose)
         return not rest
 
     def resolve(self, reply: Reply) -> None:
-        first = self._one.pop(reply.ticket, None)
-        more = self._more.pop(reply.ticket, ()) if self._more else ()
-        for future in (first, *more):
-            if future is not None and not future.done():  # a cancelled waiter must not stop the others
+        futures = self._all(reply.ticket)
+        self._forget(reply.ticket)
+        for future in futures:
+            if not future.done():  # a cancelled waiter must not stop the others
                 future.set_result(reply)
 
     def fail_all(self, why: Callable[[int], Exception]) -> None:
@@ -70,3 +85,7 @@ class Waiters:
     def _forget(self, ticket: int) -> None:
         self._one.pop(ticket, None)
         self._more.pop(ticket, None)
+        if self._whose and (whose := self._whose.pop(ticket, None)) is not None:
+            self._counts[whose] -= 1
+            if not self._counts[whose]:
+                del self._counts[whose]

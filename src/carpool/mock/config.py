@@ -40,6 +40,9 @@ class MockConfig:
     # Limits.
     batch_rpm: float | None = 1000.0
     sync_rpm: float | None = None
+    sync_burst: float | None = None
+    """How many synchronous requests may come at once; None: a minute's worth. 1,000 of 6,000 a minute: what an account
+    of 1,000 a minute has, in a minute of ten seconds."""
     queue_limit: int | None = 200_000
     max_batch_requests: int = 100_000
     max_batch_bytes: int = 256 * MB

@@ -2,7 +2,7 @@
 
 A fault's name says where and how: `create_accepted_cut` is a create that was accepted and then lost its connection.
 The last word decides what the client sees: `cut` a reset connection, `hang` silence, `500` `529` `429` an answer,
-`429_bare` one without `retry-after`, `garbage` a 200 that is not JSON.
+`429_bare` one without `retry-after`, `429_burst` one to everybody for a while, `garbage` a 200 that is not JSON.
 """
 
 import asyncio
@@ -67,6 +67,7 @@ class Faults:
     sync_529: float = 0.0
     sync_429: float = 0.0
     sync_429_bare: float = 0.0
+    sync_429_burst: float = 0.0
     # Synchronous calls that were processed and are billed.
     sync_accepted_cut: float = 0.0
     sync_accepted_hang: float = 0.0
@@ -75,6 +76,7 @@ class Faults:
     # How long and how much.
     hang_s: float = 3600.0
     retry_after_s: int = 1
+    burst_s: float = 2.0
     create_slow_s: float = 1.0
     stuck_s: float = float("inf")
     list_lag_s: float = 5.0
@@ -82,7 +84,16 @@ class Faults:
     clock_offset_s: float = 0.0
 
 
-_TUNING = {"hang_s", "retry_after_s", "create_slow_s", "stuck_s", "list_lag_s", "cancel_slow_s", "clock_offset_s"}
+_TUNING = {
+    "hang_s",
+    "retry_after_s",
+    "burst_s",
+    "create_slow_s",
+    "stuck_s",
+    "list_lag_s",
+    "cancel_slow_s",
+    "clock_offset_s",
+}
 NAMES = tuple(field.name for field in fields(Faults) if field.name not in _TUNING)
 LINE_FAULTS = tuple(name for name in NAMES if name.startswith("line_"))
 

@@ -4,12 +4,18 @@ import math
 
 
 class TokenBucket:
-    """Holds a minute's worth of requests and refills evenly. `per_minute=None` never runs dry."""
+    """Holds a minute's worth of requests, or `burst` of them, and refills evenly. `per_minute=None` never runs dry."""
 
-    def __init__(self, per_minute: float | None, now: float) -> None:
+    def __init__(self, per_minute: float | None, now: float, burst: float | None = None) -> None:
         self.per_minute = per_minute
-        self._level = per_minute or 0.0
+        self._most = (per_minute or 0.0) if burst is None else burst
+        self._level = self._most
         self._at = now
+
+    @property
+    def limit(self) -> int:
+        """As the headers name it: the most that is ever there."""
+        return 1_000_000 if self.per_minute is None else int(self._most)
 
     def take(self, now: float) -> float:
         """Takes one and returns 0, or takes none and returns the seconds until there is one."""
@@ -32,11 +38,11 @@ class TokenBucket:
         if self.per_minute is None:
             return now
         self._refill(now)
-        return now + (self.per_minute - self._level) * 60.0 / self.per_minute
+        return now + (self._most - self._level) * 60.0 / self.per_minute
 
     def _refill(self, now: float) -> None:
         if self.per_minute is not None and now > self._at:
-            self._level = min(self.per_minute, self._level + (now - self._at) * self.per_minute / 60.0)
+            self._level = min(self._most, self._level + (now - self._at) * self.per_minute / 60.0)
             self._at = now
 
 

@@ -7,7 +7,7 @@ from carpool.mock.answers import Message, message
 from carpool.mock.blocks import count_tokens
 from carpool.mock.digest import Digest, digest
 from carpool.mock.errors import ConnectionCut, invalid
-from carpool.mock.faults import AFTER_SYNC, BEFORE_SYNC
+from carpool.mock.faults import AFTER_SYNC
 from carpool.mock.http import Reply, Request, json_reply
 from carpool.mock.sse import PING, event, events
 from carpool.mock.state import Caller, State
@@ -15,8 +15,7 @@ from carpool.mock.validate import check_prompt
 
 
 async def create_message(state: State, caller: Caller, request: Request) -> Reply:
-    state.limit(caller, "sync")
-    await state.box.strike(BEFORE_SYNC, accepted=False)
+    await state.arrive(caller)
     body, raw = await request.json(state.config.max_message_bytes)
     asked = digest(body, raw, state.config.mean_output_tokens, in_batch=False)
     took = state.config.sync_latency.draw(state.dice.sync)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from carpool.mock.bill import Charge, Usage
 from carpool.mock.errors import ApiError, ConnectionCut
-from carpool.mock.faults import AFTER_SYNC, BEFORE_SYNC
+from carpool.mock.faults import AFTER_SYNC
 from carpool.mock.http import Reply, Request, json_reply
 from carpool.mock.openai_answers import Answer, completion, response, usage_of
 from carpool.mock.openai_bill import price_nano
@@ -92,7 +92,7 @@ class OpenAIDesk:
     def _limits(self, caller: Caller) -> dict[str, str]:
         bucket, now = self._state.bucket(caller, "sync"), self._state.now()
         return {
-            "x-ratelimit-limit-requests": str(int(bucket.per_minute or 1_000_000)),
+            "x-ratelimit-limit-requests": str(bucket.limit),
             "x-ratelimit-remaining-requests": str(bucket.remaining(now)),
             "x-ratelimit-reset-requests": f"{bucket.full_at(now) - now:.3f}s",
             "x-ratelimit-limit-tokens": "40000000",
@@ -120,8 +120,7 @@ class OpenAIDesk:
 
     async def _embeddings(self, caller: Caller, request: Request) -> Reply:
         state = self._state
-        state.limit(caller, "sync")
-        await state.box.strike(BEFORE_SYNC, accepted=False)
+        await state.arrive(caller)
         body, _ = await request.json(state.config.max_message_bytes)
         spec = check_embeddings(body)
         answer = embeddings(body, spec)
@@ -133,8 +132,7 @@ class OpenAIDesk:
 
     async def _talk(self, endpoint: Endpoint, caller: Caller, request: Request) -> tuple[Asked, _Bought]:
         state = self._state
-        state.limit(caller, "sync")
-        await state.box.strike(BEFORE_SYNC, accepted=False)
+        await state.arrive(caller)
         body, _ = await request.json(state.config.max_message_bytes)
         asked = digest(endpoint, body, state.config.mean_output_tokens)
         now = state.now()

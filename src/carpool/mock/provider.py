@@ -7,7 +7,7 @@ from carpool.mock.batch import Batch
 from carpool.mock.bill import Bill
 from carpool.mock.clock import Now, wall
 from carpool.mock.config import MockConfig
-from carpool.mock.state import Seen, State
+from carpool.mock.state import Arrival, Seen, State
 
 
 class MockAnthropic:
@@ -38,6 +38,11 @@ class MockAnthropic:
     @property
     def requests_seen(self) -> Seen:
         return self._state.seen
+
+    @property
+    def arrivals(self) -> Sequence[Arrival]:
+        """The synchronous calls that came, in their order, refused ones included; of very many the latest."""
+        return list(self._state.arrivals)
 
     @property
     def faults_struck(self) -> dict[str, int]:

@@ -1,6 +1,6 @@
 """What the endpoints share: time, dice, workspaces, the bill."""
 
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from hashlib import sha256
@@ -12,13 +12,14 @@ from carpool.mock.config import MockConfig
 from carpool.mock.dice import dice
 from carpool.mock.digest import Digest, Failure
 from carpool.mock.errors import ApiError
-from carpool.mock.faults import FaultBox
+from carpool.mock.faults import BEFORE_SYNC, FaultBox
 from carpool.mock.http import Request
 from carpool.mock.intake import Intake
 from carpool.mock.limits import TokenBucket, retry_after
 from carpool.mock.strangers import stranger_requests
 from carpool.mock.workspace import Workspace
 
+MOST_ARRIVALS = 200_000
 VERSIONS = frozenset({"2023-06-01", "2026-10-21"})
 
 
@@ -26,6 +27,15 @@ VERSIONS = frozenset({"2023-06-01", "2026-10-21"})
 class Caller:
     credential: str
     workspace: Workspace
+
+
+@dataclass(frozen=True, slots=True)
+class Arrival:
+    """A synchronous call that came, and how it was received: let in (200), or refused with this status."""
+
+    at: float
+    credential: str
+    status: int
 
 
 class Seen:
@@ -61,6 +71,7 @@ class State:
         self.strangers_bill = Bill()
         self.seen = Seen()
         self.canceled: list[str] = []
+        self.arrivals: deque[Arrival] = deque(maxlen=MOST_ARRIVALS)
         self.workspaces: dict[str, Workspace] = {}
         self.intake = Intake(config, self.dice.batches, self.box)
 
@@ -98,6 +109,27 @@ class State:
             message = "This request would exceed your rate limit of requests per minute."
             raise ApiError("rate_limit_error", message, {"retry-after": retry_after(wait)})
 
+    async def arrive(self, caller: Caller) -> None:
+        """A synchronous call is at the door: it is let in, or fails as limits and faults say, and is written down."""
+        at = self.now()
+        try:
+            self.storm(caller)
+            self.limit(caller, "sync")
+            await self.box.strike(BEFORE_SYNC, accepted=False)
+        except ApiError as error:
+            self.arrivals.append(Arrival(at, caller.credential, error.status))
+            raise
+        self.arrivals.append(Arrival(at, caller.credential, 200))
+
+    def storm(self, caller: Caller) -> None:
+        """A burst of 429s: while it lasts, everybody in the workspace is refused, whatever is left of the limit."""
+        now, faults = self.now(), self.box.faults
+        if now >= caller.workspace.storm_until and self.box.roll("sync_429_burst"):
+            caller.workspace.storm_until = now + faults.burst_s
+        if now < caller.workspace.storm_until:
+            headers = {"retry-after": str(faults.retry_after_s)} if faults.retry_after_s else {}
+            raise ApiError("rate_limit_error", "This request would exceed your rate limit.", headers)
+
     def bucket(self, caller: Caller, kind: Kind) -> TokenBucket:
         return caller.workspace.batch_bucket if kind == "batch" else caller.workspace.sync_bucket
 
@@ -106,7 +138,7 @@ class State:
         reset = rfc3339(bucket.full_at(now) + self.config.faults.clock_offset_s)
         headers = {
             "anthropic-workspace-id": caller.workspace.id,
-            "anthropic-ratelimit-requests-limit": str(int(bucket.per_minute or 1_000_000)),
+            "anthropic-ratelimit-requests-limit": str(bucket.limit),
             "anthropic-ratelimit-requests-remaining": str(bucket.remaining(now)),
             "anthropic-ratelimit-requests-reset": reset,
         }

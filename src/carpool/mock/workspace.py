@@ -18,7 +18,8 @@ class Workspace:
     def __init__(self, id: str, config: MockConfig, bill: Bill, strangers_bill: Bill, now: float) -> None:  # noqa: A002
         self.id = id
         self.batch_bucket = TokenBucket(config.batch_rpm, now)
-        self.sync_bucket = TokenBucket(config.sync_rpm, now)
+        self.sync_bucket = TokenBucket(config.sync_rpm, now, config.sync_burst)
+        self.storm_until = 0.0  # everybody is refused so long
         self.batches: list[Batch] = []
         self._config = config
         self._bill = bill

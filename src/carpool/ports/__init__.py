@@ -4,11 +4,25 @@ Whoever implements one of these obeys the prose; `tests/contract` proves it for 
 """
 
 from carpool.ports.clock import Clock
-from carpool.ports.dialect import Ask, BatchReport, Dialect, Limits, Parsed, RawRequest, Refusal, ResultLine, UsageTap
+from carpool.ports.dialect import (
+    Allowance,
+    Allowances,
+    Ask,
+    BatchReport,
+    Dialect,
+    Limits,
+    Parsed,
+    RawRequest,
+    Refusal,
+    ResultLine,
+    UsageTap,
+)
 from carpool.ports.store import Store
 from carpool.ports.wire import StreamedBody, Wire, WireRequest, WireResponse
 
 __all__ = [
+    "Allowance",
+    "Allowances",
     "Ask",
     "BatchReport",
     "Clock",

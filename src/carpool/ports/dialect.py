@@ -103,6 +103,22 @@ class Refusal:
     too_large: bool = False
 
 
+class Allowance(Value, frozen=True, gc=False):
+    """What an answer says of one rate limit: how much it allows, how much of that is left, and in how many seconds
+    all of it is there again, where it says so."""
+
+    limit: int
+    remaining: int
+    full_in: float | None = None
+
+
+class Allowances(Value, frozen=True, gc=False):
+    """The rate limits of an account as an answer on `now` names them."""
+
+    requests: Allowance | None = None
+    tokens: Allowance | None = None
+
+
 class UsageTap(Protocol):
     """Reads the usage out of a streamed answer while it passes, without holding it."""
 
@@ -166,6 +182,10 @@ class Dialect(Protocol):
     def refusal(self, status: int, headers: Headers, body: bytes) -> Refusal: ...
     def requests_per_minute(self, headers: Headers) -> int | None:
         """The account's limit as answered by a batch endpoint, where it says so."""
+        ...
+
+    def allowances(self, headers: Headers) -> Allowances | None:
+        """What the head of a synchronous answer says of the account's rate limits; None when it says nothing."""
         ...
 
     # to clients

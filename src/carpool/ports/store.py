@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mappin
 from typing import Protocol
 
 from carpool.errors import CarpoolError
+from carpool.keys import VirtualKey
 from carpool.lifecycle import BatchState, TicketState
 from carpool.model import (
     Admission,
@@ -232,19 +233,45 @@ class Store(Protocol):
         `unhurried`: it may be written a moment later than others, though never after what was handed over later."""
         ...
 
-    async def totals(self) -> list[Totals]: ...
+    async def totals(self, credentials: Sequence[str] | None = None) -> list[Totals]:
+        """The ledger summed up; with `credentials` only what these bought."""
+        ...
+
     async def entries(self, ticket: int) -> list[Entry]: ...
     async def counts(self) -> Mapping[str, int]:
         """Rows by state: `tickets.queued`, `batches.open`, … and `batches.bought` (ever bought)."""
         ...
 
-    async def listed_calls(self, before: int | None, state: TicketState | None, limit: int) -> list[CallRow]:
-        """Kept calls below the ticket `before`, newest first, all or those in one state. For people who look."""
+    async def listed_calls(
+        self, before: int | None, state: TicketState | None, limit: int, credentials: Sequence[str] | None = None
+    ) -> list[CallRow]:
+        """Kept calls below the ticket `before`, newest first, all or those in one state. For people who look.
+        With `credentials` only theirs, as far as they are among the newest of all."""
         ...
 
-    async def listed_call(self, ticket: int) -> CallRow | None: ...
-    async def listed_batches(self, before: int | None, state: BatchState | None, limit: int) -> list[Batch]:
-        """Batches below the number `before`, newest first, all or those in one state, finished ones too."""
+    async def listed_call(self, ticket: int, credentials: Sequence[str] | None = None) -> CallRow | None:
+        """One call; with `credentials` only where it is theirs."""
+        ...
+
+    async def listed_batches(
+        self, before: int | None, state: BatchState | None, limit: int, credentials: Sequence[str] | None = None
+    ) -> list[Batch]:
+        """Batches below the number `before`, newest first, all or those in one state, finished ones too. With
+        `credentials` only theirs."""
+        ...
+
+    # virtual keys
+    async def keys(self, known: int | None = None) -> tuple[int, list[VirtualKey]] | None:
+        """All virtual keys, oldest first, and the number of their last change; None when that is `known`. Uses are no
+        change."""
+        ...
+
+    async def write_keys(self, keys: Sequence[VirtualKey]) -> None:
+        """Adds keys, or replaces owner, profile and ends of those whose digest is here. One change."""
+        ...
+
+    async def used_keys(self, uses: Mapping[str, float]) -> None:
+        """When keys, by their digest, were last used; never earlier than it stood. May be lost in a power cut."""
         ...
 
     async def remember(self, kind: str, key: str, value: str, now: float) -> None: ...

@@ -8,7 +8,7 @@ from typing import Protocol
 
 from msgspec import Struct
 
-from carpool.model import Headers
+from carpool.model import Headers, discreet
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +32,9 @@ class WireRequest(Struct, frozen=True):
     body: bytes | StreamedBody = b""
     timeout: float = 600.0
     informed: Callable[[int, Headers], None] | None = None
+
+    def __repr__(self) -> str:
+        return discreet(self)
 
 
 class WireResponse(Protocol):

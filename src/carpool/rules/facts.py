@@ -27,6 +27,9 @@ class Facts(NamedTuple):
     has_budget: bool = False  # the client gave one
     size: int = 0  # bytes of the body
 
+    def __repr__(self) -> str:  # never the headers: keys are among them
+        return f"<Facts of a call of {self.model or 'some model'} to {self.provider or 'some provider'}>"
+
 
 def is_subagent(headers: Mapping[str, str]) -> bool:
     return not headers.keys().isdisjoint(SUBAGENT_HEADERS)

@@ -119,8 +119,9 @@ def draw(seed: int) -> Plan:
     faults, sync_faults = _faults(rng)
     engines = rng.choice([1, 1, 1, 2])
     refuse = rng.choice([0.0, 0.0, 0.1])
-    mock = _mock(rng, seed, faults, sync_faults, keys)
-    calm = not crashes and not sync_faults and refuse == 0.0 and mock.sync_rpm is None
+    mock = _pressed(_mock(rng, seed, faults, sync_faults, keys))
+    bursts = mock.faults.sync_429_burst > 0
+    calm = not crashes and not sync_faults and not bursts and refuse == 0.0 and mock.sync_rpm is None
     agents = tuple(_agent(rng, number, keys) for number in range(rng.choice([1, 3, 8, 20])))
     offset = rng.choice([0.0, 0.0, -40.0, 35.0, 600.0])
     return Plan(seed, mock, _policy(rng), agents, crashes, engines, offset, refuse, calm)
@@ -172,6 +173,22 @@ def _mock(
     if config.faults.batch_stuck and config.faults.stuck_s > config.expiry_s:
         return replace(config, expiry_s=min(config.expiry_s, 7200.0))  # days of looking at stuck batches teach nothing
     return config
+
+
+def _pressed(config: MockConfig) -> MockConfig:
+    """In some worlds synchronous calls are few, or refused by the burst. Drawn apart, so that a world that had a number
+    before it had pressure is the same world still."""
+    rng = random.Random(f"pressure {config.seed}")  # noqa: S311
+    if rng.random() < 0.75:
+        return config
+    bursts = rng.random() * 0.15 if rng.random() < 0.6 else 0.0
+    faults = replace(
+        config.faults,
+        sync_429_burst=bursts,
+        burst_s=rng.choice([1.0, 5.0, 20.0]),
+        retry_after_s=rng.choice([0, 1, 5]),
+    )
+    return replace(config, sync_rpm=rng.choice([None, 30.0, 60.0]), sync_burst=rng.choice([None, 2.0]), faults=faults)
 
 
 def _batch_latency(rng: random.Random) -> Latency:

@@ -25,9 +25,10 @@ __all__ = ["SqliteStore", "load_secret", "open_store", "peek", "sqlite_path"]
 _SQLITE = "sqlite://"
 
 
-async def open_store(url: str | Path | None, *, secret: bytes | None = None) -> Store:
-    """None keeps everything in memory; a path or `sqlite:///path` is a SQLite file."""
-    return await SqliteStore.open(sqlite_path(url), secret=secret)
+async def open_store(url: str | Path | None, *, secret: bytes | None = None, encrypt: bool = False) -> Store:
+    """None keeps everything in memory; a path or `sqlite:///path` is a SQLite file. `encrypt`: what it writes of calls
+    and answers can be read with the secret only."""
+    return await SqliteStore.open(sqlite_path(url), secret=secret, encrypt=encrypt)
 
 
 async def peek(url: str | Path) -> tuple[list[Totals], Mapping[str, int]]:
@@ -49,7 +50,7 @@ def _peek(path: str) -> tuple[list[Totals], Mapping[str, int]]:
                 return [], {}
             migrate(db, path)  # on a read-only connection it can only check
             db.execute("BEGIN")  # both as of one moment
-            session = Session(db, path)
+            session = Session(db, path, numbers=False)
             return _ledger.totals(session), _calls.counts(session)
     except sqlite3.Error as error:
         raise translate(error, path) from error

@@ -51,7 +51,7 @@ class _Gathered:
         self._calls.append(_call_row(self._session, admission))
         if admission.awaiter is not None:
             self._session.awaiters.add(admission.awaiter)
-        self._bodies.append((call.ticket, call.body))
+        self._bodies.append((call.ticket, self._session.sealing.bytes_in(call.ticket, call.body)))
         if admission.awaiter is None:
             self._adoptable.add(signed(call.fingerprint))
 
@@ -73,7 +73,7 @@ def _with_care(session: Session, gathered: _Gathered, admission: Admission) -> A
     call = admission.call
     credential = session.credential(call.credential)
     if call.key is not None:
-        row = session.row("call_by_key", (credential, call.key))
+        row = _by_key(session, credential, call.key)
         if row is not None and row[1] != signed(call.fingerprint):
             return KeyConflict(f"The key {call.key[:80]!r} was used for another call. Use a new key for a new call.")
         ticket = None if row is None else row[0]
@@ -83,6 +83,13 @@ def _with_care(session: Session, gathered: _Gathered, admission: Admission) -> A
         return _hand_over(session, ticket, admission)
     gathered.add(admission)
     return _fresh(admission)
+
+
+def _by_key(session: Session, credential: int, key: str) -> Row | None:
+    for form in session.sealing.key_forms(key):
+        if (row := session.row("call_by_key", (credential, form))) is not None:
+            return row
+    return None
 
 
 def _adoptable(session: Session, call: Call, credential: int) -> int | None:
@@ -111,7 +118,7 @@ def _hand_over(session: Session, ticket: int, admission: Admission) -> Admitted:
 
 def outcome_of(session: Session, ticket: int) -> Outcome | None:
     row = session.row("outcome_of", (ticket,))
-    return None if row is None else outcome_value(row)
+    return None if row is None else outcome_value(session.sealing, ticket, row)
 
 
 def _fresh(admission: Admission) -> Admitted:
@@ -135,7 +142,7 @@ def _call_row(session: Session, admission: Admission) -> Row:
         inf if admission.rescue_at is None else admission.rescue_at,
         len(call.body),
         signed(call.fingerprint),
-        call.key,
+        None if call.key is None else session.sealing.key_in(call.key),
         admission.awaiter,
         call.stream,
         call.max_output_tokens,

@@ -69,7 +69,8 @@ def lines(session: Session, batch: int, after: int) -> list[tuple[int, bytes]]:
         if total > BYTES_PER_CHUNK:
             break
         last = ticket
-    return session.rows("line_bodies", (batch, after, last))
+    rows, opened = session.rows("line_bodies", (batch, after, last)), session.sealing.bytes_out
+    return [(ticket, opened(ticket, body)) for ticket, body in rows]
 
 
 def move(session: Session, batch: int, target: BatchState, changes: Mapping[str, object]) -> Batch:
@@ -81,7 +82,7 @@ def annotate(session: Session, batch: int, changes: Mapping[str, object]) -> Non
     assignments = _assignments(changes)
     if assignments:
         statement = SQL["set_batch"].replace("{changes}", assignments)
-        if session.connection.execute(statement, [*changes.values(), batch]).rowcount == 0:
+        if session.connection.execute(statement, [*_values(session, changes), batch]).rowcount == 0:
             _existing(session, batch)
 
 
@@ -97,7 +98,7 @@ def release(session: Session, batch: int, target: BatchState, lane: Lane, now: f
 def _move(session: Session, batch: int, target: BatchState, changes: Mapping[str, object]) -> None:
     assignments = ", ".join(filter(None, ("state = ?", _assignments(changes))))
     statement = SQL["move_batch"].replace("{changes}", assignments).replace("{sources}", sources(target))
-    if session.connection.execute(statement, [target.value, *changes.values(), batch]).rowcount == 0:
+    if session.connection.execute(statement, [target.value, *_values(session, changes), batch]).rowcount == 0:
         check_batch_move(_existing(session, batch).state, target)
 
 
@@ -107,9 +108,13 @@ def _assignments(changes: Mapping[str, object]) -> str:
     return ", ".join(f"{name} = ?" for name in changes)
 
 
+def _values(session: Session, changes: Mapping[str, object]) -> list[object]:
+    return [session.sealing.text_in(str(value)) if name == "note" else value for name, value in changes.items()]
+
+
 def batch(session: Session, number: int) -> Batch | None:
     row = session.row("batch", (number,))
-    return None if row is None else batch_value(row, session.pool_key(row[1]))
+    return None if row is None else batch_value(session.sealing, row, session.pool_key(row[1]))
 
 
 def _existing(session: Session, number: int) -> Batch:
@@ -120,7 +125,8 @@ def _existing(session: Session, number: int) -> Batch:
 
 
 def batches(session: Session, owner: str) -> list[Batch]:
-    return [batch_value(row, session.pool_key(row[1])) for row in session.rows("batches", (owner,))]
+    rows = session.rows("batches", (owner,))
+    return [batch_value(session.sealing, row, session.pool_key(row[1])) for row in rows]
 
 
 def open_calls(session: Session, batch: int) -> OpenCalls:

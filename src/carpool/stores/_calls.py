@@ -24,16 +24,21 @@ def outcome(session: Session, ticket: int, credential: str) -> Outcome | None:
     if ticket > BIGGEST:  # thirteen letters can spell numbers that no ticket has
         return None
     row = session.row("outcome", (ticket, credential))
-    return None if row is None else outcome_value(row)
+    return None if row is None else outcome_value(session.sealing, ticket, row)
 
 
 def outcomes(session: Session, tickets: Sequence[int]) -> list[tuple[int, Outcome]]:
-    return [(row[0], outcome_value(row[1:])) for row in session.rows("outcomes", (to_json(list(tickets)),))]
+    rows = session.rows("outcomes", (to_json(list(tickets)),))
+    return [(row[0], outcome_value(session.sealing, row[0], row[1:])) for row in rows]
 
 
 def parcel(session: Session, ticket: int) -> Parcel | None:
     row = session.row("parcel", (ticket,))
-    return None if row is None else Parcel(row[0], session.pool_key(row[1]), *row[2:])
+    if row is None:
+        return None
+    number, pool, body, model, requeues, reason = row
+    opened, text = session.sealing.bytes_out(ticket, body), session.sealing.text_out
+    return Parcel(number, session.pool_key(pool), opened, text(model), requeues, text(reason))
 
 
 def views(session: Session, tickets: Sequence[int]) -> list[TicketView]:
@@ -47,7 +52,7 @@ def cancel(session: Session, ticket: int, outcome: Outcome) -> bool:
     number = session.next_outcome()
     if session.run("cancel", (outcome.at, number, ticket)).rowcount == 0:
         return False
-    session.insert("insert_outcomes", [outcome_row(number, ticket, None, outcome)])
+    session.insert("insert_outcomes", [outcome_row(session.sealing, number, ticket, None, outcome)])
     session.run("remove_bodies", (to_json([ticket]),))
     session.run("add_tally", ("tickets.settled", 1))
     return True

@@ -11,6 +11,7 @@ import msgspec
 
 from carpool.lifecycle import BatchState
 from carpool.model import Batch, Entry, EntryKind, Headers, Lane, Outcome, OutcomeKind, PoolKey, Usage
+from carpool.stores._sealing import Sealing
 
 BIGGEST = 2**63 - 1  # what SQLite can hold
 
@@ -54,7 +55,9 @@ def distinct(names: Iterable[str]) -> list[str]:
 
 
 # `_value_` is the plain attribute behind `value`, which is a property and takes ten times as long.
-def outcome_row(number: int, ticket: int, purchase: int | None, outcome: Outcome) -> Row:
+def outcome_row(sealing: Sealing, number: int, ticket: int, purchase: int | None, outcome: Outcome) -> Row:
+    told = outcome.reason, headers_text(outcome.headers), outcome.body
+    reason, headers, body = sealing.outcome_in(ticket, told)
     return (
         number,
         ticket,
@@ -63,19 +66,22 @@ def outcome_row(number: int, ticket: int, purchase: int | None, outcome: Outcome
         outcome.status,
         outcome.at,
         outcome.lane._value_,
-        outcome.reason,
-        headers_text(outcome.headers),
+        reason,
+        headers,
         outcome.batch,
-        outcome.body,
+        body,
     )
 
 
-def outcome_value(row: Row) -> Outcome:
+def outcome_value(sealing: Sealing, ticket: int, row: Row) -> Outcome:
     kind, status, body, at, lane, reason, headers, batch = row
+    reason, headers, body = sealing.outcome_out(ticket, (reason, headers, body))
     return Outcome(OutcomeKind(kind), status, body, at, Lane(lane), reason, headers_value(headers), batch)
 
 
-def entry_row(entry: Entry, credential: int, kind: EntryKind, would_have_paid: int | None, tags: str | None) -> Row:
+def entry_row(
+    sealing: Sealing, entry: Entry, credential: int, kind: EntryKind, would_have_paid: int | None, tags: str | None
+) -> Row:
     return (
         entry.ticket,
         entry.purchase,
@@ -88,12 +94,12 @@ def entry_row(entry: Entry, credential: int, kind: EntryKind, would_have_paid: i
         None if entry.usage is None else to_json(entry.usage),
         entry.paid,
         would_have_paid,
-        entry.reason,
+        sealing.text_in(entry.reason),
         tags_text(entry.tags) or tags,
     )
 
 
-def entry_value(row: Row) -> Entry:
+def entry_value(sealing: Sealing, row: Row) -> Entry:
     ticket, purchase, at, lane, kind, provider, credential, model, usage, paid, would, reason, tags = row
     return Entry(
         ticket=ticket,
@@ -107,12 +113,12 @@ def entry_value(row: Row) -> Entry:
         usage=None if usage is None else _usage_decoder.decode(usage),
         paid=paid,
         would_have_paid=would,
-        reason=reason,
+        reason=sealing.text_out(reason),
         tags={} if tags is None else _tags_decoder.decode(tags),
     )
 
 
-def batch_value(row: Row, key: PoolKey) -> Batch:
+def batch_value(sealing: Sealing, row: Row, key: PoolKey) -> Batch:
     number, pool, nonce, state, owner, count, size, intended_at, *rest = row
     sent_at, resolved_at, provider_id, expires_at, ended_at, clock_offset, abandoned, note = rest
     return Batch(
@@ -132,5 +138,5 @@ def batch_value(row: Row, key: PoolKey) -> Batch:
         ended_at=ended_at,
         clock_offset=clock_offset,
         abandoned=bool(abandoned),
-        note=note,
+        note=sealing.text_out(note),
     )

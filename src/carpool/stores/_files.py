@@ -11,6 +11,7 @@ from carpool.stores._attempts import forget, left_behind
 from carpool.stores._ledger import record
 from carpool.stores._lock import FileLock
 from carpool.stores._opening import check_path, check_secret, connect, migrate, void_the_dead
+from carpool.stores._sealing import open_sealing
 from carpool.stores._session import Session
 from carpool.stores._trouble import translate
 from carpool.stores.secret import load_secret
@@ -20,9 +21,9 @@ _MEMORY = "in memory"
 Opened = tuple[Session, FileLock | None, bytes]
 
 
-async def open_aside(path: str | None, secret: bytes | None) -> Opened:
+async def open_aside(path: str | None, secret: bytes | None, encrypt: bool = False) -> Opened:
     """Opens in another thread. A caller that is cancelled meanwhile leaves no lock behind."""
-    opening = asyncio.get_running_loop().run_in_executor(None, open_here, path, secret)
+    opening = asyncio.get_running_loop().run_in_executor(None, open_here, path, secret, encrypt)
     try:
         return await asyncio.shield(opening)
     except asyncio.CancelledError:
@@ -42,11 +43,11 @@ def let_go(session: Session, lock: FileLock | None) -> None:
         lock.release()
 
 
-def open_here(path: str | None, secret: bytes | None) -> Opened:
+def open_here(path: str | None, secret: bytes | None, encrypt: bool = False) -> Opened:
     """The secret, where none is given, is the one in the environment or beside the file."""
     if path is None:
         secret = secret or load_secret(None, os.environ)
-        return _session(None, secret), None, secret
+        return _session(None, secret, encrypt), None, secret
     try:
         real = os.path.realpath(path)  # two names of one file share one lock
         check_path(real)
@@ -56,7 +57,7 @@ def open_here(path: str | None, secret: bytes | None) -> Opened:
     lock.acquire()
     try:
         secret = secret or load_secret(real, os.environ)
-        return _session(real, secret), lock, secret
+        return _session(real, secret, encrypt), lock, secret
     except BaseException:
         lock.release()
         raise
@@ -71,21 +72,21 @@ def _recover(session: Session, path: str) -> None:
     forget(path)
 
 
-def _session(path: str | None, secret: bytes) -> Session:
+def _session(path: str | None, secret: bytes, encrypt: bool) -> Session:
     name = path or _MEMORY
     try:
-        return _opened(path, name, secret)
+        return _opened(path, name, secret, encrypt)
     except sqlite3.Error as error:
         raise translate(error, name) from error
 
 
-def _opened(path: str | None, name: str, secret: bytes) -> Session:
+def _opened(path: str | None, name: str, secret: bytes, encrypt: bool) -> Session:
     connection = connect(path)
     try:
         migrate(connection, name)
         check_secret(connection, secret, name)
         void_the_dead(connection)
-        session = Session(connection, name)
+        session = Session(connection, name, open_sealing(connection, secret, name, encrypt=encrypt))
         if path is not None:
             _recover(session, path)
     except BaseException:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import msgspec
@@ -30,7 +31,7 @@ class Books:
         found = msgspec.json.decode(row[0]) if row else []
         self._lines = {(ticket, purchase): _Line(*rest) for ticket, purchase, *rest in found}
         self._rows: dict[tuple[int, int], Row] = {}
-        self._sums: dict[tuple[str, str], list[int]] = {}
+        self._sums: dict[tuple[int, str, str], list[int]] = {}
 
     def write(self, entry: Entry, late: bool = False, tags: str | None = None) -> None:
         """Inserts, or completes what stands as unknown; what is complete stays.
@@ -44,15 +45,15 @@ class Books:
         kind = _kind(entry.kind, standing, late)
         would_have_paid = None if late else entry.would_have_paid
         line = _Line(entry.lane._value_, kind._value_, entry.paid, would_have_paid)
-        if standing is not None:
-            self._add(standing, -1)
-        self._add(line, 1)
-        self._lines[identity] = line
         credential = self._session.credential(entry.credential)
-        self._rows[identity] = entry_row(entry, credential, kind, would_have_paid, tags)
+        if standing is not None:
+            self._add(credential, standing, -1)
+        self._add(credential, line, 1)
+        self._lines[identity] = line
+        self._rows[identity] = entry_row(self._session.sealing, entry, credential, kind, would_have_paid, tags)
 
-    def _add(self, line: _Line, sign: int) -> None:
-        sums = self._sums.setdefault((line.lane, line.kind), [0, 0, 0, 0])
+    def _add(self, credential: int, line: _Line, sign: int) -> None:
+        sums = self._sums.setdefault((credential, line.lane, line.kind), [0, 0, 0, 0])
         sums[0] += sign
         sums[1] += sign * (line.paid is None)
         sums[2] += sign * (line.paid or 0)
@@ -96,12 +97,16 @@ def stop_sending(session: Session, ticket: int) -> bool:
     return session.run("stop_sending", (ticket,)).rowcount > 0
 
 
-def totals(session: Session) -> list[Totals]:
-    return [Totals(Lane(lane), EntryKind(kind), *sums) for lane, kind, *sums in session.rows("totals")]
+def totals(session: Session, credentials: Sequence[str] | None = None) -> list[Totals]:
+    if credentials is None:
+        rows = session.rows("totals")
+    else:
+        rows = session.rows("totals_of", (to_json(session.known_credentials(credentials)),))
+    return [Totals(Lane(lane), EntryKind(kind), *sums) for lane, kind, *sums in rows]
 
 
 def entries(session: Session, ticket: int) -> list[Entry]:
-    return [entry_value(row) for row in session.rows("entries", (ticket,))]
+    return [entry_value(session.sealing, row) for row in session.rows("entries", (ticket,))]
 
 
 def attempts(session: Session, ticket: int) -> int:
@@ -110,8 +115,8 @@ def attempts(session: Session, ticket: int) -> int:
 
 
 def remember(session: Session, kind: str, key: str, value: str, now: float) -> None:
-    session.run("remember", (kind, key, value, now))
+    session.run("remember", (kind, key, session.sealing.text_in(value), now))
 
 
 def recall(session: Session, kind: str) -> dict[str, str]:
-    return dict(session.rows("recall", (kind,)))
+    return {key: session.sealing.text_out(value) for key, value in session.rows("recall", (kind,))}

@@ -2,19 +2,33 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import msgspec
 
 from carpool.lifecycle import BatchState, TicketState
 from carpool.model import Batch, CallRow, Lane, OutcomeKind
-from carpool.stores._codec import BIGGEST, Row, batch_value
+from carpool.stores._codec import BIGGEST, Row, batch_value, to_json
+from carpool.stores._sealing import Sealing
 from carpool.stores._session import Parameters, Session
 from carpool.stores._statements import SQL
+
+REACH = 50_000  # calls that a look for those of one credential goes back over
 
 _TAGS = msgspec.json.Decoder(dict[str, str])
 
 
-def listed_calls(session: Session, before: int | None, state: TicketState | None, limit: int) -> list[CallRow]:
-    asked = {"before": BIGGEST if before is None else before, "limit": limit}
+def listed_calls(
+    session: Session,
+    before: int | None,
+    state: TicketState | None,
+    limit: int,
+    credentials: Sequence[str] | None = None,
+) -> list[CallRow]:
+    asked: dict[str, object] = {"before": BIGGEST if before is None else before, "limit": limit}
+    if credentials is not None:
+        own = {"credentials": _numbers(session, credentials), "state": state.value if state else "", "reach": REACH}
+        return _calls(session, "newest_own", asked | own)
     if state is None:
         return _calls(session, "newest_calls", asked)
     if state is TicketState.SETTLED:
@@ -22,22 +36,39 @@ def listed_calls(session: Session, before: int | None, state: TicketState | None
     return _calls(session, "newest_open", asked | {"state": state.value})
 
 
-def listed_call(session: Session, ticket: int) -> CallRow | None:
-    found = _calls(session, "one_call", {"ticket": ticket}) if ticket <= BIGGEST else []
+def listed_call(session: Session, ticket: int, credentials: Sequence[str] | None = None) -> CallRow | None:
+    if ticket > BIGGEST:  # thirteen letters can spell numbers that no ticket has
+        return None
+    if credentials is None:
+        found = _calls(session, "one_call", {"ticket": ticket})
+    else:
+        found = _calls(session, "one_own_call", {"ticket": ticket, "credentials": _numbers(session, credentials)})
     return found[0] if found else None
 
 
-def listed_batches(session: Session, before: int | None, state: BatchState | None, limit: int) -> list[Batch]:
+def listed_batches(
+    session: Session,
+    before: int | None,
+    state: BatchState | None,
+    limit: int,
+    credentials: Sequence[str] | None = None,
+) -> list[Batch]:
     asked = {"before": BIGGEST if before is None else before, "state": state.value if state else "", "limit": limit}
-    return [batch_value(row, session.pool_key(row[1])) for row in session.rows("listed_batches", asked)]
+    own = {"credentials": None if credentials is None else _numbers(session, credentials)}
+    rows = session.rows("listed_batches", asked | own)
+    return [batch_value(session.sealing, row, session.pool_key(row[1])) for row in rows]
+
+
+def _numbers(session: Session, credentials: Sequence[str]) -> str:
+    return to_json(session.known_credentials(credentials))
 
 
 def _calls(session: Session, which: str, asked: Parameters) -> list[CallRow]:
     statement = SQL["listed_calls"].replace("{found}", SQL[which])
-    return [_value(row) for row in session.connection.execute(statement, asked)]
+    return [_value(session.sealing, row) for row in session.connection.execute(statement, asked)]
 
 
-def _value(row: Row) -> CallRow:
+def _value(sealing: Sealing, row: Row) -> CallRow:
     ticket, provider, credential, endpoint, model, state, lane, arrived, deadline, settled_at, *rest = row
     delivered_at, awaited, size, batch, reason, tags, kind, status, paid, would_have_paid = rest
     return CallRow(
@@ -45,7 +76,7 @@ def _value(row: Row) -> CallRow:
         provider=provider,
         credential=credential,
         endpoint=endpoint,
-        model=model,
+        model=sealing.text_out(model),
         state=TicketState(state),
         lane=Lane(lane),
         arrived=arrived,
@@ -55,7 +86,7 @@ def _value(row: Row) -> CallRow:
         awaited=bool(awaited),
         bytes=size,
         batch=batch,
-        reason=reason,
+        reason=sealing.text_out(reason),
         tags={} if tags is None else _TAGS.decode(tags),
         kind=None if kind is None else OutcomeKind(kind),
         status=status,

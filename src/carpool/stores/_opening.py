@@ -81,14 +81,9 @@ def _make_private(path: str) -> None:
 
 def migrate(connection: sqlite3.Connection, name: str) -> None:
     """Brings the schema up to date, all steps in one transaction."""
-    version = _version(connection, name)
+    version = version_of(connection, name)
     steps = migrations()
     newest = max(steps)
-    if version > newest:
-        raise StoreTooNew(
-            f"The store {name} has schema version {version}, this carpool knows {newest}. "
-            "Upgrade carpool, or choose another store."
-        )
     if version == newest:
         return
     connection.execute("BEGIN IMMEDIATE")
@@ -105,12 +100,19 @@ def migrate(connection: sqlite3.Connection, name: str) -> None:
         raise
 
 
-def _version(connection: sqlite3.Connection, name: str) -> int:
+def version_of(connection: sqlite3.Connection, name: str) -> int:
+    """The schema's version. Raises where the file is another program's, or of a carpool to come."""
     version = int(connection.execute("PRAGMA user_version").fetchone()[0])
     owner = int(connection.execute("PRAGMA application_id").fetchone()[0])
     foreign = connection.execute("SELECT count(*) FROM sqlite_schema").fetchone()[0] > 0
     if owner != APPLICATION_ID and foreign:
         raise StoreCorrupt(f"{name} is a database of another program. Choose another file for the store.")
+    newest = max(migrations())
+    if version > newest:
+        raise StoreTooNew(
+            f"The store {name} has schema version {version}, this carpool knows {newest}. "
+            "Upgrade carpool, or choose another store."
+        )
     return version
 
 

@@ -9,6 +9,7 @@ from typing import Any
 from carpool.errors import StoreError
 from carpool.model import PoolKey
 from carpool.stores._codec import Row, headers_text, headers_value, to_json
+from carpool.stores._sealing import PLAIN, Sealing
 from carpool.stores._statements import SQL
 
 # Every step of a statement gives up the interpreter's lock, and a busy event loop is slow to give it back. So many
@@ -21,15 +22,19 @@ Parameters = Sequence[Any] | Mapping[str, Any]
 class Session:
     """Used by one thread at a time, inside a transaction that its driver begins and ends."""
 
-    def __init__(self, connection: sqlite3.Connection, name: str) -> None:
+    def __init__(
+        self, connection: sqlite3.Connection, name: str, sealing: Sealing = PLAIN, *, numbers: bool = True
+    ) -> None:
         self.connection = connection
         self.name = name
+        self.sealing = sealing
         self.awaiters: set[str] = set()  # every engine that a call was ever said to be awaited by
         self._credentials: dict[str, int] = {}
         self._words: dict[str, int] = {}
         self._numbers: dict[PoolKey, int] = {}
         self._pools: dict[int, PoolKey] = {}
-        self.forget()
+        if numbers:
+            self.forget()
 
     def run(self, statement: str, parameters: Parameters = ()) -> sqlite3.Cursor:
         return self.connection.execute(SQL[statement], parameters)
@@ -55,8 +60,8 @@ class Session:
     def forget(self) -> None:
         """Reads the numbers anew: after a rollback the remembered ones may never have been written."""
         self._credentials = dict(self.rows("credentials"))
-        self._words = dict(self.rows("words"))
-        self._pools = {row[0]: _pool_value(row) for row in self.rows("all_pools")}
+        self._words = {self.sealing.text_out(text): number for text, number in self.rows("words")}
+        self._pools = {row[0]: self._pool_value(row) for row in self.rows("all_pools")}
         self._numbers = {key: number for number, key in self._pools.items()}
 
     def credential(self, name: str) -> int:
@@ -68,7 +73,7 @@ class Session:
     def word(self, text: str) -> int:
         number = self._words.get(text)
         if number is None:
-            number = self._words[text] = _new_id(self.run("insert_word", (text,)))
+            number = self._words[text] = _new_id(self.run("insert_word", (self.sealing.text_in(text),)))
         return number
 
     def next_outcome(self) -> int:
@@ -101,11 +106,16 @@ class Session:
             key.provider,
             key.dialect,
             key.endpoint,
-            headers_text(key.headers),
+            self.sealing.text_in(headers_text(key.headers)),
             key.model,
             key.size_class,
             key.deadline_class,
         )
+
+    def _pool_value(self, row: Row) -> PoolKey:
+        _, provider, dialect, credential, endpoint, headers, model, size_class, deadline_class = row
+        said = headers_value(self.sealing.text_out(headers))
+        return PoolKey(provider, dialect, credential, endpoint, said, model, size_class, deadline_class)
 
 
 def _with_rows(statement: str, rows: int, columns: int) -> str:
@@ -116,8 +126,3 @@ def _with_rows(statement: str, rows: int, columns: int) -> str:
 def _new_id(cursor: sqlite3.Cursor) -> int:
     assert cursor.lastrowid is not None
     return cursor.lastrowid
-
-
-def _pool_value(row: Row) -> PoolKey:
-    _, provider, dialect, credential, endpoint, headers, model, size_class, deadline_class = row
-    return PoolKey(provider, dialect, credential, endpoint, headers_value(headers), model, size_class, deadline_class)

@@ -70,7 +70,8 @@ class _Settling:
         call.state = TicketState.SETTLED
         call.winner = purchase
         self._settled.append(ticket)
-        self._outcomes.append(outcome_row(self._first + len(self._outcomes), ticket, purchase, outcome))
+        number = self._first + len(self._outcomes)
+        self._outcomes.append(outcome_row(self._session.sealing, number, ticket, purchase, outcome))
         if not call.submitting and (purchase is None or purchase != call.batch):
             self._useless_bodies.append(ticket)  # the others are removed in order, when their batch is tidied
 

@@ -58,7 +58,8 @@ def _bare(body: str) -> str:
     return "\n".join(line for line in body.splitlines() if not line.startswith("--")).strip()
 
 
-SQL: dict[str, str] = _load("calls.sql") | _load("batches.sql") | _load("ledger.sql") | _load("listing.sql")
+_FILES = ("calls.sql", "batches.sql", "ledger.sql", "listing.sql", "keys.sql")
+SQL: dict[str, str] = {statement: text for file in _FILES for statement, text in _load(file).items()}
 
 
 @cache

@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mappin
 from typing import Concatenate, ParamSpec, Self, TypeVar
 
 from carpool.errors import CarpoolError
+from carpool.keys import VirtualKey
 from carpool.lifecycle import BatchState, TicketState
 from carpool.model import (
     Admission,
@@ -25,7 +26,7 @@ from carpool.model import (
     TicketView,
     Totals,
 )
-from carpool.stores import _admission, _batches, _calls, _ledger, _listing, _settling
+from carpool.stores import _admission, _batches, _calls, _keys, _ledger, _listing, _settling
 from carpool.stores._attempts import Attempts
 from carpool.stores._files import let_go, open_aside, open_here
 from carpool.stores._listeners import Listener, Listeners
@@ -51,9 +52,11 @@ class SqliteStore:
         self._listeners = Listeners()
 
     @classmethod
-    async def open(cls, path: str | None, *, threaded: bool = True, secret: bytes | None = None) -> Self:
+    async def open(
+        cls, path: str | None, *, threaded: bool = True, secret: bytes | None = None, encrypt: bool = False
+    ) -> Self:
         """Opens or makes the store; `path` None keeps it in memory. `threaded` False works in the caller's thread."""
-        opened = await open_aside(path, secret) if threaded else open_here(path, secret)
+        opened = await open_aside(path, secret, encrypt) if threaded else open_here(path, secret, encrypt)
         return cls(*opened, threaded)
 
     @property
@@ -203,8 +206,8 @@ class SqliteStore:
     def record(self, entry: Entry, *, unhurried: bool = False) -> Awaitable[None]:
         return self._writer.do(_ledger.record, entry, relaxed=True, unhurried=unhurried)
 
-    async def totals(self) -> list[Totals]:
-        return await self._do(_ledger.totals)
+    async def totals(self, credentials: Sequence[str] | None = None) -> list[Totals]:
+        return await self._do(_ledger.totals, credentials)
 
     async def entries(self, ticket: int) -> list[Entry]:
         return await self._do(_ledger.entries, ticket)
@@ -212,14 +215,28 @@ class SqliteStore:
     async def counts(self) -> Mapping[str, int]:
         return await self._do(_calls.counts)
 
-    async def listed_calls(self, before: int | None, state: TicketState | None, limit: int) -> list[CallRow]:
-        return await self._do(_listing.listed_calls, before, state, limit)
+    async def listed_calls(
+        self, before: int | None, state: TicketState | None, limit: int, credentials: Sequence[str] | None = None
+    ) -> list[CallRow]:
+        return await self._do(_listing.listed_calls, before, state, limit, credentials)
 
-    async def listed_call(self, ticket: int) -> CallRow | None:
-        return await self._do(_listing.listed_call, ticket)
+    async def listed_call(self, ticket: int, credentials: Sequence[str] | None = None) -> CallRow | None:
+        return await self._do(_listing.listed_call, ticket, credentials)
 
-    async def listed_batches(self, before: int | None, state: BatchState | None, limit: int) -> list[Batch]:
-        return await self._do(_listing.listed_batches, before, state, limit)
+    async def listed_batches(
+        self, before: int | None, state: BatchState | None, limit: int, credentials: Sequence[str] | None = None
+    ) -> list[Batch]:
+        return await self._do(_listing.listed_batches, before, state, limit, credentials)
+
+    # virtual keys
+    async def keys(self, known: int | None = None) -> tuple[int, list[VirtualKey]] | None:
+        return await self._do(_keys.keys, known)
+
+    async def write_keys(self, keys: Sequence[VirtualKey]) -> None:
+        await self._do(_keys.write_keys, keys)
+
+    async def used_keys(self, uses: Mapping[str, float]) -> None:
+        await self._writer.do(each(_keys.used_keys), (dict(uses),), relaxed=True)
 
     async def remember(self, kind: str, key: str, value: str, now: float) -> None:
         await self._do(_ledger.remember, kind, key, value, now)

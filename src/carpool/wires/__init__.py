@@ -7,5 +7,6 @@ from carpool.wires.httpx_async import HttpxWire
 from carpool.wires.httpx_threads import ThreadedHttpxWire
 from carpool.wires.reqwest import ReqwestWire
 from carpool.wires.straight import StraightWire
+from carpool.wires.tunnels import OutgoingProxy
 
-__all__ = ["HttpxWire", "ReqwestWire", "StraightWire", "ThreadedHttpxWire"]
+__all__ = ["HttpxWire", "OutgoingProxy", "ReqwestWire", "StraightWire", "ThreadedHttpxWire"]

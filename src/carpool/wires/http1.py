@@ -18,6 +18,7 @@ from carpool.ports import StreamedBody, WireRequest
 
 MOST_HELD = 256 * 1024  # of an answer that nobody takes away
 LARGEST_HEAD = 256 * 1024
+MOST_INFORMED = 10_000  # 1xx answers before the answer: one every 50 s for most of a week
 KEEP_ALIVE_S = 60
 _TOKEN = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 _TARGET = re.compile(r"[!-~]+")
@@ -141,6 +142,7 @@ class Line(asyncio.Protocol):
         self._exchange: Exchange | None = None
         self._headers: list[tuple[str, str]] = []
         self._head_size = 0
+        self._informed = 0
         self._until_end = False  # the end of the connection is the end of the answer
         self._reading = True
         self._spoilt = False
@@ -150,6 +152,7 @@ class Line(asyncio.Protocol):
 
     def begin(self, exchange: Exchange, data: bytes) -> None:
         self._exchange = exchange
+        self._informed = 0
         self.sweeps = 0
         self._until_end = False
         self.write(data)
@@ -228,7 +231,7 @@ class Line(asyncio.Protocol):
         self._head_size = 0
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        self._head_size += len(name) + len(value)
+        self._head_size += len(name) + len(value) + 4
         if self._head_size > LARGEST_HEAD:
             raise ValueError("The head of the answer is too long.")
         self._headers.append((_name(name), value.decode("latin-1")))
@@ -238,7 +241,11 @@ class Line(asyncio.Protocol):
         if exchange is None or exchange.status:
             raise ValueError("Nothing was asked.")
         headers = tuple(self._headers)
+        _check_answer(status, headers)
         if status < 200:
+            self._informed += 1
+            if self._informed > MOST_INFORMED:
+                raise ValueError("The answer itself never comes.")
             if exchange.informed is not None and status != 101:
                 exchange.informed(status, headers)
             return
@@ -278,6 +285,17 @@ def _name(name: bytes) -> str:
 @lru_cache(4096)
 def _sound(name: str) -> bool:
     return _TOKEN.fullmatch(name) is not None
+
+
+def _check_answer(status: int, headers: Headers) -> None:
+    """What can be read in two ways is not passed on as if it could be read in one."""
+    if not 100 <= status <= 599:
+        raise ValueError("This is no status that a client could be given.")
+    for name, value in headers:
+        if name == "transfer-encoding" and (status < 200 or value.strip().lower() != "chunked"):
+            raise ValueError("This coding of the answer would not reach the client.")
+        if status < 200 and name == "content-length" and value.strip("0 \t"):
+            raise ValueError("A body before the answer would be taken for a part of it.")
 
 
 def head_of(request: WireRequest, authority: str, target: str, host: str) -> bytes:

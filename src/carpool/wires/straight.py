@@ -14,8 +14,10 @@ from urllib.parse import urlsplit
 from carpool.errors import NotConnected, Severed, WireError
 from carpool.model import Headers
 from carpool.ports import StreamedBody, WireRequest
+from carpool.wires.addresses import is_link_local
 from carpool.wires.bodies import BLOCK, Unmade, blocks, sliced
 from carpool.wires.http1 import Exchange, Line, head_of
+from carpool.wires.tunnels import OutgoingProxy
 
 _SMALL = 4 * BLOCK
 SWEEP_S = 15.0  # a connection rests for one or two of these, then it is closed
@@ -31,13 +33,24 @@ class Origin(NamedTuple):
 class StraightWire:
     """Pools of connections, one for every origin. Redirects are not followed, the environment's proxies are ignored.
 
+    `proxy` is the way to every origin that speaks TLS. A name that leads to a link-local address leads nowhere, unless
+    that is allowed: whoever answers for the name could have keys sent to the cloud's own services.
+
     Cancelling aborts the request at any time: while connecting, uploading, or waiting for the answer's head or body.
 
     An answer of 300 and more ends the upload; any other waits for it.
     """
 
-    def __init__(self, connect_timeout: float = 15.0, roots_pem: bytes | None = None) -> None:
+    def __init__(
+        self,
+        connect_timeout: float = 15.0,
+        roots_pem: bytes | None = None,
+        proxy: OutgoingProxy | None = None,
+        allow_link_local: bool = False,
+    ) -> None:
         self._connect_timeout = connect_timeout
+        self._proxy = proxy
+        self._allow_link_local = allow_link_local
         self._roots = roots_pem
         self._tls: ssl.SSLContext | None = None
         self._idle: dict[Origin, list[Line]] = {}
@@ -86,19 +99,14 @@ class StraightWire:
         return None
 
     async def _connect(self, origin: Origin, timeout: float) -> Line:
-        loop = asyncio.get_running_loop()
         line = Line(lambda line: self._free(origin, line))
         tls: dict[str, Any] = {"ssl": self._context(), "server_hostname": origin.host} if origin.secure else {}
         try:
             async with asyncio.timeout(min(self._connect_timeout, timeout)):
-                for number, address in enumerate(addresses := await _addresses(origin)):
-                    try:
-                        await loop.create_connection(lambda: line, address, origin.port, **tls)
-                    except OSError:
-                        if number == len(addresses) - 1:
-                            raise
-                    else:
-                        break
+                if self._proxy is not None and origin.secure:
+                    await self._tunnel(self._proxy, origin, line, tls)
+                else:
+                    await self._reach(origin, line, tls)
         except TimeoutError as error:
             raise NotConnected(f"Connecting to {origin.host} took too long.") from error
         except ssl.SSLCertVerificationError as error:
@@ -106,6 +114,30 @@ class StraightWire:
         except (OSError, ValueError) as error:
             raise NotConnected(f"No connection to {origin.host} could be made.") from error
         return line
+
+    async def _reach(self, origin: Origin, line: Line, tls: dict[str, Any]) -> None:
+        addresses = await _addresses(origin)
+        if not self._allow_link_local and any(is_link_local(address) for address in addresses):
+            raise NotConnected(
+                f"{origin.host} leads to a link-local address, where a machine's own secrets are served. If the "
+                "provider really is there, set its allow_link_local."
+            )
+        for number, address in enumerate(addresses):
+            try:
+                await asyncio.get_running_loop().create_connection(lambda: line, address, origin.port, **tls)
+            except OSError:
+                if number == len(addresses) - 1:
+                    raise
+            else:
+                return
+
+    async def _tunnel(self, proxy: OutgoingProxy, origin: Origin, line: Line, tls: dict[str, Any]) -> None:
+        connection = await proxy.open(origin.host, origin.port)
+        try:
+            await asyncio.get_running_loop().create_connection(lambda: line, sock=connection, **tls)
+        except BaseException:
+            connection.close()
+            raise
 
     def _context(self) -> ssl.SSLContext:
         if self._tls is None:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from carpool.dialects import limiting
 from carpool.dialects.anthropic import batches, errors, replay, results, usage
 from carpool.dialects.anthropic.headers import SECRETS
 from carpool.dialects.anthropic.parse import handles, parse
 from carpool.model import Headers, Usage
-from carpool.ports import Ask, BatchReport, Limits, Parsed, RawRequest, Refusal, ResultLine, UsageTap
+from carpool.ports import Allowances, Ask, BatchReport, Limits, Parsed, RawRequest, Refusal, ResultLine, UsageTap
 
 __all__ = ["Anthropic"]
 
@@ -81,6 +82,9 @@ class Anthropic:
 
     def requests_per_minute(self, headers: Headers) -> int | None:
         return errors.requests_per_minute(headers)
+
+    def allowances(self, headers: Headers) -> Allowances | None:
+        return limiting.anthropic(headers)
 
     # to clients
     def error(self, status: int, code: str, message: str) -> bytes:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 import msgspec
@@ -56,7 +56,7 @@ class ProviderError:
     kind: str
     message: str
     code: str | None
-    body: bytes  # in the shape of an answer, with the provider's own words
+    body: bytes = field(repr=False)  # in the shape of an answer, with the provider's own words
 
 
 def read(raw: bytes) -> ProviderError | None:

@@ -24,6 +24,9 @@ class Sorted(NamedTuple):
     betas: tuple[str, ...]  # each once, in the client's order; `travelling` has them as one header
     retry: bool  # the client's SDK says that it sends this again
 
+    def __repr__(self) -> str:  # never the secret
+        return f"<Sorted {len(self.travelling)} headers>"
+
 
 @lru_cache(maxsize=256)  # a client sends the same ones with every call
 def sort(headers: Headers) -> Sorted:

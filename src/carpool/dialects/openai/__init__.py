@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NoReturn
 
+from carpool.dialects import limiting
 from carpool.dialects.openai import errors, replay, usage
 from carpool.dialects.openai.headers import secret
 from carpool.dialects.openai.parse import CLOSED, handles, parse
 from carpool.errors import Misuse
 from carpool.model import Headers, Usage
-from carpool.ports import Ask, BatchReport, Limits, Parsed, RawRequest, Refusal, ResultLine, UsageTap
+from carpool.ports import Allowances, Ask, BatchReport, Limits, Parsed, RawRequest, Refusal, ResultLine, UsageTap
 
 __all__ = ["OpenAI"]
 
@@ -89,6 +90,9 @@ class OpenAI:
 
     def requests_per_minute(self, headers: Headers) -> int | None:
         return None  # its headers speak of synchronous calls only
+
+    def allowances(self, headers: Headers) -> Allowances | None:
+        return limiting.openai(headers)
 
     # to clients
     def error(self, status: int, code: str, message: str) -> bytes:

@@ -26,6 +26,9 @@ class Sorted(NamedTuple):
     secret: Headers
     retry: bool  # the client's SDK says that it sends this again
 
+    def __repr__(self) -> str:  # never the secret
+        return f"<Sorted {len(self.travelling)} headers>"
+
 
 @lru_cache(maxsize=256)  # a client sends the same ones with every call
 def sort(headers: Headers) -> Sorted:

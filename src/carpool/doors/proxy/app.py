@@ -26,13 +26,15 @@ from carpool.doors.proxy.admin import Admin
 from carpool.doors.proxy.calling import MAX_BODY, Caller, Note, Ride
 from carpool.doors.proxy.choosing import wire_of
 from carpool.doors.proxy.connection import informer
-from carpool.doors.proxy.greeting import Greeter, Greeting
+from carpool.doors.proxy.greeting import LOCAL_ONLY, Greeter, Greeting
+from carpool.doors.proxy.hosts import Hosts
 from carpool.doors.proxy.leaving import Guard
 from carpool.doors.proxy.lending import Purse
 from carpool.doors.proxy.passing import pass_through, upgrade_refused
 from carpool.doors.proxy.returning import Desk
 from carpool.doors.proxy.visit import Visit
 from carpool.doors.proxy.waiting import Patience
+from carpool.doors.proxy.welcome import Welcome
 from carpool.engine import Engine, Upstream
 from carpool.errors import BadCall, CarpoolError, Closed
 from carpool.ports import Clock, Dialect, RawRequest
@@ -52,7 +54,9 @@ class Proxy:
 
     `on_disconnect` says what becomes of a batched call whose client hangs up, `patience` how long clients wait in
     silence; `note` is told every call when it is answered. `book` holds the rules of the house, `keys` the header with
-    the key of a provider, for clients that send none; a call's body has at most `max_body` bytes.
+    the key of a provider, for clients that send none; with `keys_required` only virtual keys are taken. A call's body
+    has at most `max_body` bytes. `hosts` says under which names it may be asked, `admin_token` what its own pages cost;
+    without one they are open to whoever may ask.
     """
 
     def __init__(
@@ -67,16 +71,21 @@ class Proxy:
         note: Note = lambda line: None,
         book: RuleBook = NO_RULES,
         keys: Mapping[str, tuple[str, str]] = NO_KEYS,
+        keys_required: bool = False,
         max_body: int = MAX_BODY,
+        hosts: Hosts = LOCAL_ONLY,
+        admin_token: str | None = None,
     ) -> None:
         self._max_body = max_body
         self._engine = engine
         self._upstreams = upstreams
-        self._greeter = Greeter(self._upstreams, frozenset(defaults), Purse(keys))
+        self._hosts = hosts
+        welcome = Welcome(engine.guests, self._upstreams, required=keys_required)
+        self._greeter = Greeter(self._upstreams, frozenset(defaults), Purse(keys), hosts, welcome)
         self._first = next(iter(self._upstreams.values())).dialect
         self._guard = Guard()
-        self._caller = Caller(engine, clock, self._guard, on_disconnect, patience or Patience(), note, book)
-        self._admin = Admin(engine, clock, Desk(engine, self._upstreams), self._first)
+        self._caller = Caller(engine, clock, self._guard, on_disconnect, patience or Patience(), note, book, max_body)
+        self._admin = Admin(engine, clock, Desk(engine, self._upstreams), self._first, admin_token)
         self._open: set[asyncio.Task[Any]] = set()
         self._patient: set[asyncio.Task[Any]] = set()
 
@@ -128,7 +137,7 @@ class Proxy:
         self, scope: Scope, receive: Receive, send: Once, upstream: Upstream, greeting: Greeting, raw: RawRequest
     ) -> tuple[Visit, Ride] | None:
         leaving = self._guard.watch(scope, lambda: gone(receive))
-        visit = Visit(send, greeting.client, leaving, informer(scope))
+        visit = Visit(send, greeting.client, leaving, informer(scope), self._hosts.client(scope))
         ride = None
         try:
             ride = await self._caller.call(visit, upstream, greeting, raw)

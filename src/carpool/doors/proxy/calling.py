@@ -21,7 +21,7 @@ from carpool.doors.proxy.visit import Visit
 from carpool.doors.proxy.waiting import Patience, vigil, wait
 from carpool.engine import Engine, Reply, Seat, Upstream
 from carpool.engine.unpacking import read_whole
-from carpool.errors import BadCall, CallFailed, CarpoolError, Closed, Garbled
+from carpool.errors import BadCall, CallFailed, CallTooLarge, CarpoolError, Closed, Garbled
 from carpool.model import Call, Entry, Headers, Lane, ticket_text
 from carpool.ports import Clock, Dialect, Parsed, RawRequest
 from carpool.routing import Decision
@@ -58,7 +58,9 @@ class Caller:
         patience: Patience,
         note: Note,
         book: RuleBook,
+        max_body: int = MAX_BODY,
     ) -> None:
+        self._max_body = max_body
         self._book = book or None
         self._engine = engine
         self._clock = clock
@@ -87,7 +89,7 @@ class Caller:
             arrived = call.arrived
             signs = vigil(upstream.dialect, call.endpoint, visit.client, call.model, seat.ticket, arrived)
         line = _line(call, raw, visit, seat.lane, seat.reason, ticket_text(seat.ticket))
-        wish = upstream.dialect.wish(_plain(raw, greeting).body) if signs else ""
+        wish = upstream.dialect.wish(_plain(raw, greeting, self._max_body).body) if signs else ""
         return Ride(seat, upstream.dialect, line, signs, hold, wish)
 
     def _decided(self, upstream: Upstream, greeting: Greeting, raw: RawRequest) -> tuple[Call, Decision, bool] | None:
@@ -106,11 +108,18 @@ class Caller:
         """None where carpool can't read a call of which nothing is asked: the provider says best what is wrong."""
         options = greeting.options
         try:
-            plain = _plain(raw, greeting)
-            rules = partial(ruled, self._book, upstream, plain) if self._book is not None else None
+            plain = _plain(raw, greeting, self._max_body)
+            key = None if greeting.guest is None else greeting.guest.key
+            rules = None
+            if self._book is not None or key is not None:
+                rules = partial(ruled, self._book, key, upstream, plain)
             standing = RawRequest(raw.method, raw.path, raw.query, greeting.standing, plain.body)
-            return understand(self._engine, upstream, self._clock, standing, options, rules)
+            return understand(self._engine, upstream, self._clock, standing, options, rules, greeting.credential)
+        except CallTooLarge:  # only unpacked does it show its size
+            raise
         except BadCall:
+            if greeting.guest is not None and not greeting.guest.key.profile.allows(Lane.NOW):
+                raise  # what is not read can't ride a batch, and may not go otherwise
             if options.timed or options.key is not None or options.lane not in (None, Lane.NOW):
                 raise
             return None
@@ -183,12 +192,12 @@ class Caller:
         self._note(line.bought(entry))
 
 
-def _plain(raw: RawRequest, greeting: Greeting) -> RawRequest:
+def _plain(raw: RawRequest, greeting: Greeting, most: int) -> RawRequest:
     """The request as it reads; what travels on `now` stays packed as it came."""
     if not greeting.packed:
         return raw
     headers = tuple([pair for pair in raw.headers if pair[0] != "content-encoding"])
-    return RawRequest(raw.method, raw.path, raw.query, headers, read_whole(raw.body, raw.headers, MAX_BODY))
+    return RawRequest(raw.method, raw.path, raw.query, headers, read_whole(raw.body, raw.headers, most))
 
 
 def _said(ticket: str, lane: Lane, reason: str) -> Headers:
@@ -211,6 +220,7 @@ def _line(call: Call, raw: RawRequest, visit: Visit, lane: Lane, reason: str, ti
         status=0,
         duration_s=0.0,
         client=f"{visit.client.kind} {visit.client.name}".rstrip(),
+        address=visit.address,
         bytes_in=len(raw.body),
         tags=call.tags,
     )

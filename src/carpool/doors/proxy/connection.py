@@ -1,4 +1,4 @@
-"""The server's side of one connection: uvicorn's own protocol, with two more words for the application.
+"""The server's side of one connection: what passes the gate, with two more words for the application.
 
 `carpool.informational` sends a 1xx answer before the head. `carpool.leaving` gives a future that is done when the
 client has hung up, so that thousands who wait need no task each to listen for it. Both are ASGI extensions: under
@@ -16,9 +16,11 @@ from functools import partial
 from http import HTTPStatus
 from typing import Any
 
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
+from httptools import parse_url
+from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
 from carpool.doors.asgi import Scope
+from carpool.doors.proxy.gate import Gate
 from carpool.model import Headers
 
 INFORMATIONAL = "carpool.informational"
@@ -32,10 +34,12 @@ _BODYLESS = frozenset({204, 304})  # their content-length, where they have one, 
 _RESET_ON_CLOSE = struct.pack("ii", 1, 0)
 
 
-class Connection(HttpToolsProtocol):
+class Connection(Gate):
     _leaving: Leaving | None = None
+    _answering: RequestResponseCycle | None = None
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
+        self._answering = cycle
         extensions: dict[str, object] = {LEAVING: partial(self._watch, cycle)}
         if cycle.scope["http_version"] == "1.0":  # would take a 1xx for the answer
             cycle.__class__ = _OldCycle
@@ -45,8 +49,23 @@ class Connection(HttpToolsProtocol):
         cycle.scope["extensions"] = extensions  # type: ignore[typeddict-item]
         super()._start_asgi_task(cycle, app)
 
+    def take_authority(self) -> None:
+        """`GET http://name/path`: the name in the target holds, whatever `Host` says (RFC 9112, 3.2.2). So the check of
+        the host can't be passed with one name while another is asked for."""
+        target = parse_url(self.url)  # nonsense is refused by the parser's own error
+        if target.host is not None:
+            port = b"" if target.port is None else b":%d" % target.port
+            host = b"[" + target.host + b"]" if b":" in target.host else target.host
+            self.headers[:] = [pair for pair in self.headers if pair[0] != b"host"] + [(b"host", host + port)]
+
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
+        if self._answering is not None and not self._answering.response_complete:  # others may be behind it in line
+            self._answering.disconnected = True
+            self._answering.message_event.set()
+        self.hung_up()
+
+    def hung_up(self) -> None:
         if self._leaving is not None and not self._leaving.done():
             self._leaving.set_result(None)
 
@@ -54,12 +73,16 @@ class Connection(HttpToolsProtocol):
         """One request is answered at a time, so one future at a time is enough."""
         self._leaving = self.loop.create_future()
         if cycle.disconnected or self.transport.is_closing():
+            cycle.disconnected = True  # or an answer would be missed that nobody can be given
             self._leaving.set_result(None)
         return self._leaving
 
 
 class _Cycle(RequestResponseCycle):
     async def send(self, message: Any) -> None:
+        if self.transport.is_closing():  # its end is on the way to us, and writing would be an error
+            self.disconnected = True
+            self.message_event.set()
         if message["type"] == "http.response.start":
             bodyless = message["status"] in _BODYLESS
             if not bodyless and self.scope["method"] != "HEAD":
@@ -92,7 +115,7 @@ class _HeadFirst:
             self._transport.write(data)
 
     def _flush(self) -> None:
-        if self._held:
+        if self._held and not self._transport.is_closing():
             self._held, head = b"", self._held
             self._transport.write(head)
 
@@ -134,6 +157,8 @@ class _Informer:
 
     def __call__(self, status: int, headers: Headers) -> None:
         cycle = self._cycle
+        if cycle.flow.write_paused:  # nobody reads them, and they may be left out
+            return
         if not cycle.response_started and not cycle.disconnected and not cycle.transport.is_closing():
             phrase = HTTPStatus(status).phrase if status in _KNOWN else ""
             lines = [f"HTTP/1.1 {status} {phrase}", *(f"{name}: {value}" for name, value in headers), "", ""]

@@ -9,7 +9,6 @@ Greetings hold secrets, as the keyring does: in memory, and never shown.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
-from functools import lru_cache
 
 from msgspec import Struct
 
@@ -18,10 +17,14 @@ from carpool.doors.asgi import Scope, end_to_end, request_headers
 from carpool.doors.options import PREFIX, Options, from_headers, split_path
 from carpool.doors.proxy import admin
 from carpool.doors.proxy.choosing import choose
+from carpool.doors.proxy.hosts import Hosts, of_the_way
 from carpool.doors.proxy.kinds import Client, recognise
 from carpool.doors.proxy.lending import Purse
+from carpool.doors.proxy.profiles import asked as within
 from carpool.doors.proxy.returning import later
+from carpool.doors.proxy.welcome import KEY_HEADERS, NOBODY, Lent, Welcome, check_query
 from carpool.engine import Upstream
+from carpool.engine.guests import Guest
 from carpool.engine.unpacking import encodings
 from carpool.errors import BadCall
 from carpool.model import Headers
@@ -29,7 +32,7 @@ from carpool.model import Headers
 MOST = 1024  # greetings remembered; the oldest is forgotten first
 MOST_BYTES = 8192  # of the path and the headers of one that is remembered
 KEYS = frozenset({"authorization", "x-api-key"})
-LOCAL_NAMES = frozenset({"127.0.0.1", "localhost", "[::1]", "::1"})
+LOCAL_ONLY = Hosts()
 _OWN = ONE_REQUEST | {"content-length"}
 _OWN_BYTES = frozenset(name.encode() for name in _OWN)
 
@@ -49,6 +52,8 @@ class Greeting(Struct, frozen=True):
     headers: Headers  # those of the client, less carpool's; blank where each request has its own
     own: tuple[Place, ...]  # where that is
     standing: Headers  # the rest, as of a body that is not packed
+    guest: Guest | None  # who brought a virtual key
+    credential: str | None  # of that guest
     onward: Headers | None  # what goes to the provider on `now`; None where some of it is each request's own
 
     def headers_of(self, scope: Scope) -> Headers:
@@ -67,20 +72,37 @@ class Greeting(Struct, frozen=True):
 class Greeter:
     """Reads the heads of requests, each kind once."""
 
-    def __init__(self, upstreams: Mapping[str, Upstream], defaults: Collection[str], purse: Purse) -> None:
+    def __init__(
+        self,
+        upstreams: Mapping[str, Upstream],
+        defaults: Collection[str],
+        purse: Purse,
+        hosts: Hosts = LOCAL_ONLY,
+        welcome: Welcome = NOBODY,
+    ) -> None:
+        self._hosts = hosts
+        self._welcome = welcome
+        self._epoch = welcome.epoch
         self._upstreams = upstreams
         self._defaults = defaults
         self._purse = purse
         self._known: dict[object, Greeting] = {}
 
     def greet(self, scope: Scope) -> Greeting:
+        if self._epoch != self._welcome.epoch:  # a key was added, or ended
+            self._known.clear()
+            self._epoch = self._welcome.epoch
+        check_query(scope.get("query_string", b""))
         said = tuple([(name, value) if name not in _OWN_BYTES else name for name, value in scope["headers"]])
-        kind = (scope["method"], scope["raw_path"], said)
+        trusted = self._hosts.trusts(scope)
+        kind = (scope["method"], scope["raw_path"], said, trusted)
         greeting = self._known.get(kind)
         if greeting is None:
-            greeting = self._read(scope)
+            greeting = self._read(scope, trusted)
             if len(scope["raw_path"]) + sum(len(name) + len(value) for name, value in greeting.headers) <= MOST_BYTES:
                 self._remember(kind, greeting)
+        if greeting.guest is not None:
+            greeting.guest.used = True
         return greeting
 
     def _remember(self, kind: object, greeting: Greeting) -> None:
@@ -88,25 +110,45 @@ class Greeter:
             del self._known[next(iter(self._known))]
         self._known[kind] = greeting
 
-    def _read(self, scope: Scope) -> Greeting:
+    def _read(self, scope: Scope, trusted: bool) -> Greeting:
         headers = request_headers(scope)
-        _check_host(headers)
+        self._hosts.check(headers, trusted=trusted)
         options, path = split_path(scope["raw_path"].decode("latin-1").partition("?")[0])
+        if not path.startswith("/"):  # `OPTIONS *`: joined to a base URL it would change the host's name
+            raise BadCall("This request asks for no path. Send one that begins with a slash, such as /v1/messages.")
         numbers: Iterable[int] = range(len(headers))
+        if trusted:
+            numbers = [number for number in numbers if not of_the_way(headers[number][0])]
+            headers = tuple([headers[number] for number in numbers])
         if path.startswith(admin.PREFIX):
             return _greeting(None, scope["method"], path, options, headers, numbers)
         asked = tuple([pair for pair in headers if pair[0].startswith(PREFIX)])
         if asked:
             options = from_headers(asked).over(options)
-            numbers = [number for number in numbers if not headers[number][0].startswith(PREFIX)]
-            headers = tuple([headers[number] for number in numbers])
+            kept = [place for place, pair in enumerate(headers) if not pair[0].startswith(PREFIX)]
+            places = list(numbers)
+            headers, numbers = tuple([headers[place] for place in kept]), [places[place] for place in kept]
+        guest = self._welcome.guest(path, headers)
+        if guest is not None:
+            options = within(guest.key, options)
+            lent = self._welcome.lent(guest, scope["method"], path, headers)
+            kept = [place for place, pair in enumerate(headers) if pair[0] not in KEY_HEADERS]
+            places = list(numbers)
+            headers, numbers = tuple([headers[place] for place in kept]), [places[place] for place in kept]
+            return _greeting(lent.upstream, scope["method"], path, options, headers + lent.secret, numbers, lent)
         upstream = choose(options.provider, path, headers, self._upstreams, self._defaults)
         headers = self._purse.lend(upstream.provider, headers, bool(upstream.dialect.secret(headers)))
         return _greeting(upstream, scope["method"], path, options, headers, numbers)
 
 
 def _greeting(
-    upstream: Upstream | None, method: str, path: str, options: Options, headers: Headers, numbers: Iterable[int]
+    upstream: Upstream | None,
+    method: str,
+    path: str,
+    options: Options,
+    headers: Headers,
+    numbers: Iterable[int],
+    lent: Lent | None = None,
 ) -> Greeting:
     """`numbers` says where each header stands in the request; one that was lent stands behind them."""
     client, onward = recognise(headers), tuple(end_to_end(headers))
@@ -121,6 +163,8 @@ def _greeting(
         headers=tuple([(name, "" if name in _OWN else value) for name, value in headers]),
         own=tuple([(place, number) for place, number in enumerate(numbers) if headers[place][0] in _OWN]),
         standing=tuple([pair for pair in headers if pair[0] not in _OWN and pair[0] != "content-encoding"]),
+        guest=None if lent is None else lent.guest,
+        credential=None if lent is None else lent.credential,
         onward=onward if _OWN.isdisjoint([name for name, _ in onward]) else None,
     )
 
@@ -128,19 +172,3 @@ def _greeting(
 def _understands(upstream: Upstream, method: str, path: str, headers: Headers) -> bool:
     """A call without a key buys nothing on any lane: the provider says so best."""
     return upstream.dialect.handles(method, path) and any(name in KEYS for name, _ in headers)
-
-
-def _check_host(headers: Headers) -> None:
-    """A web page must not reach the proxy through a name that it made point here."""
-    for name, value in headers:
-        if name == "host":
-            if _local(value):
-                return
-            raise BadCall(f"carpool answers to its local names only, not to {value[:100]!r}.")
-    raise BadCall("This request names no host. Send a host header, such as 127.0.0.1.")
-
-
-@lru_cache(maxsize=256)
-def _local(host: str) -> bool:
-    name = host if host.endswith("]") else host.rpartition(":")[0] or host
-    return name.lower() in LOCAL_NAMES

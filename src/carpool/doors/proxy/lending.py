@@ -12,13 +12,21 @@ from urllib.parse import urlsplit
 from carpool.model import Headers
 
 LOCAL = frozenset({"127.0.0.1", "localhost", "::1"})
-_FORMS = {"anthropic": ("x-api-key", ""), "openai": ("authorization", "Bearer ")}
+_BEARER = ("authorization", "Bearer ")
+_FORMS = {"anthropic": (("x-api-key", ""), _BEARER), "openai": (_BEARER,)}
 
 
 def key_header(dialect: str, key: str) -> tuple[str, str]:
     """How a key is sent to a provider of this dialect."""
-    name, before = _FORMS[dialect]
-    return name, before + key
+    return forms(dialect, key)[0][0]
+
+
+def forms(dialect: str, key: str) -> list[Headers]:
+    """Every way in which clients send a key of this dialect, the usual one first."""
+    return [((name, before + key),) for name, before in _FORMS[dialect]]
+
+
+_PASSED_ON = frozenset({"forwarded", "via", "x-forwarded-for", "x-real-ip"})
 
 
 class Purse:
@@ -28,12 +36,17 @@ class Purse:
         self._keys = keys
 
     def lend(self, provider: str, headers: Headers, carries_key: bool) -> Headers:
-        if carries_key or provider not in self._keys or _from_a_page(headers):
+        if carries_key or provider not in self._keys or _from_a_page(headers) or passed_on(headers):
             return headers
         return (*headers, self._keys[provider])
 
     def __repr__(self) -> str:  # never the keys
         return f"<Purse of {len(self._keys)}>"
+
+
+def passed_on(headers: Headers) -> bool:
+    """Whether a request bears the marks of a server in front: then it may come from anywhere."""
+    return any(name in _PASSED_ON for name, _ in headers)
 
 
 def _from_a_page(headers: Headers) -> bool:

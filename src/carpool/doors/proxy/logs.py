@@ -17,6 +17,7 @@ from typing import TextIO
 
 import msgspec
 
+from carpool.crashes import told
 from carpool.ledger import dollars
 from carpool.model import Entry
 
@@ -36,6 +37,7 @@ class Line(msgspec.Struct, omit_defaults=True):
     status: int  # 499: its client left before the answer
     duration_s: float
     client: str
+    address: str = ""  # empty on this machine
     bytes_in: int = 0
     bytes_out: int = 0
     batch: str | None = None
@@ -154,4 +156,6 @@ class JsonFormatter(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         said = {"event": "log", "at": _moment(record.created), "level": record.levelname.lower()}
+        if record.exc_info and record.exc_info[1] is not None:
+            said["trace"] = told(record.exc_info[1])
         return msgspec.json.encode({**said, "logger": record.name, "message": record.getMessage()}).decode()

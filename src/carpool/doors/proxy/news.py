@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
+from collections.abc import Collection
 
 import msgspec
 
@@ -23,12 +24,17 @@ GOOD_BYE = b": carpool is stopping.\n\n"
 
 
 class _Listener:
-    def __init__(self) -> None:
+    """`viewer` names the credentials whose events it may hear; None: all."""
+
+    def __init__(self, viewer: Collection[str] | None) -> None:
+        self._viewer = viewer
         self.unread: deque[Event] = deque()
         self.missed = 0
         self.woken = asyncio.Event()
 
     def tell(self, event: Event) -> None:
+        if self._viewer is not None and event.credential not in self._viewer:
+            return
         if len(self.unread) < MOST_UNREAD and not self.missed:
             self.unread.append(event)
         else:
@@ -54,8 +60,8 @@ class News:
         for listener in self._listeners:
             listener.woken.set()
 
-    async def listen(self, visit: Visit) -> None:
-        listener = _Listener()
+    async def listen(self, visit: Visit, viewer: Collection[str] | None = None) -> None:
+        listener = _Listener(viewer)
         if not self._listeners:
             self._bulletin.add(self._tell)
         self._listeners.add(listener)
@@ -107,7 +113,8 @@ def _taken(unread: deque[Event]) -> list[Event]:
 
 def _words(event: Event) -> bytes:
     name = type(event).__name__
+    said = {"type": name, **msgspec.to_builtins(event), "credential": event.credential[:8]}
     return b"event: %b\ndata: %b\n\n" % (
         name.encode(),
-        msgspec.json.encode({"type": name, **msgspec.to_builtins(event)}),
+        msgspec.json.encode(said),
     )

@@ -5,7 +5,7 @@ A ticket is shown only to the credential that it was made for; to all others it 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from urllib.parse import parse_qs
 
 import msgspec
@@ -13,6 +13,7 @@ import msgspec
 from carpool.doors.asgi import JSON, Send, send_whole
 from carpool.doors.intake import answer_headers
 from carpool.doors.proxy.visit import Visit
+from carpool.doors.proxy.welcome import virtual_key
 from carpool.engine import Engine, Reply, Seat, Upstream
 from carpool.errors import BadCall
 from carpool.lifecycle import TicketState
@@ -78,24 +79,25 @@ class Desk:
         self._upstreams = upstreams
 
     async def find(self, text: str, headers: Headers) -> CallRow | None:
-        """The call of a ticket, if this request carries the key that it was made with."""
+        """The call of a ticket, if this request carries the key that it was made with. The call of another is looked
+        for exactly like one that is not there."""
+        owners = self.owners(headers)
         try:
             ticket = ticket_number(text)
         except BadCall:
             return None
-        row = await self._engine.tickets.find(ticket)
-        if row is None:
-            return None
-        for provider, secret in self._secrets(headers):
-            if provider == row.provider and self._engine.credential(provider, secret) == row.credential:
-                self._engine.enrol(provider, secret)  # what waited for its key goes on
-                return row
-        return None
+        row = await self._engine.tickets.find(ticket, list(owners))
+        if row is not None and (passed := owners[row.credential]) is not None:
+            self._engine.enrol(*passed)  # what waited for its key goes on
+        return row
 
-    def _secrets(self, headers: Headers) -> Iterator[tuple[str, Headers]]:
-        for provider, upstream in self._upstreams.items():
-            if secret := upstream.dialect.secret(headers):
-                yield provider, secret
+    def owners(self, headers: Headers) -> dict[str, tuple[str, Headers] | None]:
+        """The credentials that a request may speak for, each with the secret that was passed for it."""
+        found = virtual_key(headers)
+        if found is not None:
+            return dict.fromkeys(self._engine.guests.find(found[1]).credentials)
+        secrets = [(name, upstream.dialect.secret(headers)) for name, upstream in self._upstreams.items()]
+        return {self._engine.credential(name, secret): (name, secret) for name, secret in secrets if secret}
 
     async def collect(self, row: CallRow, query: str, visit: Visit) -> Reply | None:
         """Sends the answer as the provider gave it; `202` when it is not there in time."""

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from carpool.doors.proxy.profiles import completed
 from carpool.engine import Upstream
+from carpool.keys import VirtualKey
 from carpool.options import Options
 from carpool.ports import Parsed, RawRequest
 from carpool.rules import Facts, RuleBook, decide, is_subagent
@@ -26,6 +28,17 @@ def facts_of(upstream: Upstream, raw: RawRequest, parsed: Parsed, options: Optio
     )
 
 
-def ruled(book: RuleBook, upstream: Upstream, raw: RawRequest, parsed: Parsed, options: Options, now: float) -> Options:
-    """What the client asked for, and what the rules make of it."""
-    return decide(facts_of(upstream, raw, parsed, options), options, book, now).options
+def ruled(
+    book: RuleBook | None,
+    key: VirtualKey | None,
+    upstream: Upstream,
+    raw: RawRequest,
+    parsed: Parsed,
+    options: Options,
+    now: float,
+) -> Options:
+    """What the client asked for, and what the rules and the profile of its key make of it."""
+    found = options
+    if book is not None:
+        found = decide(facts_of(upstream, raw, parsed, options), options, book, now).options
+    return found if key is None else completed(key, options, found, now)

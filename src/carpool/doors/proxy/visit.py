@@ -15,6 +15,7 @@ class Visit:
     client: Client
     leaving: Leaving  # done when the client has hung up
     inform: Inform | None  # sends a 1xx answer
+    address: str = ""  # where it asks from; empty on this machine
 
     @property
     def gone(self) -> bool:

@@ -42,12 +42,18 @@ ON CONFLICT (ticket, purchase) DO UPDATE SET at = excluded.at, lane = excluded.l
 WHERE paid IS NULL
 
 -- name: add_totals
-INSERT INTO totals (lane, kind, purchases, unknown, paid, would_have_paid) VALUES (?, ?, ?, ?, ?, ?)
+INSERT INTO sums (credential, lane, kind, purchases, unknown, paid, would_have_paid) VALUES (?, ?, ?, ?, ?, ?, ?)
 ON CONFLICT DO UPDATE SET purchases = purchases + excluded.purchases, unknown = unknown + excluded.unknown,
   paid = paid + excluded.paid, would_have_paid = would_have_paid + excluded.would_have_paid
 
 -- name: totals
-SELECT lane, kind, purchases, unknown, paid, would_have_paid FROM totals WHERE purchases > 0 ORDER BY lane, kind
+SELECT lane, kind, sum(purchases), sum(unknown), sum(paid), sum(would_have_paid) FROM sums
+GROUP BY lane, kind HAVING sum(purchases) > 0 ORDER BY lane, kind
+
+-- name: totals_of
+SELECT lane, kind, sum(purchases), sum(unknown), sum(paid), sum(would_have_paid) FROM sums
+WHERE credential IN (SELECT value FROM json_each(?))
+GROUP BY lane, kind HAVING sum(purchases) > 0 ORDER BY lane, kind
 
 -- name: entries
 SELECT e.ticket, e.purchase, e.at, e.lane, e.kind, e.provider, c.name, e.model, e.usage, e.paid, e.would_have_paid,

@@ -16,6 +16,14 @@ SELECT id FROM calls WHERE id < :before ORDER BY id DESC LIMIT :limit
 -- name: newest_settled
 SELECT id FROM calls WHERE id < :before AND state = 'settled' ORDER BY id DESC LIMIT :limit
 
+-- Of some credentials only. No index has them in this order, and one would cost every call: so the look goes back over
+-- a bounded number of calls, those of others included.
+-- name: newest_own
+SELECT id FROM (
+  SELECT id, credential, state FROM calls WHERE id < :before ORDER BY id DESC LIMIT :reach
+) WHERE credential IN (SELECT value FROM json_each(:credentials)) AND (:state = '' OR state = :state)
+ORDER BY id DESC LIMIT :limit
+
 -- Few are open, whatever is kept: the indexes hold no others.
 -- name: newest_open
 SELECT id FROM (
@@ -27,7 +35,12 @@ SELECT id FROM (
 -- name: one_call
 SELECT :ticket
 
+-- name: one_own_call
+SELECT id FROM calls WHERE id = :ticket AND credential IN (SELECT value FROM json_each(:credentials))
+
 -- name: listed_batches
 SELECT id, pool, nonce, state, owner, count, bytes, intended_at, sent_at, resolved_at, provider_id, expires_at,
   ended_at, clock_offset, abandoned, note
-FROM batches WHERE id < :before AND (:state = '' OR state = :state) ORDER BY id DESC LIMIT :limit
+FROM batches WHERE id < :before AND (:state = '' OR state = :state)
+  AND (:credentials IS NULL OR credential IN (SELECT value FROM json_each(:credentials)))
+ORDER BY id DESC LIMIT :limit

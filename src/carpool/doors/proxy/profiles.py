@@ -1,0 +1,73 @@
+"""What a virtual key's profile makes of a call's options: stronger than the rules, weaker than what the client asks
+for, and its bounds stronger than both. Pure."""
+
+from __future__ import annotations
+
+from msgspec.structs import replace
+
+from carpool.errors import KeyForbidden
+from carpool.keys import VirtualKey
+from carpool.model import Lane
+from carpool.options import Options
+from carpool.rules.deciding import span
+
+
+def asked(key: VirtualKey, options: Options) -> Options:
+    """What the client itself asks for. What its key forbids is refused; its bound tags hold."""
+    profile = key.profile
+    if options.provider is not None and options.provider != key.provider:
+        raise KeyForbidden(f"The virtual key {key.name} buys from {key.provider} only. Name no other provider.")
+    if options.lane is not None and not profile.allows(options.lane):
+        lanes = " or ".join(profile.lanes)
+        raise KeyForbidden(f"The virtual key {key.name} may not take the lane {options.lane}: it has {lanes}.")
+    most = profile.max_budget
+    if profile.refuse_over and most is not None and options.budget is not None and options.budget > most:
+        raise KeyForbidden(
+            f"The virtual key {key.name} allows a budget of at most {span(most)}, and this call asks for "
+            f"{span(options.budget)}. Ask for less."
+        )
+    return replace(options, tags={**options.tags, **profile.tags})
+
+
+def completed(key: VirtualKey, client: Options, ruled: Options, now: float) -> Options:
+    """The options after the rules, from what the client asked for and what the rules made of that."""
+    profile = key.profile
+    options = replace(ruled, tags={**ruled.tags, **profile.tags})
+    if not client.timed and client.lane is None and (profile.budget is not None or profile.lane is not None):
+        note = f"The key {key.name} gives a {'budget' if profile.lane is None else 'lane'}."
+        options = replace(
+            options,
+            budget=profile.budget,
+            deadline=None,
+            lane=profile.lane,
+            insists=profile.lane is None,
+            note=note,
+        )
+    elif not client.timed and client.lane not in (None, Lane.NOW) and profile.budget is not None:
+        options = replace(options, budget=profile.budget, deadline=None)
+    return _capped(key, _on_its_lanes(key, options), now)
+
+
+def _on_its_lanes(key: VirtualKey, options: Options) -> Options:
+    profile = key.profile
+    if not profile.allows(Lane.NOW) and options.lane is not Lane.BATCH:
+        return replace(options, lane=Lane.BATCH, insists=True, note=f"The key {key.name} travels by batch only.")
+    if not profile.allows(Lane.NOW):
+        return replace(options, insists=True)
+    if not profile.allows(Lane.BATCH) and (options.timed or options.lane is Lane.BATCH):
+        note = f"The key {key.name} may not take the lane batch."
+        return replace(options, lane=Lane.NOW, insists=False, note=note)
+    return options
+
+
+def _capped(key: VirtualKey, options: Options, now: float) -> Options:
+    most = key.profile.max_budget
+    if most is None or options.lane is Lane.NOW:
+        return options
+    until = options.until(now)
+    if until is None and options.lane is None:
+        return options  # it goes at once, which no bound forbids
+    if until is not None and until <= now + most:
+        return options
+    note = f"The key {key.name} allows a budget of at most {span(most)}."
+    return replace(options, budget=most, deadline=None, note=f"{options.note} {note}".lstrip())

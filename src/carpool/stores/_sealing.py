@@ -1,0 +1,177 @@
+"""Encryption at rest: what calls and answers say is sealed before SQLite sees it, with a key made from the secret.
+
+A store may hold both, what was written plainly and what was sealed: the first sign tells. What begins with that sign by
+itself is marked, so that nothing written can be taken for the other kind. A row is sealed together with its ticket, so
+that nobody who can write the file can give one call the answer of another.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import hmac
+import os
+import sqlite3
+from functools import lru_cache
+from typing import Any, Final, Protocol
+
+import msgspec
+
+from carpool.errors import ConfigError, StoreCorrupt
+from carpool.stores._statements import SQL
+
+_SALT: Final = "sealing_salt"
+_PLAIN, _SEALED, _PACKED = b"\0\0", b"\0\1", b"\0\2"
+_PLAIN_TEXT, _SEALED_TEXT, _KEY_TEXT = "\1p", "\1s", "\1k"
+_NONCE: Final = 12
+
+_package = msgspec.json.Decoder(tuple[str, str, int])
+
+Told = tuple[str, str, bytes]  # of an outcome: reason, headers, body
+
+
+class Sealing:
+    """As it stands it seals nothing, and reads what is plain."""
+
+    def bytes_in(self, ticket: int, data: bytes) -> bytes:
+        return _PLAIN + data if data[:1] == b"\0" else data
+
+    def bytes_out(self, ticket: int, data: bytes) -> bytes:
+        if data[:1] != b"\0":
+            return data
+        return data[2:] if data[:2] == _PLAIN else self._opened(_SEALED, ticket, data)
+
+    def outcome_in(self, ticket: int, told: Told) -> Told:
+        reason, headers, body = told
+        return reason, headers, self.bytes_in(ticket, body)
+
+    def outcome_out(self, ticket: int, told: Told) -> Told:
+        reason, headers, body = told
+        if body[:2] != _PACKED:
+            return reason, headers, self.bytes_out(ticket, body)
+        opened = self._opened(_PACKED, ticket, body)
+        size = int.from_bytes(opened[:4], "big")
+        reason, headers, _ = _package.decode(opened[4 : 4 + size])
+        return reason, headers, opened[4 + size :]
+
+    def text_in(self, text: str) -> str:
+        return _PLAIN_TEXT + text if text[:1] == "\1" else text
+
+    def text_out(self, text: str) -> str:
+        if text[:1] != "\1":
+            return text
+        return text[2:] if text[:2] == _PLAIN_TEXT else self._opened_text(text)
+
+    def key_in(self, key: str) -> str:
+        """A caller's key: only ever compared."""
+        return self.key_forms(key)[0]
+
+    def key_forms(self, key: str) -> list[str]:
+        """Every way in which this key may have been written, the present one first."""
+        return [Sealing.text_in(self, key)]
+
+    def _opened(self, kind: bytes, ticket: int, data: bytes) -> bytes:
+        raise StoreCorrupt("The store holds what was encrypted, but not what it takes to read it.")
+
+    def _opened_text(self, text: str) -> str:
+        raise StoreCorrupt("The store holds what was encrypted, but not what it takes to read it.")
+
+
+PLAIN = Sealing()
+
+
+class Cipher(Protocol):
+    """What `cryptography` gives for AES-GCM."""
+
+    def encrypt(self, nonce: bytes, data: bytes, associated_data: bytes | None) -> bytes: ...
+    def decrypt(self, nonce: bytes, data: bytes, associated_data: bytes | None) -> bytes: ...
+
+
+class Unsealing(Sealing):
+    """Reads both kinds, and writes plainly: for a store that was encrypted once."""
+
+    def __init__(self, cipher: Cipher, words: bytes, invalid: type[Exception]) -> None:
+        self._cipher = cipher
+        self._words = words  # keys what must come out the same whenever it is written
+        self._invalid = invalid
+
+    def key_forms(self, key: str) -> list[str]:
+        digest = hmac.digest(self._words, b"key\n" + key.encode("utf-8", "surrogatepass"), "sha256")
+        return [*super().key_forms(key), _KEY_TEXT + base64.b64encode(digest).decode()]
+
+    def _opened(self, kind: bytes, ticket: int, data: bytes) -> bytes:
+        try:
+            nonce, sealed = data[2 : 2 + _NONCE], data[2 + _NONCE :]
+            return self._cipher.decrypt(nonce, sealed, _bound(kind, ticket))
+        except self._invalid:
+            raise StoreCorrupt("What the store keeps of a call was changed, and can't be read.") from None
+
+    def _opened_text(self, text: str) -> str:
+        try:
+            raw = base64.b64decode(text[2:])
+            opened = self._cipher.decrypt(raw[:_NONCE], raw[_NONCE:], _SEALED_TEXT.encode())
+            return opened.decode("utf-8", "surrogatepass")
+        except (self._invalid, ValueError):
+            raise StoreCorrupt("A word that the store keeps was changed, and can't be read.") from None
+
+
+class Sealed(Unsealing):
+    """Reads both kinds, and seals what it writes."""
+
+    def __init__(self, cipher: Cipher, words: bytes, invalid: type[Exception]) -> None:
+        super().__init__(cipher, words, invalid)
+        self.text_in = lru_cache(maxsize=1024)(self._text_in)  # type: ignore[method-assign]  # few, and said often
+
+    def bytes_in(self, ticket: int, data: bytes) -> bytes:
+        return self._sealed(_SEALED, ticket, data)
+
+    def outcome_in(self, ticket: int, told: Told) -> Told:
+        reason, headers, body = told
+        head = msgspec.json.encode((reason, headers, len(body)))
+        return "", "[]", self._sealed(_PACKED, ticket, len(head).to_bytes(4, "big") + head + body)
+
+    def _text_in(self, text: str) -> str:
+        """The same text is sealed alike each time, for it must be found again. So the nonce is made from the text."""
+        raw = text.encode("utf-8", "surrogatepass")
+        nonce = hmac.digest(self._words, raw, "sha256")[:_NONCE]
+        sealed = self._cipher.encrypt(nonce, raw, _SEALED_TEXT.encode())
+        return _SEALED_TEXT + base64.b64encode(nonce + sealed).decode()
+
+    def key_forms(self, key: str) -> list[str]:
+        return super().key_forms(key)[::-1]
+
+    def _sealed(self, kind: bytes, ticket: int, data: bytes) -> bytes:
+        nonce = os.urandom(_NONCE)
+        return kind + nonce + self._cipher.encrypt(nonce, data, _bound(kind, ticket))
+
+
+def _bound(kind: bytes, ticket: int) -> bytes:
+    return kind + ticket.to_bytes(8, "big")
+
+
+def open_sealing(connection: sqlite3.Connection, secret: bytes, name: str, *, encrypt: bool) -> Sealing:
+    """What fits the store. Each has a salt of its own, so that one secret makes a different key for each."""
+    row = connection.execute(SQL["meta"], (_SALT,)).fetchone()
+    if row is None and not encrypt:
+        return PLAIN
+    maker: Any
+    try:
+        from cryptography.exceptions import InvalidTag
+        from cryptography.hazmat.primitives.ciphers.aead import AESGCM as maker  # noqa: N811
+    except ImportError:
+        wanted = "store.encrypt is on" if encrypt else f"The store {name} was encrypted"
+        raise ConfigError(
+            f"{wanted}, and that needs the package cryptography: install carpool with it, as carpool[crypto]."
+        ) from None
+    if row is None:
+        row = (os.urandom(16).hex(),)
+        connection.execute(SQL["set_meta"], (_SALT, row[0]))
+    cipher = maker(_derived(secret, bytes.fromhex(row[0]), b"carpool store, bodies"))
+    words = _derived(secret, bytes.fromhex(row[0]), b"carpool store, words")
+    return (Sealed if encrypt else Unsealing)(cipher, words, InvalidTag)
+
+
+def _derived(secret: bytes, salt: bytes, use: bytes) -> bytes:
+    """HKDF (RFC 5869) with SHA-256, for one block of output."""
+    drawn = hmac.digest(salt, secret, hashlib.sha256)
+    return hmac.digest(drawn, use + b"\x01", hashlib.sha256)
