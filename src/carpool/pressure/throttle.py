@@ -125,7 +125,7 @@ class Throttle:
             return max(SLOWEST, self._told(now)) if metered else math.inf
         share = self._share + max(0.0, now - self._opened_at) * (RAMP_METERED if metered else RAMP_GUESSED)
         if metered:
-            return max(SLOWEST, self._told(now) * min(share, CATCH_UP) / CATCH_UP)
+            return max(SLOWEST, self._told(now) if share >= CATCH_UP else self.requests.rate * share)
         return max(SLOWEST, self._base * share)
 
     def _told(self, now: float) -> float:
