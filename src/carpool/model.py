@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from dataclasses import field as hidden
 from enum import StrEnum
+from functools import lru_cache
 from typing import Literal
 
 from msgspec import Struct, field
@@ -56,7 +57,14 @@ def base32(number: int, letters: int) -> str:
 
 def ticket_text(ticket: int) -> str:
     """A ticket as people and providers see it."""
-    return base32(ticket, TICKET_LETTERS)
+    return (
+        f"{_beginning(ticket >> 25)}{_PAIRS[ticket >> 15 & 1023]}{_PAIRS[ticket >> 5 & 1023]}{_ALPHABET[ticket & 31]}"
+    )
+
+
+@lru_cache(maxsize=64)  # tickets rise with time: those of one moment begin alike
+def _beginning(number: int) -> str:
+    return base32(number, TICKET_LETTERS - 5)
 
 
 def ticket_number(text: str) -> int:

@@ -132,14 +132,15 @@ class PriceBook:
 
 def _cost(rates: Rates, usage: Usage) -> int | None:
     total = 0
-    for count, rate in (
-        (usage.input_tokens, rates.input),
-        (usage.output_tokens, rates.output),
-        (usage.cache_read_tokens, rates.cache_read),
-        (usage.cache_write_5m_tokens, rates.cache_write_5m),
-        (usage.cache_write_1h_tokens, rates.cache_write_1h),
-        (usage.web_searches, rates.web_search),
-    ):
+    counts = (  # as the rates stand
+        usage.input_tokens,
+        usage.output_tokens,
+        usage.cache_read_tokens,
+        usage.cache_write_5m_tokens,
+        usage.cache_write_1h_tokens,
+        usage.web_searches,
+    )
+    for count, rate in zip(counts, rates, strict=False):
         if count:
             if rate is None:
                 return None

@@ -68,6 +68,7 @@ def noted(call: Call, decision: Decision) -> Decision:
     return replace(decision, reason=f"{call.note} {decision.reason}")
 
 
+@lru_cache
 def _patient(default: Lane) -> Decision:
     said = "it can wait for a batch" if default is Lane.BATCH else "it goes at once"
     return Decision(default, f"No budget was given, so {said}.")

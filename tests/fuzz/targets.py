@@ -26,7 +26,8 @@ from carpool.engine.upstream import Answer, clock_offset
 from carpool.errors import BadCall, CarpoolError, ConfigError, Garbled, NotConnected, WireError
 from carpool.policy import MAX_BUDGET, parse_budget
 from carpool.ports import RawRequest, WireRequest
-from carpool.wires.http1 import Exchange, Line, head_of
+from carpool.wires.heads import head_of
+from carpool.wires.http1 import Exchange, Line
 
 Target = Callable[[bytes], None]
 TARGETS: dict[str, Target] = {}

@@ -13,6 +13,7 @@ import carpool.doors.proxy.calling as calling
 import carpool.doors.proxy.passing as passing
 from carpool import cli
 from carpool.doors.proxy.app import Proxy
+from carpool.doors.proxy.relaying import Relay
 from carpool.engine.collecting import Collector
 from carpool.engine.core import Engine
 from carpool.wires import StraightWire
@@ -71,6 +72,7 @@ def spread(place: str) -> None:
         calling.Caller.call = abroken  # type: ignore[method-assign]
     elif place == "answer":
         calling.pass_answer = abroken
+        Relay.answered = broken  # type: ignore[method-assign]
     elif place == "passing":
         passing._relay = abroken
     elif place == "wire":

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Protocol
 
+from msgspec import Struct, field
+
 from carpool.model import Usage
 
 _MOST_HELD = 4 * 1024 * 1024  # an event beyond this is let pass unread; of an answer that is no stream, its end is kept
@@ -22,28 +24,28 @@ class Listener(Protocol):
     def usage(self) -> Usage | None: ...
 
 
-class Tap:
+class Tap(Struct, eq=False):
     """`ports.UsageTap` over a listener. Holds one event at most.
 
     An answer that turns out to be plain JSON (an SDK may be answered so) is held up to a bound and read at the end.
     """
 
-    __slots__ = ("_cut", "_data", "_held", "_listener", "_plain", "_rest", "_skipping", "_whole")
+    listener: Listener
+    rest: bytearray = field(default_factory=bytearray)  # the line that is not complete yet
+    one: bytes = b""  # a plain answer that is one chunk so far: most are, and it need not be copied
+    data: list[bytes] = []
+    held: int = 0
+    skipping: bool = False  # inside a line too long to hold
+    plain: bool | None = None
+    cut: bool = False
 
-    def __init__(self, listener: Listener) -> None:
-        self._listener = listener
-        self._rest = bytearray()  # the line that is not complete yet
-        self._whole = b""  # a plain answer that is one chunk so far: most are, and it need not be copied
-        self._data: list[bytes] = []
-        self._held = 0
-        self._skipping = False  # inside a line too long to hold
-        self._plain: bool | None = None
-        self._cut = False
+    def __repr__(self) -> str:  # never what passes
+        return f"<{type(self).__name__}>"
 
     def feed(self, chunk: bytes) -> None:
-        if self._plain is None:
+        if self.plain is None:
             self._decide(chunk)
-        if self._plain:
+        if self.plain:
             self._keep(chunk)
             return
         *lines, rest = chunk.split(b"\n")
@@ -53,45 +55,45 @@ class Tap:
         self._hold(rest)
 
     def usage(self) -> Usage | None:
-        if not self._plain:
-            return self._listener.usage()
-        body = self._whole or bytes(self._rest)
-        return self._listener.tail(body) if self._cut else self._listener.whole(body)
+        if not self.plain:
+            return self.listener.usage()
+        body = self.one or bytes(self.rest)
+        return self.listener.tail(body) if self.cut else self.listener.whole(body)
 
     def _decide(self, chunk: bytes) -> None:
         if start := chunk.lstrip():
-            self._plain = start.startswith(b"{")
+            self.plain = start.startswith(b"{")
 
     def _keep(self, chunk: bytes) -> None:
-        if not self._rest and not self._whole and len(chunk) <= _MOST_HELD:
-            self._whole = chunk
+        if not self.rest and not self.one and len(chunk) <= _MOST_HELD:
+            self.one = chunk
             return
-        self._rest += self._whole
-        self._whole = b""
-        self._rest += chunk
-        if len(self._rest) > _MOST_HELD:
-            self._cut = True
-            del self._rest[:-_TAIL]
+        self.rest += self.one
+        self.one = b""
+        self.rest += chunk
+        if len(self.rest) > _MOST_HELD:
+            self.cut = True
+            del self.rest[:-_TAIL]
 
     def _hold(self, piece: bytes) -> None:
-        if self._skipping:
+        if self.skipping:
             return
-        self._rest += piece
-        if len(self._rest) + self._held > _MOST_HELD:
-            self._skipping = True
-            self._rest.clear()
+        self.rest += piece
+        if len(self.rest) + self.held > _MOST_HELD:
+            self.skipping = True
+            self.rest.clear()
 
     def _line(self) -> None:
-        line, skipped = bytes(self._rest).removesuffix(b"\r"), self._skipping
-        self._rest.clear()
-        self._skipping = False
+        line, skipped = bytes(self.rest).removesuffix(b"\r"), self.skipping
+        self.rest.clear()
+        self.skipping = False
         if skipped:
-            self._data.append(b"")  # makes the event unreadable, as it is incomplete
+            self.data.append(b"")  # makes the event unreadable, as it is incomplete
         elif not line:
-            data = b"\n".join(self._data)
-            self._data.clear()
-            self._held = 0
-            self._listener.event(data)
+            data = b"\n".join(self.data)
+            self.data.clear()
+            self.held = 0
+            self.listener.event(data)
         elif line.startswith(b"data:"):
-            self._data.append(line[5:])
-            self._held += len(line)
+            self.data.append(line[5:])
+            self.held += len(line)

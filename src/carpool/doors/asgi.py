@@ -18,10 +18,14 @@ Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 SMALL_BODY = 64 * 1024
 JSON = ("content-type", "application/json")
 EVENT_STREAM = ("content-type", "text/event-stream; charset=utf-8")
+RETRY = (("retry-after", "1"), ("x-should-retry", "true"))  # the call is kept, or was never begun
 HOP_BY_HOP = frozenset(
     {"connection", "content-length", "expect", "host", "keep-alive", "proxy-authenticate", "proxy-authorization"}
     | {"proxy-connection", "te", "trailer", "transfer-encoding", "upgrade"}
 )
+_NOT_PASSED = HOP_BY_HOP - {"content-length"}
+_NOTHING: frozenset[str] = frozenset()
+_PLAIN = ("keep-alive", "close")
 
 
 class Disconnected(Exception):
@@ -136,18 +140,21 @@ async def send_whole(send: Send, status: int, headers: Iterable[tuple[str, str]]
 
 def end_to_end(headers: Headers) -> list[tuple[str, str]]:
     """Without what concerns one connection only, be it by its name or because `connection` names it."""
-    dropped = _dropped(headers)
+    dropped = HOP_BY_HOP | _named(headers)
     return [pair for pair in headers if pair[0] not in dropped]
-
-
-def _dropped(headers: Headers) -> Set[str]:
-    for name, value in headers:
-        if name == "connection" and value.lower() not in ("keep-alive", "close"):
-            return HOP_BY_HOP | {part.strip().lower() for part in value.split(",")}
-    return HOP_BY_HOP
 
 
 def passed_on(headers: Headers) -> list[tuple[str, str]]:
     """The head of an answer that passes: its body keeps its length."""
-    dropped = _dropped(headers)
-    return [pair for pair in headers if pair[0] not in dropped or pair[0] == "content-length"]
+    named = _named(headers)
+    dropped = _NOT_PASSED | named - {"content-length"} if named else _NOT_PASSED
+    return [pair for pair in headers if pair[0] not in dropped]
+
+
+def _named(headers: Headers) -> Set[str]:
+    """What `connection` names besides itself."""
+    told = dict(headers)
+    if "connection" not in told or (told["connection"].lower() in _PLAIN and len(told) == len(headers)):
+        return _NOTHING
+    said = [value for name, value in headers if name == "connection"]
+    return {part.strip().lower() for value in said for part in value.split(",")}

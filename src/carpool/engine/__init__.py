@@ -11,9 +11,23 @@ from carpool.engine.desk import Probe
 from carpool.engine.entering import Seat
 from carpool.engine.events import Event, Hook
 from carpool.engine.keyring import Keyring
+from carpool.engine.relaying import Outlet, Purchase
 from carpool.engine.sending import Passage
 from carpool.engine.stats import Stats
 from carpool.engine.upstream import Upstream
 from carpool.engine.waiting import Reply
 
-__all__ = ["Engine", "Event", "Hook", "Keyring", "Passage", "Probe", "Reply", "Seat", "Stats", "Upstream"]
+__all__ = [
+    "Engine",
+    "Event",
+    "Hook",
+    "Keyring",
+    "Outlet",
+    "Passage",
+    "Probe",
+    "Purchase",
+    "Reply",
+    "Seat",
+    "Stats",
+    "Upstream",
+]

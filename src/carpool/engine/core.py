@@ -17,6 +17,7 @@ from carpool.engine.housekeeping import Housekeeper
 from carpool.engine.keyring import Keyring
 from carpool.engine.overview import Overview
 from carpool.engine.reconciling import Reconciler
+from carpool.engine.relaying import Outlet, Purchase
 from carpool.engine.rescuing import Rescuer
 from carpool.engine.sending import Errand, Passage, Sender
 from carpool.engine.stats import Stats
@@ -203,6 +204,12 @@ class Engine:
         """The answer of a call for which `now` was decided, as it comes. The client's own request buys it."""
         self._desk.stats.sync_calls += 1
         return await self._sender.forward(Errand.of(call, decision.reason, as_is=as_is))
+
+    def relay(self, call: Call, as_is: Ask, decision: Decision, outlet: Outlet) -> Purchase | None:
+        """As `passage`, but nobody waits: the outlet is told. None where that can't be done; then nothing was sent."""
+        purchase = self._sender.relay(call, as_is, decision.reason, outlet)
+        self._desk.stats.sync_calls += purchase is not None
+        return purchase
 
     def decide(self, call: Call, default: Lane = Lane.NOW) -> Decision:
         """The lane that a call would take now, and why."""

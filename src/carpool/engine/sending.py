@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable, Mapping
+from functools import partial
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -10,7 +12,8 @@ from msgspec.structs import replace
 from carpool import ledger
 from carpool.engine.desk import Desk
 from carpool.engine.gating import Gates, Slot
-from carpool.engine.refusing import OwnAnswer
+from carpool.engine.held import OwnAnswer
+from carpool.engine.relaying import Outlet, Purchase
 from carpool.engine.settling import settle
 from carpool.engine.unpacking import reading
 from carpool.engine.upstream import Answer, Upstream, whole
@@ -152,17 +155,52 @@ class Sender:
         """Opens an answer that passes. Closing it aborts the request."""
         response, entry = await self._answered(errand, self._record)
         dialect = self._upstream(errand).dialect
-
-        def finish(usage: Usage | None) -> Entry:
-            if response.status >= 400:
-                final = ledger.free(entry)
-            else:
-                final = ledger.priced(entry, dialect.name, usage, self._desk.prices)
-            self._complete(final)
-            return final
-
+        finish = partial(self.close, entry, response.status, dialect.name)
         chunks = Tapped(response, dialect.usage_tap(), finish)
         return Passage(errand.ticket, response.status, response.headers, chunks, errand.reason)
+
+    def relay(self, call: Call, ask: Ask, reason: str, outlet: Outlet) -> Purchase | None:
+        """Buys a call with its client's own request, and hands its answer on. None where that takes more, such as
+        retries: `forward` it. Should the connection never be made, the outlet hears of it as of anything else."""
+        desk, upstream = self._desk, self._desk.upstreams[call.provider]
+        wire = upstream.pouring
+        if wire is None or call.deadline is not None or len(ask.body) > wire.most:
+            return None
+        slot = self.gates.enter(call.provider, call.credential, call.model, len(ask.body))
+        if slot is None:
+            return None
+        entry = Entry(
+            call.ticket,
+            -1,
+            desk.now(),
+            Lane.NOW,
+            EntryKind.PURCHASE,
+            call.provider,
+            call.credential,
+            call.model,
+            reason=reason,
+            tags=call.tags,
+        )
+        try:
+            if not desk.store.attempted(entry):
+                slot.failed(asyncio.CancelledError())
+                return None
+        except BaseException as error:
+            slot.failed(error)
+            raise
+        purchase = Purchase(self, upstream.dialect, entry, outlet, slot)
+        purchase.start(wire, upstream.request(ask, (), PASSING_S), desk.crew)
+        return purchase
+
+    def close(self, entry: Entry, status: int, dialect: str, usage: Usage | None) -> Entry:
+        """The purchase as it came out: a refusal is not billed."""
+        final = ledger.free(entry) if status >= 400 else ledger.priced(entry, dialect, usage, self._desk.prices)
+        self._complete(final)
+        return final
+
+    def void(self, entry: Entry) -> None:
+        """It was never sent."""
+        self._desk.crew.mind(self._desk.store.record(ledger.free(entry)), "record")
 
     def _record(self, entry: Entry) -> Awaitable[None]:
         """The attempt stands in the ledger before the bytes go out: a crash then leaves an unknown, not a gap."""
@@ -173,7 +211,7 @@ class Sender:
         if entry.purchase == UNSENT:
             return
         self._desk.stats.count(entry, used=True)
-        self._desk.crew.mind(self._desk.store.record(entry, unhurried=True), "record")
+        self._desk.store.completed(entry, self._desk.crew.told)
 
     # tickets: rescues, and calls that are kept under a key
 

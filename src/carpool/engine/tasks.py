@@ -46,8 +46,12 @@ class Crew:
     def _done(self, task: asyncio.Future[Any]) -> None:
         self._tasks.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
+            self.told(error, task.get_name() if isinstance(task, asyncio.Task) else "in the background")
+
+    def told(self, error: BaseException | None, name: str = "in the background") -> None:
+        """What became of work that others do; None where it went well."""
+        if error is not None:
             self.failures += 1
-            name = task.get_name() if isinstance(task, asyncio.Task) else "in the background"
             log.error("The task %s failed: %s", name, named(error))
 
     @property

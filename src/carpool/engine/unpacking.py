@@ -33,6 +33,8 @@ class Unreadable(Exception):
 def encodings(headers: Headers) -> list[str]:
     """What was done to a body, in the order in which it was done."""
     found: list[str] = []
+    if "content-encoding" not in dict(headers):
+        return found
     for name, value in headers:
         if name == "content-encoding":
             found += [part for text in value.split(",") if (part := text.strip().lower()) not in ("", "identity")]

@@ -8,7 +8,7 @@ from email.utils import parsedate_to_datetime
 from functools import lru_cache
 
 from carpool.model import Headers
-from carpool.ports import Ask, Dialect, StreamedBody, Wire, WireRequest, WireResponse
+from carpool.ports import Ask, Dialect, PouringWire, StreamedBody, Wire, WireRequest, WireResponse
 
 _VERSIONED = re.compile(r"/v\d\w*$")
 
@@ -29,17 +29,22 @@ class Upstream:
     base_url: str
     dialect: Dialect
     wire: Wire
+    pouring: PouringWire | None = field(init=False)  # the same, where it can hand an answer on without a task
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "pouring", self.wire if isinstance(self.wire, PouringWire) else None)
 
     async def ask(self, ask: Ask, secret: Headers, *, timeout: float, body: StreamedBody | None = None) -> WireResponse:
         """Sends one request, once, with the credential added at the last moment."""
-        return await self.wire.send(
-            WireRequest(
-                method=ask.method,
-                url=join(self.base_url, ask.path),
-                headers=ask.headers + secret,
-                body=ask.body if body is None else body,
-                timeout=timeout,
-            )
+        return await self.wire.send(self.request(ask, secret, timeout, body))
+
+    def request(self, ask: Ask, secret: Headers, timeout: float, body: StreamedBody | None = None) -> WireRequest:
+        return WireRequest(
+            method=ask.method,
+            url=join(self.base_url, ask.path),
+            headers=ask.headers + secret if secret else ask.headers,
+            body=ask.body if body is None else body,
+            timeout=timeout,
         )
 
 

@@ -18,7 +18,7 @@ from carpool.ports.dialect import (
     UsageTap,
 )
 from carpool.ports.store import Store
-from carpool.ports.wire import StreamedBody, Wire, WireRequest, WireResponse
+from carpool.ports.wire import PouringWire, StreamedBody, Taker, Tether, Wire, WireRequest, WireResponse
 
 __all__ = [
     "Allowance",
@@ -29,11 +29,14 @@ __all__ = [
     "Dialect",
     "Limits",
     "Parsed",
+    "PouringWire",
     "RawRequest",
     "Refusal",
     "ResultLine",
     "Store",
     "StreamedBody",
+    "Taker",
+    "Tether",
     "UsageTap",
     "Wire",
     "WireRequest",

@@ -227,10 +227,19 @@ class Store(Protocol):
         """Before a purchase for a call that has no ticket here (plain `now`): it stands in the ledger as unknown."""
         ...
 
+    def attempted(self, entry: Entry) -> bool:
+        """As `attempt`, at once and without waiting. False where this store can't: then nothing was written."""
+        ...
+
     def record(self, entry: Entry, *, unhurried: bool = False) -> Awaitable[None]:
         """Writes an entry for a call that has no ticket here (plain `now`), as `settle` would. It is handed over at
         once, so entries are written in the order of these calls; awaited, it is written. Need not be awaited.
         `unhurried`: it may be written a moment later than others, though never after what was handed over later."""
+        ...
+
+    def completed(self, entry: Entry, told: Callable[[BaseException | None], None]) -> None:
+        """As `record`, unhurried and with nobody to await it: `told` hears, on the event loop, when it is written, or
+        why it is not."""
         ...
 
     async def totals(self, credentials: Sequence[str] | None = None) -> list[Totals]:

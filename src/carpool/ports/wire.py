@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from msgspec import Struct
 
+from carpool.errors import WireError
 from carpool.model import Headers, discreet
 
 
@@ -68,3 +69,47 @@ class Wire(Protocol):
 
     async def send(self, request: WireRequest) -> WireResponse: ...
     async def aclose(self) -> None: ...
+
+
+class Taker(Protocol):
+    """Takes an answer piece by piece while it comes, called on the event loop. One of the last two ends it."""
+
+    def answered(self, status: int, headers: Headers) -> None: ...
+    def add(self, chunk: bytes) -> None: ...
+    def rest(self) -> None:
+        """All that is here was handed over; what follows may take a while."""
+        ...
+
+    def finish(self) -> None: ...
+    def fail(self, error: WireError) -> None: ...
+
+
+class Tether(Protocol):
+    """What a taker holds of the request whose answer it takes."""
+
+    def pause(self, paused: bool) -> None:
+        """Whether the rest of the answer is to wait: whoever it is for can't keep up."""
+        ...
+
+    def give_up(self) -> None:
+        """Aborts the request; the taker hears nothing more."""
+        ...
+
+
+@runtime_checkable
+class PouringWire(Wire, Protocol):
+    """A wire that can also hand an answer on without a task that waits for it. All that a `Wire` promises holds, but
+    that silence is looked for now and then only: it may last a little longer than the request's `timeout`."""
+
+    @property
+    def most(self) -> int:
+        """Bytes of a body that can be sent so; a longer one is for `send`."""
+        ...
+
+    def pour(self, request: WireRequest, taker: Taker) -> Tether | None:
+        """Sends at once, over a connection that is there. None where there is none: then nothing was sent."""
+        ...
+
+    async def pour_anew(self, request: WireRequest, taker: Taker) -> Tether:
+        """Sends over a new connection, once that is made."""
+        ...

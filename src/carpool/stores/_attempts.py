@@ -1,8 +1,8 @@
 """Attempts on `now`, written down before their bytes go out: two small files beside the store, used in turn.
 
 A line in a file costs a system call, a transaction of its own a change of threads and back, which is most of what a
-quick call takes. The line outlives the process. The transaction follows within a moment and takes it over; what a crash
-left here is taken into the ledger when the store is opened again.
+quick call takes. The line outlives the process. The purchase's own entry takes it over; where none follows within a
+moment, the attempt itself is written. What a crash left here is taken into the ledger when the store is opened again.
 """
 
 from __future__ import annotations
@@ -10,16 +10,21 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
+from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
 from carpool.errors import StoreUnwritable
 from carpool.model import Entry
 
+Told = Callable[[BaseException | None], None]  # whether something was written, or why not
+
 TURN = 256_000  # bytes after which the other file is taken, once everything in it stands in the ledger
+
+TAKE_OVER_S = 0.5  # an attempt without an entry is written after one or two of these
 
 _DECODER = msgspec.json.Decoder(Entry)
 
@@ -51,6 +56,59 @@ class Attempts:
             file.close()
 
 
+class Pending:
+    """Attempts that the ledger does not have yet. `hand_over` writes one, where no entry came to complete it."""
+
+    def __init__(self, files: Attempts | None, hand_over: Callable[[Entry, Told], None]) -> None:
+        self._files = files
+        self._hand_over = hand_over
+        self._young: dict[tuple[int, int], tuple[Entry, _File | None]] = {}
+        self._old: dict[tuple[int, int], tuple[Entry, _File | None]] = {}
+        self._loop: asyncio.AbstractEventLoop | None = None  # the one whose alarm is set
+
+    def add(self, entry: Entry) -> None:
+        """Written down, or raises."""
+        file = None if self._files is None else self._files.note(entry)
+        self._young[entry.ticket, entry.purchase] = (entry, file)
+        loop = asyncio.get_running_loop()
+        if self._loop is not loop:
+            self._loop = loop
+            loop.call_later(TAKE_OVER_S, self._age)
+
+    def followed(self, entry: Entry, told: Told) -> Told:
+        """This entry is about to be written: of its attempt nothing more is needed once it is. Who is to be told."""
+        identity = (entry.ticket, entry.purchase)
+        found = self._young.pop(identity, None) or self._old.pop(identity, None)
+        file = None if found is None else found[1]
+        return told if file is None else partial(_both, file.written, told)
+
+    def flush(self) -> None:
+        """Hands all of them over."""
+        self._write(self._old)
+        self._write(self._young)
+
+    def _age(self) -> None:
+        self._write(self._old)
+        self._old, self._young = self._young, self._old
+        self._loop = asyncio.get_running_loop() if self._old else None
+        if self._loop is not None:
+            self._loop.call_later(TAKE_OVER_S, self._age)
+
+    def _write(self, attempts: dict[tuple[int, int], tuple[Entry, _File | None]]) -> None:
+        while attempts:
+            _, (entry, file) = attempts.popitem()
+            self._hand_over(entry, _unkept if file is None else file.written)
+
+
+def _both(first: Told, second: Told, error: BaseException | None) -> None:
+    first(error)
+    second(error)
+
+
+def _unkept(error: BaseException | None) -> None:
+    """A store in memory has nothing to fall back on, and the purchase's own entry meets the same trouble."""
+
+
 class _File:
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -69,9 +127,9 @@ class _File:
         self.size += len(line)
         self.waiting += 1
 
-    def written(self, writing: asyncio.Future[Any]) -> None:
+    def written(self, error: BaseException | None) -> None:
         """A transaction that failed has not taken its line over."""
-        if not writing.cancelled() and writing.exception() is None:
+        if error is None:
             self.waiting -= 1
 
     def clear(self) -> None:

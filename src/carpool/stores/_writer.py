@@ -6,9 +6,10 @@ import asyncio
 import sqlite3
 import threading
 from collections.abc import Awaitable, Callable, Generator, Sequence
-from dataclasses import dataclass
 from functools import cache
 from typing import Any
+
+from msgspec import Struct
 
 from carpool.errors import CarpoolError, Closed, StoreError
 from carpool.stores._session import Session
@@ -30,8 +31,7 @@ def each(operation: Callable[..., Any]) -> Work:
     return work
 
 
-@dataclass(slots=True, eq=False)
-class Job:
+class Job(Struct, eq=False):
     """One operation: `work` over a list of items. Neighbours with the same `work` are done in one go.
 
     An item of the answer that is an exception is raised for its own caller only.
@@ -44,8 +44,16 @@ class Job:
     future: asyncio.Future[Any] | None = None
     result: Any = None
     error: BaseException | None = None
+    told: Callable[[BaseException | None], None] | None = None  # instead of a future, where only the end matters
+    loop: asyncio.AbstractEventLoop | None = None  # where its caller is
+
+    def __repr__(self) -> str:  # never what it writes
+        return f"<Job {self.work.__name__}>"
 
     def resolve(self) -> None:
+        if self.told is not None:
+            self.told(self.error)
+            return
         if self.future is None or self.future.done():  # a caller that was cancelled has gone; the work is done anyway
             return
         if self.error is not None:
@@ -172,12 +180,17 @@ class InlineWriter:
     def do(
         self, work: Work, item: Any, weight: int = 1, *, relaxed: bool = False, unhurried: bool = False
     ) -> Awaitable[Any]:
-        job = Job(work, item, weight, relaxed)
+        return _Done(self._done(Job(work, item, weight, relaxed)))
+
+    def hand(self, work: Work, item: Any, told: Callable[[BaseException | None], None]) -> None:
+        self._done(Job(work, item, relaxed=True, told=told)).resolve()
+
+    def _done(self, job: Job) -> Job:
         if self._closed:
             job.error = Closed("The store is closed.")
         else:
             self._groups.run([job])
-        return _Done(job)
+        return job
 
     async def aclose(self) -> None:
         self._closed = True
@@ -207,7 +220,7 @@ class ThreadWriter:
             if self._closing:
                 future.set_exception(Closed("The store is closed."))
                 return future
-            self._waiting.append(Job(work, item, weight, relaxed, future))
+            self._waiting.append(Job(work, item, weight, relaxed, future, loop=loop))
             first, called = len(self._waiting) == 1, self._called
             self._called = called or not unhurried
         if unhurried and first:
@@ -215,6 +228,21 @@ class ThreadWriter:
         elif not unhurried and not called:
             self._wake.set()
         return future
+
+    def hand(self, work: Work, item: Any, told: Callable[[BaseException | None], None]) -> None:
+        """A relaxed and unhurried job of which nobody awaits the end; `told` hears of it on the event loop."""
+        loop = asyncio.get_running_loop()
+        job = Job(work, item, relaxed=True, told=told, loop=loop)
+        with self._lock:
+            if self._closing:
+                job.error = Closed("The store is closed.")
+            else:
+                self._waiting.append(job)
+            first = len(self._waiting) == 1
+        if job.error is not None:
+            loop.call_soon(job.resolve)
+        elif first:
+            loop.call_later(UNHURRIED_S, self._wake.set)
 
     async def aclose(self) -> None:
         """Finishes what was accepted, then ends the thread."""
@@ -251,8 +279,8 @@ def _resolve(group: list[Job]) -> None:
     """Wakes the callers, with one call per event loop."""
     loops: dict[asyncio.AbstractEventLoop, list[Job]] = {}
     for job in group:
-        if job.future is not None:
-            loops.setdefault(job.future.get_loop(), []).append(job)
+        if job.loop is not None:
+            loops.setdefault(job.loop, []).append(job)
     for loop, jobs in loops.items():
         try:
             loop.call_soon_threadsafe(_resolve_all, jobs)

@@ -27,7 +27,7 @@ from carpool.model import (
     Totals,
 )
 from carpool.stores import _admission, _batches, _calls, _keys, _ledger, _listing, _settling
-from carpool.stores._attempts import Attempts
+from carpool.stores._attempts import Attempts, Pending, Told
 from carpool.stores._files import let_go, open_aside, open_here
 from carpool.stores._listeners import Listener, Listeners
 from carpool.stores._lock import FileLock
@@ -48,6 +48,7 @@ class SqliteStore:
         self._groups = Groups(session)
         self._writer = ThreadWriter(self._groups) if threaded else InlineWriter(self._groups)
         self._attempts = Attempts(session.name) if threaded and lock is not None else None
+        self._pending = Pending(self._attempts, self._hand_over) if threaded else None
         self._released = False
         self._listeners = Listeners()
 
@@ -195,21 +196,40 @@ class SqliteStore:
 
     # books and memory
     async def attempt(self, entry: Entry) -> None:
-        if self._attempts is None:
+        if not self.attempted(entry):
             await self._writer.do(_ledger.record, entry, relaxed=True)
-            return
-        noted = self._attempts.note(entry)
-        writing = self._writer.do(_ledger.record, entry, relaxed=True, unhurried=True)
-        assert isinstance(writing, asyncio.Future)
-        writing.add_done_callback(noted.written)
+
+    def attempted(self, entry: Entry) -> bool:
+        if self._pending is not None:
+            self._pending.add(entry)
+        return self._pending is not None
+
+    def _hand_over(self, entry: Entry, told: Told) -> None:
+        self._writer.hand(_ledger.record, entry, told)
 
     def record(self, entry: Entry, *, unhurried: bool = False) -> Awaitable[None]:
-        return self._writer.do(_ledger.record, entry, relaxed=True, unhurried=unhurried)
+        writing = self._writer.do(_ledger.record, entry, relaxed=True, unhurried=unhurried)
+        if self._pending is not None and isinstance(writing, asyncio.Future):
+            written = self._pending.followed(entry, _nobody)
+            writing.add_done_callback(lambda done: written(None if done.cancelled() else done.exception()))
+        return writing
+
+    def completed(self, entry: Entry, told: Told) -> None:
+        if self._pending is not None:
+            told = self._pending.followed(entry, told)
+        self._writer.hand(_ledger.record, entry, told)
+
+    def _flush(self) -> None:
+        """Before the ledger is read: attempts are a part of it."""
+        if self._pending is not None:
+            self._pending.flush()
 
     async def totals(self, credentials: Sequence[str] | None = None) -> list[Totals]:
+        self._flush()
         return await self._do(_ledger.totals, credentials)
 
     async def entries(self, ticket: int) -> list[Entry]:
+        self._flush()
         return await self._do(_ledger.entries, ticket)
 
     async def counts(self) -> Mapping[str, int]:
@@ -249,9 +269,14 @@ class SqliteStore:
 
     async def aclose(self) -> None:
         """Finishes what was accepted, then lets go of the file. May be called twice."""
+        self._flush()
         await self._writer.aclose()
         if not self._released:
             self._released = True
             if self._attempts is not None:
                 self._attempts.close()
             let_go(self._session, self._lock)
+
+
+def _nobody(error: BaseException | None) -> None:
+    """Whoever awaits the writing is told by it."""

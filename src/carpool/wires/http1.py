@@ -3,25 +3,25 @@
 from __future__ import annotations
 
 import asyncio
-import re
 import select
 import socket
+from collections import deque
 from collections.abc import Callable
 from functools import lru_cache
-from typing import Any
+from typing import Any, ClassVar
 
 import httptools
+from msgspec import Struct
 
-from carpool.errors import NotConnected, Severed, TimedOut, WireError
+from carpool.errors import Severed, TimedOut, WireError
 from carpool.model import Headers
-from carpool.ports import StreamedBody, WireRequest
+from carpool.ports import Taker, WireRequest
 
 MOST_HELD = 256 * 1024  # of an answer that nobody takes away
 LARGEST_HEAD = 256 * 1024
 MOST_INFORMED = 10_000  # 1xx answers before the answer: one every 50 s for most of a week
 KEEP_ALIVE_S = 60
-_TOKEN = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
-_TARGET = re.compile(r"[!-~]+")
+_IGNORED: deque[tuple[bytes, bytes]] = deque(maxlen=0)
 
 
 class Exchange:
@@ -129,6 +129,79 @@ class Exchange:
             self._line = None
 
 
+class Poured(Struct, eq=False):
+    """An exchange whose answer is handed on as it comes: nobody waits for it. Its request is sent in one piece."""
+
+    host: str
+    method: str
+    timeout: float
+    informed: Callable[[int, Headers], None] | None
+    taker: Taker | None  # until the answer is complete, or broken
+    line: Line | None  # likewise
+    status: int = 0
+    quiet: float = 0.0  # seconds, as far as somebody looked
+    uploaded: ClassVar[bool] = True
+
+    def __repr__(self) -> str:  # never what passes
+        return f"<{type(self).__name__}>"
+
+    @classmethod
+    def of(cls, line: Line, host: str, request: WireRequest, taker: Taker) -> Poured:
+        return cls(host, request.method, request.timeout, request.informed, taker, line)
+
+    # ------------------------------------------------------------ filled by the line
+
+    def answered(self, status: int, headers: Headers) -> None:
+        if self.taker is not None:
+            self.status, self.quiet = status, 0.0
+            self.taker.answered(status, headers)
+
+    def add(self, chunk: bytes) -> None:
+        if self.taker is not None:
+            self.quiet = 0.0
+            self.taker.add(chunk)
+
+    def wake(self) -> None:
+        if self.taker is not None:
+            self.taker.rest()
+
+    def finish(self) -> None:
+        if (taker := self._end()) is not None:
+            taker.finish()
+
+    def sever(self) -> None:
+        self._fail(Severed(f"The connection to {self.host} broke before the whole answer was here."))
+
+    def _fail(self, error: WireError) -> None:
+        if (taker := self._end()) is not None:
+            taker.fail(error)
+
+    def _end(self) -> Taker | None:
+        """Holds nothing any more that holds it: nobody has to collect it."""
+        taker, self.taker, self.line = self.taker, None, None
+        return taker
+
+    def look(self, seconds: float) -> None:
+        """Called every so many seconds: an alarm of its own would be among the dearest things that a call costs."""
+        line = self.line
+        self.quiet += seconds
+        if line is not None and self.quiet > self.timeout:
+            self._fail(TimedOut(f"{self.host} was silent for too long."))
+            line.abort()
+
+    # ------------------------------------------------------------ held by the taker
+
+    def pause(self, paused: bool) -> None:
+        if self.line is not None:
+            self.line.pause(paused)
+
+    def give_up(self) -> None:
+        line = self.line
+        self._end()
+        if line is not None:
+            line.abort()
+
+
 class Line(asyncio.Protocol):
     """A connection that carries one exchange at a time. `free` is called when it may carry the next."""
 
@@ -139,9 +212,9 @@ class Line(asyncio.Protocol):
         self._transport: Any = None
         self._poll: Any = None
         self._parser = httptools.HttpResponseParser(self)
-        self._exchange: Exchange | None = None
-        self._headers: list[tuple[str, str]] = []
-        self._head_size = 0
+        self._exchange: Exchange | Poured | None = None
+        self._headers: list[tuple[bytes, bytes]] | deque[tuple[bytes, bytes]] = []
+        self._head_size = 0  # bytes since the request without the end of a head
         self._informed = 0
         self._until_end = False  # the end of the connection is the end of the answer
         self._reading = True
@@ -150,9 +223,10 @@ class Line(asyncio.Protocol):
 
     # ------------------------------------------------------------ used by the wire
 
-    def begin(self, exchange: Exchange, data: bytes) -> None:
+    def begin(self, exchange: Exchange | Poured, data: bytes) -> None:
         self._exchange = exchange
         self._informed = 0
+        self._head_size = 0
         self.sweeps = 0
         self._until_end = False
         self.write(data)
@@ -169,6 +243,11 @@ class Line(asyncio.Protocol):
     def quiet(self) -> bool:
         """Whether nothing has happened that the event loop has not told of yet: an idle peer only ever says goodbye."""
         return self.open and not (self._poll is not None and self._poll.poll(0))
+
+    def look(self, seconds: float) -> None:
+        """Called every so many seconds."""
+        if isinstance(self._exchange, Poured):
+            self._exchange.look(seconds)
 
     def spoil(self) -> None:
         """A request that was not sent to its end stands on this line: nobody may send another after it."""
@@ -202,9 +281,19 @@ class Line(asyncio.Protocol):
         exchange = self._exchange
         try:
             self._parser.feed_data(data)
-        except (httptools.HttpParserError, httptools.HttpParserUpgrade):
+        except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
             exchange.sever()
             self.abort()
+            if isinstance(error, httptools.HttpParserCallbackError) and not isinstance(error.__context__, ValueError):
+                raise  # none of the provider's making
+            return
+        if not exchange.status:
+            self._head_size += len(data)
+            if self._head_size > LARGEST_HEAD:
+                exchange.sever()
+                self.abort()
+                return
+        exchange.wake()
 
     def eof_received(self) -> None:
         if self._exchange is not None and self._until_end:
@@ -228,21 +317,19 @@ class Line(asyncio.Protocol):
 
     def on_message_begin(self) -> None:
         self._headers = []
-        self._head_size = 0
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        self._head_size += len(name) + len(value) + 4
-        if self._head_size > LARGEST_HEAD:
-            raise ValueError("The head of the answer is too long.")
-        self._headers.append((_name(name), value.decode("latin-1")))
+        self._headers.append((name, value))
 
     def on_headers_complete(self) -> None:
         exchange, status = self._exchange, self._parser.get_status_code()
         if exchange is None or exchange.status:
             raise ValueError("Nothing was asked.")
-        headers = tuple(self._headers)
+        headers = tuple([(_name(name), value.decode("latin-1")) for name, value in self._headers])
+        self._headers = _IGNORED  # what stands behind the body
         _check_answer(status, headers)
         if status < 200:
+            self._head_size = 0
             self._informed += 1
             if self._informed > MOST_INFORMED:
                 raise ValueError("The answer itself never comes.")
@@ -255,8 +342,8 @@ class Line(asyncio.Protocol):
             self._parser = httptools.HttpResponseParser(self)  # this one would wait for a body
             self._complete(keep=keep)
         else:
-            names = {name for name, _ in headers}
-            self._until_end = not names & {"content-length", "transfer-encoding"}
+            told = dict(headers)
+            self._until_end = "content-length" not in told and "transfer-encoding" not in told
 
     def on_body(self, chunk: bytes) -> None:
         if self._exchange is not None:
@@ -282,11 +369,6 @@ def _name(name: bytes) -> str:
     return name.decode("latin-1").lower()
 
 
-@lru_cache(4096)
-def _sound(name: str) -> bool:
-    return _TOKEN.fullmatch(name) is not None
-
-
 def _check_answer(status: int, headers: Headers) -> None:
     """What can be read in two ways is not passed on as if it could be read in one."""
     if not 100 <= status <= 599:
@@ -296,40 +378,3 @@ def _check_answer(status: int, headers: Headers) -> None:
             raise ValueError("This coding of the answer would not reach the client.")
         if status < 200 and name == "content-length" and value.strip("0 \t"):
             raise ValueError("A body before the answer would be taken for a part of it.")
-
-
-def head_of(request: WireRequest, authority: str, target: str, host: str) -> bytes:
-    """The request's line and headers. What could be taken for more than that is refused."""
-    lines = [f"{request.method} {target} HTTP/1.1\r\nhost: {authority}\r\n"]
-    framed = False
-    for name, value in request.headers:
-        lower = name.lower()
-        if lower in ("content-length", "transfer-encoding"):
-            if not framed:
-                lines.append(_framing(request))
-            framed = True
-        elif lower != "host":
-            lines.append(f"{name}: {value}\r\n")
-            if not _sound(name):
-                raise NotConnected(f"This is no request that can be sent to {host}.")
-    if not framed:
-        lines.append(_framing(request))
-    lines.append("\r\n")
-    head = "".join(lines)
-    ends = len(lines) + 1 - lines.count("")  # the first holds two
-    if head.count("\n") != ends or head.count("\r") != ends or "\0" in head or not _TARGET.fullmatch(target):
-        raise NotConnected(f"This is no request that can be sent to {host}.")
-    try:
-        return head.encode("latin-1")
-    except UnicodeEncodeError:
-        raise NotConnected(f"This is no request that can be sent to {host}.") from None
-
-
-def _framing(request: WireRequest) -> str:
-    """Its length, and chunks only where nobody knows it."""
-    length = request.body.length if isinstance(request.body, StreamedBody) else len(request.body)
-    if length is None:
-        return "transfer-encoding: chunked\r\n"
-    if length or request.method in ("POST", "PUT", "PATCH"):
-        return f"content-length: {length}\r\n"
-    return ""

@@ -13,10 +13,11 @@ from urllib.parse import urlsplit
 
 from carpool.errors import NotConnected, Severed, WireError
 from carpool.model import Headers
-from carpool.ports import StreamedBody, WireRequest
+from carpool.ports import StreamedBody, Taker, WireRequest
 from carpool.wires.addresses import is_link_local
 from carpool.wires.bodies import BLOCK, Unmade, blocks, sliced
-from carpool.wires.http1 import Exchange, Line, head_of
+from carpool.wires.heads import head_of
+from carpool.wires.http1 import Exchange, Line, Poured
 from carpool.wires.tunnels import OutgoingProxy
 
 _SMALL = 4 * BLOCK
@@ -54,14 +55,12 @@ class StraightWire:
         self._roots = roots_pem
         self._tls: ssl.SSLContext | None = None
         self._idle: dict[Origin, list[Line]] = {}
+        self._lines: set[Line] = set()  # all that are open, idle or not
         self._sweeper: asyncio.TimerHandle | None = None
         self._closed = False
 
     async def send(self, request: WireRequest) -> StraightResponse:
-        if self._closed:
-            raise NotConnected("The wire is closed.")
-        origin, authority, target = _split(request.url)
-        head = head_of(request, authority, target, origin.host)
+        head, origin = self._head(request)
         line = self._idle_line(origin) or await self._connect(origin, request.timeout)
         exchange = Exchange(line, origin.host, request)
         try:
@@ -76,6 +75,34 @@ class StraightWire:
             exchange.give_up()
             raise
         return StraightResponse(exchange)
+
+    @property
+    def most(self) -> int:
+        return _SMALL
+
+    def pour(self, request: WireRequest, taker: Taker) -> Poured | None:
+        head, origin = self._head(request)
+        line = self._idle_line(origin)
+        if line is None:
+            return None
+        exchange = Poured.of(line, origin.host, request, taker)
+        assert isinstance(request.body, bytes)
+        line.begin(exchange, head + request.body)
+        return exchange
+
+    async def pour_anew(self, request: WireRequest, taker: Taker) -> Poured:
+        head, origin = self._head(request)
+        line = await self._connect(origin, request.timeout)
+        exchange = Poured.of(line, origin.host, request, taker)
+        assert isinstance(request.body, bytes)
+        line.begin(exchange, head + request.body)
+        return exchange
+
+    def _head(self, request: WireRequest) -> tuple[bytes, Origin]:
+        if self._closed:
+            raise NotConnected("The wire is closed.")
+        origin, authority, target = _split(request.url)
+        return head_of(request, authority, target, origin.host), origin
 
     async def aclose(self) -> None:
         self._closed = True
@@ -113,6 +140,9 @@ class StraightWire:
             raise NotConnected(f"The certificate of {origin.host} is not trusted.") from error
         except (OSError, ValueError) as error:
             raise NotConnected(f"No connection to {origin.host} could be made.") from error
+        self._lines.add(line)
+        if self._sweeper is None:
+            self._sweeper = asyncio.get_running_loop().call_later(SWEEP_S, self._sweep)
         return line
 
     async def _reach(self, origin: Origin, line: Line, tls: dict[str, Any]) -> None:
@@ -152,12 +182,12 @@ class StraightWire:
             line.abort()
             return
         self._idle.setdefault(origin, []).append(line)
-        if self._sweeper is None:
-            self._sweeper = asyncio.get_running_loop().call_later(SWEEP_S, self._sweep)
 
     def _sweep(self) -> None:
         """Closes what nobody has used for a while. One timer for all costs nothing on the way of a call."""
         self._sweeper = None
+        for line in list(self._lines):
+            line.look(SWEEP_S)
         for origin, lines in list(self._idle.items()):
             for line in lines:
                 line.sweeps += 1
@@ -166,7 +196,8 @@ class StraightWire:
             self._idle[origin] = [line for line in lines if line.open]
             if not self._idle[origin]:
                 del self._idle[origin]
-        if self._idle:
+        self._lines = {line for line in self._lines if line.open}
+        if self._lines:
             self._sweeper = asyncio.get_running_loop().call_later(SWEEP_S, self._sweep)
 
 
@@ -225,6 +256,7 @@ async def _addresses(origin: Origin) -> list[str]:
     return [str(info[4][0]) for info in sorted(found, key=lambda info: info[0] != socket.AF_INET)]
 
 
+@lru_cache(1024)
 def _split(url: str) -> tuple[Origin, str, str]:
     """Where to, under which name, and what for; the last exactly as it was written."""
     scheme, _, rest = url.partition("#")[0].partition("://")

@@ -42,11 +42,14 @@ def _life(values: dict[str, Any]) -> float | None:
     """How long what is cached lives; None where nothing is marked, since this provider caches only what is."""
     messages = values.get("messages")
     latest = messages[-_LATEST:] if isinstance(messages, list) else []
-    places = [[values], values.get("tools"), values.get("system")]
+    places: list[Any] = [[values]] if "cache_control" in values else []
+    places += [values[name] for name in ("tools", "system") if name in values]
     places += [message.get("content") for message in latest if isinstance(message, dict)]
     life = None
     for place in places:
-        for block in place if isinstance(place, list) else ():
+        if not isinstance(place, list):
+            continue
+        for block in place:
             if isinstance(block, dict) and (mark := block.get("cache_control")):
                 if isinstance(mark, dict) and mark.get("ttl") == "1h":
                     return _HOUR

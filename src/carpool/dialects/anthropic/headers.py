@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from functools import lru_cache
 from operator import itemgetter
 from typing import NamedTuple
@@ -10,6 +11,7 @@ from carpool.dialects.headers import DROPPED, DROPPED_PREFIXES, is_positive
 from carpool.model import Headers
 
 _NAME = itemgetter(0)
+_NEVER_IN_A_BATCH = ("fast-mode", "research-preview-2026-02")  # betas
 SECRETS = frozenset({"authorization", "x-api-key"})
 
 _DROPPED = DROPPED | {"anthropic-dangerous-direct-browser-access"}
@@ -23,6 +25,7 @@ class Sorted(NamedTuple):
     secret: Headers
     betas: tuple[str, ...]  # each once, in the client's order; `travelling` has them as one header
     retry: bool  # the client's SDK says that it sends this again
+    unbatchable: tuple[str, ...]  # why calls with such headers may not ride a batch, in sentences
 
     def __repr__(self) -> str:  # never the secret
         return f"<Sorted {len(self.travelling)} headers>"
@@ -51,4 +54,12 @@ def sort(headers: Headers) -> Sorted:
     if betas:
         kept.append(("anthropic-beta", ",".join(betas)))
     kept.sort(key=_NAME)  # stable: repeated names stay in the client's order
-    return Sorted(tuple(kept), tuple(secret), tuple(betas), retry)
+    return Sorted(tuple(kept), tuple(secret), tuple(betas), retry, tuple(_obstacles(kept, betas)))
+
+
+def _obstacles(kept: list[tuple[str, str]], betas: Iterable[str]) -> Iterator[str]:
+    for beta in betas:
+        if beta.lower().replace("_", "-").startswith(_NEVER_IN_A_BATCH):
+            yield f"A batch may not use the beta {beta}."
+    if not any(value for name, value in kept if name == "anthropic-version"):
+        yield "A batch needs an anthropic-version header."

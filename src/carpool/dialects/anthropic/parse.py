@@ -9,7 +9,6 @@ import msgspec
 from carpool.dialects import faithful
 from carpool.dialects.anthropic import headers as rules
 from carpool.dialects.anthropic.conversation import is_tool_turn, turn_of
-from carpool.dialects.headers import first
 from carpool.errors import BadCall
 from carpool.model import Headers
 from carpool.ports import Parsed, RawRequest
@@ -20,7 +19,6 @@ _MOST_TOKENS = 2**31 - 1  # a bound for estimates; the provider judges the numbe
 _NEVER_IN_A_BATCH = frozenset(
     {"speed", "store", "previous_thread_event_id", "cache_hint", "context_hint", "research_preview_2026_02"}
 )
-_NEVER_IN_A_BATCH_BETAS = ("fast-mode", "research-preview-2026-02")
 
 
 def handles(method: str, path: str) -> bool:
@@ -35,13 +33,12 @@ def parse(raw: RawRequest) -> Parsed:
     document = faithful.read(raw.body)
     values = document.values
     headers = rules.sort(raw.headers)
-    max_tokens = _max_tokens(values)
-    _check_messages(values)
+    model, max_tokens, stream = _read(values)
     return Parsed(
         endpoint=ENDPOINT,
-        model=_model(values),
+        model=model,
         body=document.without("stream"),
-        stream=_stream(values),
+        stream=stream,
         max_output_tokens=min(max(max_tokens, 0), _MOST_TOKENS),
         headers=headers.travelling,
         secret=headers.secret,
@@ -54,9 +51,22 @@ def parse(raw: RawRequest) -> Parsed:
 
 
 def _check_encoding(headers: Headers) -> None:
+    if "content-encoding" not in dict(headers):
+        return
     for name, value in headers:
         if name == "content-encoding" and value.strip().lower() not in ("", "identity"):
             raise BadCall(f"carpool does not read request bodies with content-encoding {value.strip()[:40]!r} yet.")
+
+
+def _read(values: dict[str, Any]) -> tuple[str, int, bool]:
+    """What is as it should be costs no more than a look; otherwise somebody says why not."""
+    model, max_tokens, stream = values.get("model"), values.get("max_tokens"), values.get("stream")
+    listed = type(values.get("messages")) is list
+    if listed and type(model) is str and type(max_tokens) is int and (stream is None or type(stream) is bool):
+        return model, max_tokens, stream is True
+    max_tokens = _max_tokens(values)
+    _check_messages(values)
+    return _model(values), max_tokens, _stream(values)
 
 
 def _model(values: dict[str, Any]) -> str:
@@ -90,18 +100,12 @@ def _stream(values: dict[str, Any]) -> bool:
 
 def _unbatchable(values: dict[str, Any], headers: rules.Sorted, query: str) -> str | None:
     """Every reason why this call may not ride a batch, as sentences."""
-    reasons = []
-    if not _NEVER_IN_A_BATCH.isdisjoint(values):
-        reasons = [f"A batch may not carry `{field}`." for field in sorted(_NEVER_IN_A_BATCH & values.keys())]
+    if not headers.unbatchable and not query and values["max_tokens"] and _NEVER_IN_A_BATCH.isdisjoint(values):
+        return None
+    reasons = [f"A batch may not carry `{field}`." for field in sorted(_NEVER_IN_A_BATCH & values.keys())]
     if values["max_tokens"] == 0:
         reasons.append("A batch may not carry `max_tokens: 0`.")
-    reasons += [
-        f"A batch may not use the beta {beta}."
-        for beta in headers.betas
-        if beta.lower().replace("_", "-").startswith(_NEVER_IN_A_BATCH_BETAS)
-    ]
+    reasons += headers.unbatchable
     if query and any(part not in ("", "beta=true") for part in query.lstrip("?").split("&")):
         reasons.append("A batch can't carry the query of a request.")
-    if not first(headers.travelling, "anthropic-version"):
-        reasons.append("A batch needs an anthropic-version header.")
     return " ".join(reasons) or None

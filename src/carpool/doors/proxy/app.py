@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 from carpool.doors.asgi import (
     JSON,
+    RETRY,
     Disconnected,
     Once,
     Receive,
@@ -25,12 +26,13 @@ from carpool.doors.asgi import (
 from carpool.doors.proxy.admin import Admin
 from carpool.doors.proxy.calling import MAX_BODY, Caller, Note, Ride
 from carpool.doors.proxy.choosing import wire_of
-from carpool.doors.proxy.connection import informer
+from carpool.doors.proxy.connection import Sink, informer
 from carpool.doors.proxy.greeting import LOCAL_ONLY, Greeter, Greeting
 from carpool.doors.proxy.hosts import Hosts
 from carpool.doors.proxy.leaving import Guard
 from carpool.doors.proxy.lending import Purse
 from carpool.doors.proxy.passing import pass_through, upgrade_refused
+from carpool.doors.proxy.relaying import Relay
 from carpool.doors.proxy.returning import Desk
 from carpool.doors.proxy.visit import Visit
 from carpool.doors.proxy.waiting import Patience
@@ -42,7 +44,8 @@ from carpool.rules import RuleBook
 
 log = logging.getLogger("carpool.proxy")
 
-RETRY = (("retry-after", "1"), ("x-should-retry", "true"))  # the call is kept, or was never begun
+GREETING = "carpool.greeting"  # in a scope: what its head says
+DECIDED = "carpool.decided"  # in a scope: what was found out about its call
 NO_RULES = RuleBook()
 NO_KEYS: Mapping[str, tuple[str, str]] = MappingProxyType({})
 
@@ -108,6 +111,33 @@ class Proxy:
         finally:
             self._open.discard(task)
 
+    # ------------------------------------------------------------ the short way
+
+    def meet(self, scope: Scope) -> Greeting | None:
+        """`connection.Relaying`: a call that may be answered on the spot, once it is here as a whole."""
+        try:
+            greeting = scope[GREETING] = self._greeter.greet(scope)
+        except CarpoolError:  # told on the long way
+            return None
+        return greeting if greeting.understood and greeting.hold is None else None
+
+    def relay(self, met: Greeting, scope: Scope, body: bytes, sink: Sink) -> Relay | None:
+        """Begins to answer it, or leaves what was found out about it to the long way."""
+        if len(body) > self._max_body:
+            return None
+        query = scope["query_string"].decode("latin-1")
+        raw = RawRequest(scope["method"], met.path, query, met.headers_of(scope), body)
+        try:
+            found = self._caller.relay(sink, met, raw, self._hosts.client(scope))
+        except CarpoolError:  # told on the long way
+            return None
+        if isinstance(found, Relay):
+            return found
+        scope[DECIDED] = found
+        return None
+
+    # ------------------------------------------------------------ the long way
+
     async def _serve(self, scope: Scope, receive: Receive, send: Once) -> None:
         """The request and its body are let go before the wait begins: it may be long, and many may wait."""
         waiting = await self._begin(scope, receive, send)
@@ -120,7 +150,7 @@ class Proxy:
                     visit.leaving.cancel()
 
     async def _begin(self, scope: Scope, receive: Receive, send: Once) -> tuple[Visit, Ride] | None:
-        greeting = self._greeter.greet(scope)
+        greeting = scope.pop(GREETING, None) or self._greeter.greet(scope)
         upstream, query = greeting.upstream, scope["query_string"].decode("latin-1")
         if upstream is None:
             await self._own(scope, receive, send, greeting, query)
@@ -140,7 +170,7 @@ class Proxy:
         visit = Visit(send, greeting.client, leaving, informer(scope), self._hosts.client(scope))
         ride = None
         try:
-            ride = await self._caller.call(visit, upstream, greeting, raw)
+            ride = await self._caller.call(visit, upstream, greeting, raw, scope.pop(DECIDED, None))
         finally:
             if ride is None:
                 leaving.cancel()
@@ -194,7 +224,10 @@ class Proxy:
         Calls that wait for a batch are not waited for: they are kept, and told so when the engine closes."""
         self._admin.draining = True
         self._admin.news.stop()
-        if under_way := self._open - self._patient:
+        under_way = self._open - self._patient
+        if self._guard.relays:
+            under_way.add(self._guard.crew.lend(self._guard.relayed(), "relays"))
+        if under_way:
             await asyncio.wait(under_way, timeout=timeout)
         await self._guard.cut()
 

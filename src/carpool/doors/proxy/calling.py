@@ -8,13 +8,18 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Literal
 
+from msgspec import Struct
+
 from carpool.dialects.early import Vigil
 from carpool.doors.asgi import EVENT_STREAM, Disconnected, Once, send_chunk, send_head, send_whole
 from carpool.doors.intake import answer_headers, carpool_headers, latin, recognisable, understand
+from carpool.doors.proxy.connection import Sink
 from carpool.doors.proxy.greeting import Greeting
+from carpool.doors.proxy.kinds import Client
 from carpool.doors.proxy.leaving import Guard
 from carpool.doors.proxy.logs import Line
 from carpool.doors.proxy.passing import as_it_is, pass_answer, pass_through
+from carpool.doors.proxy.relaying import CLIENT_LEFT, Relay
 from carpool.doors.proxy.returning import send_accepted
 from carpool.doors.proxy.ruling import ruled
 from carpool.doors.proxy.visit import Visit
@@ -27,7 +32,6 @@ from carpool.ports import Clock, Dialect, Parsed, RawRequest
 from carpool.routing import Decision
 from carpool.rules import RuleBook
 
-CLIENT_LEFT = 499
 ACCEPTED = 202
 MAX_BODY = 32_000_000  # of a call; what only passes may be longer
 
@@ -44,6 +48,12 @@ class Ride:
     signs: Vigil | None  # where it streams
     wait: float | None  # where its client comes back for the answer: how long it holds the line before
     wish: str = ""  # of its client for the stream
+
+
+class Decided(Struct, frozen=True):
+    call: Call
+    decision: Decision
+    direct: bool  # it travels at once and without a trace in the store
 
 
 class Caller:
@@ -69,15 +79,35 @@ class Caller:
         self._patience = patience
         self._note = note
 
-    async def call(self, visit: Visit, upstream: Upstream, greeting: Greeting, raw: RawRequest) -> Ride | None:
-        """Answers a call that travels on `now`. Of one that waits it gives back what is to be waited for."""
+    def relay(self, sink: Sink, greeting: Greeting, raw: RawRequest, address: str) -> Relay | Decided | None:
+        """Answers a call on `now` on the spot, where nothing has to be waited for; otherwise what was decided of it."""
+        upstream = greeting.upstream
+        assert upstream is not None
         decided = self._decided(upstream, greeting, raw)
+        if decided is None or not decided.direct:
+            return decided
+        call, decision = decided.call, decided.decision
+        ticket = ticket_text(call.ticket)
+        line = _line(call, raw, greeting.client, address, Lane.NOW, decision.reason, ticket)
+        relay = Relay(sink, upstream.dialect, _said(ticket, Lane.NOW, decision.reason), line, self._tell)
+        purchase = self._engine.relay(call, as_it_is(raw, greeting.onward), decision, relay)
+        if purchase is None:
+            return decided
+        self._guard.relays.add(relay)
+        relay.begin(purchase, self._guard.ended)
+        return relay
+
+    async def call(
+        self, visit: Visit, upstream: Upstream, greeting: Greeting, raw: RawRequest, decided: Decided | None = None
+    ) -> Ride | None:
+        """Answers a call that travels on `now`. Of one that waits it gives back what is to be waited for."""
+        decided = decided or self._decided(upstream, greeting, raw)
         if decided is None:
             passing = pass_through(upstream, raw, raw.body, visit.send, visit.inform)
             await self._guard.unless_gone(passing, visit.leaving, passing=True)
             return None
-        call, decision, direct = decided
-        if direct:
+        call, decision = decided.call, decided.decision
+        if decided.direct:
             passed = self._pass(visit, call, raw, greeting, decision)
             await self._guard.unless_gone(passed, visit.leaving, passing=True)
             return None
@@ -88,21 +118,20 @@ class Caller:
         if call.stream and hold is None:
             arrived = call.arrived
             signs = vigil(upstream.dialect, call.endpoint, visit.client, call.model, seat.ticket, arrived)
-        line = _line(call, raw, visit, seat.lane, seat.reason, ticket_text(seat.ticket))
+        line = _line(call, raw, visit.client, visit.address, seat.lane, seat.reason, ticket_text(seat.ticket))
         wish = upstream.dialect.wish(_plain(raw, greeting, self._max_body).body) if signs else ""
         return Ride(seat, upstream.dialect, line, signs, hold, wish)
 
-    def _decided(self, upstream: Upstream, greeting: Greeting, raw: RawRequest) -> tuple[Call, Decision, bool] | None:
-        """The call, its lane, and whether it travels at once and without a trace in the store. None for what can't be
-        read. What was decoded for it is let go here, before anybody waits."""
+    def _decided(self, upstream: Upstream, greeting: Greeting, raw: RawRequest) -> Decided | None:
+        """None for what can't be read. What was decoded for it is let go here, before anybody waits."""
         understood = self._understood(upstream, greeting, raw)
         if understood is None:
             return None
         call, parsed = understood
         decision = self._engine.decide(call)
         if decision.lane is Lane.NOW and call.key is None and greeting.hold is None:
-            return call, decision, True
-        return recognisable(call, parsed), decision, False
+            return Decided(call, decision, True)
+        return Decided(recognisable(call, parsed), decision, False)
 
     def _understood(self, upstream: Upstream, greeting: Greeting, raw: RawRequest) -> tuple[Call, Parsed] | None:
         """None where carpool can't read a call of which nothing is asked: the provider says best what is wrong."""
@@ -129,14 +158,14 @@ class Caller:
     async def _pass(self, visit: Visit, call: Call, raw: RawRequest, greeting: Greeting, decision: Decision) -> None:
         """Gives the answer of a call on `now` as it comes. The client's own request buys it."""
         ticket = ticket_text(call.ticket)
-        line = _line(call, raw, visit, Lane.NOW, decision.reason, ticket)
+        line = _line(call, raw, visit.client, visit.address, Lane.NOW, decision.reason, ticket)
         try:
             passage = await self._engine.passage(call, as_it_is(raw, greeting.onward), decision)
             size = await pass_answer(passage, _said(ticket, Lane.NOW, passage.reason), visit.send)
         except (Disconnected, asyncio.CancelledError, CarpoolError) as error:
             self._failed(visit, line, error)
             raise
-        self._tell(line, passage.status, passage.chunks.entry, passage.reason, size)
+        self._tell(line, passage.status, passage.chunks.entry, size)
 
     # ------------------------------------------------------------ waiting
 
@@ -164,30 +193,30 @@ class Caller:
         reply = await self._engine.tickets.hold(ride.seat, visit.leaving, hold)
         if reply is None:
             await send_accepted(visit.send, ride.seat)
-            self._tell(ride.line, ACCEPTED, None, ride.seat.reason, 0)
+            self._tell(ride.line, ACCEPTED, None, 0)
         return reply
 
     async def _deliver(self, visit: Visit, ride: Ride, reply: Reply) -> None:
         outcome = reply.outcome
         reply = Reply(reply.ticket, outcome, reply.entry, outcome.reason or ride.seat.reason)
-        ride.line.batch, ride.line.lane = outcome.batch, str(outcome.lane)
+        ride.line.batch, ride.line.lane, ride.line.reason = outcome.batch, str(outcome.lane), reply.reason
         try:
             await _answer(reply, ride, visit.send)
             if not visit.gone:  # otherwise its answer waits in the store for it to come back
                 self._engine.delivered_soon(reply.ticket)
         finally:
             status = CLIENT_LEFT if visit.gone else outcome.status
-            self._tell(ride.line, status, reply.entry, reply.reason, len(outcome.body))
+            self._tell(ride.line, status, reply.entry, len(outcome.body))
 
     # ------------------------------------------------------------ the log
 
     def _failed(self, visit: Visit, line: Line, error: BaseException) -> None:
         """Notes a call that ends without an outcome: its client left, carpool stops, the provider can't be reached."""
         ended = CLIENT_LEFT if visit.gone else Closed.status
-        self._tell(line, error.status if isinstance(error, CarpoolError) else ended, None, line.reason, 0)
+        self._tell(line, error.status if isinstance(error, CarpoolError) else ended, None, 0)
 
-    def _tell(self, line: Line, status: int, entry: Entry | None, reason: str, size: int) -> None:
-        line.status, line.reason, line.bytes_out = status, reason, size
+    def _tell(self, line: Line, status: int, entry: Entry | None, size: int) -> None:
+        line.status, line.bytes_out = status, size
         line.duration_s = self._clock.now() - line.at
         self._note(line.bought(entry))
 
@@ -209,7 +238,7 @@ def _said(ticket: str, lane: Lane, reason: str) -> Headers:
     )
 
 
-def _line(call: Call, raw: RawRequest, visit: Visit, lane: Lane, reason: str, ticket: str) -> Line:
+def _line(call: Call, raw: RawRequest, client: Client, address: str, lane: Lane, reason: str, ticket: str) -> Line:
     return Line(
         at=call.arrived,
         ticket=ticket,
@@ -219,8 +248,8 @@ def _line(call: Call, raw: RawRequest, visit: Visit, lane: Lane, reason: str, ti
         reason=reason,
         status=0,
         duration_s=0.0,
-        client=f"{visit.client.kind} {visit.client.name}".rstrip(),
-        address=visit.address,
+        client=f"{client.kind} {client.name}".rstrip(),
+        address=address,
         bytes_in=len(raw.body),
         tags=call.tags,
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from carpool.doors.asgi import Disconnected, Scope
 from carpool.doors.proxy.connection import Leaving, watcher
@@ -14,11 +14,19 @@ from carpool.errors import Closed
 T = TypeVar("T")
 
 
+class Cuttable(Protocol):
+    """An answer that is given without a task."""
+
+    def cut(self) -> None: ...
+
+
 class Guard:
-    """Does work for clients as long as they are there. `passing` holds what a stop may cut."""
+    """Does work for clients as long as they are there. `passing` holds what a stop may cut, and so does `relays`."""
 
     def __init__(self) -> None:
         self.crew = Crew()
+        self.relays: set[Cuttable] = set()
+        self._last = asyncio.Event()  # tells that no relay is left
         self.passing: set[_Errand] = set()
         self._others: set[_Errand] = set()
 
@@ -47,15 +55,28 @@ class Guard:
 
     @property
     def busy(self) -> bool:
-        return bool(self.passing or self._others or self.crew.busy)
+        return bool(self.passing or self._others or self.relays or self.crew.busy)
+
+    def ended(self, relay: Cuttable) -> None:
+        self.relays.discard(relay)
+        if not self.relays:
+            self._last.set()
+
+    async def relayed(self) -> None:
+        """Returns when nothing is relayed any more."""
+        while self.relays:
+            self._last.clear()
+            await self._last.wait()
 
     async def cut(self) -> None:
         """Cuts what passes through."""
+        for relay in list(self.relays):
+            relay.cut()
         await _stop(self.passing)
 
     async def aclose(self) -> None:
         await _stop(self._others)
-        await _stop(self.passing)
+        await self.cut()
         await self.crew.rest(timeout=0.1)
 
 
