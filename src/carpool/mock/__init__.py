@@ -1,5 +1,5 @@
 """A stand-in for the Anthropic API over real HTTP: its limits, its timing, its faults, and a bill of its own.
-On the same port it stands in for OpenAI's synchronous endpoints.
+On the same port it stands in for OpenAI, with files, batches, flex and webhooks.
 
 It shares no code with the rest of carpool, so that each can be checked against the other.
 """
@@ -12,6 +12,8 @@ from carpool.mock.errors import ApiError, ConnectionCut
 from carpool.mock.faults import Faults
 from carpool.mock.latency import Constant, Latency, LogNormal, Mixture, Uniform, parse_latency
 from carpool.mock.models import CATALOGUE, ModelSpec, find_model
+from carpool.mock.openai_batch import OpenAIBatch
+from carpool.mock.openai_config import OpenAIConfig
 from carpool.mock.openai_digest import expected_openai_text, openai_fingerprint
 from carpool.mock.openai_models import CATALOGUE as OPENAI_CATALOGUE
 from carpool.mock.openai_models import OpenAISpec
@@ -35,6 +37,8 @@ __all__ = [
     "MockConfig",
     "MockServer",
     "ModelSpec",
+    "OpenAIBatch",
+    "OpenAIConfig",
     "OpenAISpec",
     "Outcome",
     "Uniform",

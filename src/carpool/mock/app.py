@@ -1,45 +1,25 @@
 """The ASGI app: finds the endpoint, and puts the provider's headers on every answer."""
 
-import re
-from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
-
 from carpool.mock import batches_api, messages_api, models_api
-from carpool.mock.bill import Kind
 from carpool.mock.clock import http_date
 from carpool.mock.errors import ApiError
 from carpool.mock.http import Receive, Reply, Request, Scope, Send, json_reply, read_request
-from carpool.mock.openai_api import OpenAIDesk, speaks_openai
+from carpool.mock.openai_api import answer_openai, speaks_openai
+from carpool.mock.routes import find_route, route
 from carpool.mock.state import State, credential_of
-
-Handler = Callable[..., Awaitable[Reply]]
-
-
-@dataclass(frozen=True, slots=True)
-class Route:
-    name: str
-    method: str
-    pattern: re.Pattern[str]
-    handler: Handler
-    kind: Kind = "sync"
-
-
-def _route(name: str, method: str, path: str, handler: Handler, kind: Kind = "sync") -> Route:
-    return Route(name, method, re.compile(path.replace("{id}", "([^/]+)")), handler, kind)
-
 
 _BATCHES = "/v1/messages/batches"
 ROUTES = (
-    _route("messages", "POST", "/v1/messages", messages_api.create_message),
-    _route("count_tokens", "POST", "/v1/messages/count_tokens", messages_api.count),
-    _route("create", "POST", _BATCHES, batches_api.create, "batch"),
-    _route("list", "GET", _BATCHES, batches_api.listing, "batch"),
-    _route("retrieve", "GET", f"{_BATCHES}/{{id}}", batches_api.retrieve, "batch"),
-    _route("cancel", "POST", f"{_BATCHES}/{{id}}/cancel", batches_api.cancel, "batch"),
-    _route("delete", "DELETE", f"{_BATCHES}/{{id}}", batches_api.delete, "batch"),
-    _route("results", "GET", f"{_BATCHES}/{{id}}/results", batches_api.results, "batch"),
-    _route("models", "GET", "/v1/models", models_api.listing),
-    _route("model", "GET", "/v1/models/{id}", models_api.retrieve),
+    route("messages", "POST", "/v1/messages", messages_api.create_message),
+    route("count_tokens", "POST", "/v1/messages/count_tokens", messages_api.count),
+    route("create", "POST", _BATCHES, batches_api.create, "batch"),
+    route("list", "GET", _BATCHES, batches_api.listing, "batch"),
+    route("retrieve", "GET", f"{_BATCHES}/{{id}}", batches_api.retrieve, "batch"),
+    route("cancel", "POST", f"{_BATCHES}/{{id}}/cancel", batches_api.cancel, "batch"),
+    route("delete", "DELETE", f"{_BATCHES}/{{id}}", batches_api.delete, "batch"),
+    route("results", "GET", f"{_BATCHES}/{{id}}/results", batches_api.results, "batch"),
+    route("models", "GET", "/v1/models", models_api.listing),
+    route("model", "GET", "/v1/models/{id}", models_api.retrieve),
 )
 _OPEN = {("HEAD", "/"), ("HEAD", "/api/hello"), ("GET", "/"), ("GET", "/api/hello")}
 
@@ -47,7 +27,6 @@ _OPEN = {("HEAD", "/"), ("HEAD", "/api/hello"), ("GET", "/"), ("GET", "/api/hell
 class App:
     def __init__(self, state: State) -> None:
         self._state = state
-        self._openai = OpenAIDesk(state)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answers one request. Raises ConnectionCut where the connection is to end instead."""
@@ -78,19 +57,14 @@ class App:
         if (request.method, request.path) in _OPEN:
             return Reply(200)
         if speaks_openai(request):
-            return await self._openai.answer(request, headers)
-        route, parts = _find(request)
-        self._state.seen.add(route.name, credential_of(request))
+            return await answer_openai(self._state, request, headers)
+        found = find_route(ROUTES, request)
+        if found is None:
+            raise ApiError("not_found_error", f"{request.method} {request.path} is not an endpoint")
+        way, parts = found
+        self._state.seen.add(way.name, credential_of(request))
         caller = self._state.caller(request)
         try:
-            return await route.handler(self._state, caller, request, *parts)
+            return await way.handler(self._state, caller, request, *parts)
         finally:
-            headers |= self._state.limit_headers(caller, route.kind)
-
-
-def _find(request: Request) -> tuple[Route, tuple[str, ...]]:
-    for route in ROUTES:
-        match = route.pattern.fullmatch(request.path)
-        if match is not None and route.method == request.method:
-            return route, match.groups()
-    raise ApiError("not_found_error", f"{request.method} {request.path} is not an endpoint")
+            headers |= self._state.limit_headers(caller, way.kind)

@@ -1,4 +1,4 @@
-"""One batch: its members, their schedule, and what it looks like at a given time.
+"""One batch of any wire: its members, their schedule, and what a client or a test may do to it.
 
 Nothing here runs by itself. When each request starts and ends is fixed at creation; `run` carries out what is due,
 and every view of the batch is a function of the time it is asked for.
@@ -10,10 +10,10 @@ from array import array
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
+from typing import Any
 
 from carpool.mock.bill import Usage
-from carpool.mock.clock import rfc3339
-from carpool.mock.digest import Digest, Failure
+from carpool.mock.digest import Failure
 
 FOREVER = float("inf")
 
@@ -26,25 +26,20 @@ class Outcome(IntEnum):
     EXPIRED = 4
 
 
-_DONE = (Outcome.SUCCEEDED, Outcome.ERRORED, Outcome.CANCELED, Outcome.EXPIRED)
-
-
-@dataclass(slots=True)
+@dataclass(slots=True, kw_only=True)
 class Batch:
     id: str
     workspace: str
     credential: str
     created: float
     expires: float
-    archives: float
     seed: int
     custom_ids: Sequence[str]
-    requests: Sequence[Digest | Failure]
+    requests: Sequence[Any]
+    """What was read of each request; a `Failure` for one that will be refused."""
     starts: array[float]
     ends: array[float]
     line_faults: Mapping[str, frozenset[int]]
-    unlucky: frozenset[int]
-    """Requests that will not find a cache entry even where there is one."""
     listed_from: float
     clock_offset: float = 0.0
     stranger: bool = False
@@ -71,7 +66,13 @@ class Batch:
 
     @property
     def tag(self) -> str:
-        return self.id.removeprefix("msgbatch_")[:16]
+        """Names its members at the provider."""
+        return self.id.rpartition("_")[2][:16]
+
+    @property
+    def status(self) -> str:
+        """As its wire calls it."""
+        raise NotImplementedError
 
     # -- the schedule
 
@@ -87,22 +88,29 @@ class Batch:
             return min(self.expires, max(self.cancel_at + self.cancel_s, max(executing, default=0.0)))
         if self.held_since is not None:
             return self.expires
-        return min(self.expires, max(self.ends))
+        return min(self.expires, max(self.ends, default=self.created))
 
     @property
     def next_start(self) -> float:
-        """When the next request is due; never, while the batch is held or cancelled."""
-        if self.held_since is not None or self.cancel_at is not None or self._cursor == len(self._order):
+        """When the next request is due; never, while the batch is held, cancelled or closed."""
+        if self.held_since is not None or self.cancel_at is not None or self.closed or self._cursor == len(self._order):
             return FOREVER
         start = self.starts[self._order[self._cursor]]
         return start if start < self.expires else FOREVER
 
-    def run(self, until: float, execute: Callable[[Batch, int], Outcome]) -> None:
+    def run(self, until: float, execute: Callable[[Any, int], Outcome]) -> None:
         """Executes, in order, every request that starts no later than `until`."""
         while self.next_start <= until:
             index = self._order[self._cursor]
             self._cursor += 1
             self.outcomes[index] = execute(self, index)
+
+    def errs(self, index: int) -> bool:
+        """Whether this request ends in an error, which costs nothing."""
+        faults = self.line_faults
+        return isinstance(self.requests[index], Failure) or any(
+            index in faults[name] for name in ("line_api_error", "line_overloaded")
+        )
 
     def close(self, now: float) -> None:
         """Once ended, what never ran is cancelled or expired."""
@@ -154,35 +162,3 @@ class Batch:
         """Deleted: nobody can ask for its members any more."""
         self.deleted = True
         self.requests, self.usages = (), []
-
-    # -- how it looks
-
-    @property
-    def status(self) -> str:
-        if self.closed:
-            return "ended"
-        return "in_progress" if self.cancel_at is None else "canceling"
-
-    def view(self, now: float, base_url: str) -> dict[str, object]:
-        """The wire's MessageBatch. It must have been run and closed up to `now`."""
-        ended, archived = self.closed, now >= self.archives
-        results = f"{base_url}/v1/messages/batches/{self.id}/results"
-        return {
-            "id": self.id,
-            "type": "message_batch",
-            "processing_status": self.status,
-            "request_counts": self._counts(ended),
-            "created_at": self._stamp(self.created),
-            "expires_at": self._stamp(self.expires),
-            "ended_at": self._stamp(self.ends_at) if ended else None,
-            "cancel_initiated_at": None if self.cancel_at is None else self._stamp(self.cancel_at),
-            "archived_at": self._stamp(self.archives) if archived else None,
-            "results_url": results if ended and not archived else None,
-        }
-
-    def _counts(self, ended: bool) -> dict[str, int]:
-        done = {outcome.name.lower(): self.outcomes.count(outcome) if ended else 0 for outcome in _DONE}
-        return {"processing": 0 if ended else self.size, **done}
-
-    def _stamp(self, at: float) -> str:
-        return rfc3339(at + self.clock_offset)

@@ -4,19 +4,17 @@ import asyncio
 from collections.abc import AsyncIterator
 from itertools import islice
 
-from carpool.mock.batch import Batch
 from carpool.mock.errors import ApiError, ConnectionCut, invalid
 from carpool.mock.faults import AFTER_CANCEL, AFTER_CREATE, BEFORE_CANCEL, BEFORE_CREATE, POLL, RESULTS
 from carpool.mock.http import Reply, Request, json_reply
 from carpool.mock.intake import digest_all, read_envelope
+from carpool.mock.message_batch import MessageBatch
 from carpool.mock.results import chunks
-from carpool.mock.state import Caller, State
-
-_GARBAGE = Reply(200, b"<html>502 Bad Gateway</html>", {"content-type": "text/html"})
+from carpool.mock.state import GARBAGE, Caller, State
 
 
 async def create(state: State, caller: Caller, request: Request) -> Reply:
-    await _enter(state, caller)
+    await state.enter(caller)
     raw = await request.body(state.config.max_batch_bytes)
     await state.box.strike(BEFORE_CREATE, accepted=False)
     members = read_envelope(raw, state.config.max_batch_requests)
@@ -30,19 +28,19 @@ async def create(state: State, caller: Caller, request: Request) -> Reply:
 
 
 async def retrieve(state: State, caller: Caller, request: Request, batch_id: str) -> Reply:
-    await _enter(state, caller)
+    await state.enter(caller)
     await state.box.strike(POLL, accepted=False)
     if state.box.roll("poll_garbage"):
-        return _GARBAGE
+        return GARBAGE
     now = state.now()
     return json_reply(_find(caller, batch_id, now).view(now, request.base_url))
 
 
 async def listing(state: State, caller: Caller, request: Request) -> Reply:
-    await _enter(state, caller)
+    await state.enter(caller)
     await state.box.strike(POLL, accepted=False)
     if state.box.roll("poll_garbage"):
-        return _GARBAGE
+        return GARBAGE
     now, limit = state.now(), _limit(request)
     caller.workspace.advance(now)
     page, more = _page(caller, request, limit, now)
@@ -52,7 +50,7 @@ async def listing(state: State, caller: Caller, request: Request) -> Reply:
 
 
 async def cancel(state: State, caller: Caller, request: Request, batch_id: str) -> Reply:
-    await _enter(state, caller)
+    await state.enter(caller)
     await state.box.strike(BEFORE_CANCEL, accepted=False)
     now = state.now()
     batch = _find(caller, batch_id, now)
@@ -70,7 +68,7 @@ async def cancel(state: State, caller: Caller, request: Request, batch_id: str) 
 
 
 async def delete(state: State, caller: Caller, request: Request, batch_id: str) -> Reply:
-    await _enter(state, caller)
+    await state.enter(caller)
     batch = _find(caller, batch_id, state.now())
     if not batch.closed:
         raise invalid(f"Message batch {batch_id} cannot be deleted while it is processing.")
@@ -79,7 +77,7 @@ async def delete(state: State, caller: Caller, request: Request, batch_id: str) 
 
 
 async def results(state: State, caller: Caller, request: Request, batch_id: str) -> Reply:
-    await _enter(state, caller)
+    await state.enter(caller)
     await state.box.strike(RESULTS, accepted=False)
     now = state.now()
     batch = _find(caller, batch_id, now)
@@ -89,7 +87,7 @@ async def results(state: State, caller: Caller, request: Request, batch_id: str)
     return Reply(200, _stream(batch, cut), {"content-type": "application/binary"})
 
 
-async def _stream(batch: Batch, cut: int | None) -> AsyncIterator[bytes]:
+async def _stream(batch: MessageBatch, cut: int | None) -> AsyncIterator[bytes]:
     if cut is None:
         for part in chunks(batch):
             yield part
@@ -103,14 +101,6 @@ async def _stream(batch: Batch, cut: int | None) -> AsyncIterator[bytes]:
     raise ConnectionCut(after_acceptance=False)
 
 
-async def _enter(state: State, caller: Caller) -> None:
-    """What all batch endpoints share: permission, the rate limit, and the time that an answer takes."""
-    if caller.credential in state.config.keys_without_batch:
-        raise ApiError("permission_error", "Your API key does not have permission to use Message Batches.")
-    state.limit(caller, "batch")
-    await asyncio.sleep(state.config.control_latency.draw(state.dice.control))
-
-
 def _check_queue(state: State, caller: Caller, count: int) -> None:
     limit = state.config.queue_limit
     caller.workspace.advance(state.now())
@@ -118,7 +108,7 @@ def _check_queue(state: State, caller: Caller, count: int) -> None:
         raise ApiError("rate_limit_error", f"This batch would exceed your limit of {limit} requests in the queue.")
 
 
-def _find(caller: Caller, batch_id: str, now: float) -> Batch:
+def _find(caller: Caller, batch_id: str, now: float) -> MessageBatch:
     """The caller's batch, caught up with the time."""
     caller.workspace.advance(now)
     batch = caller.workspace.find(batch_id)
@@ -134,7 +124,7 @@ def _limit(request: Request) -> int:
     return int(text)
 
 
-def _page(caller: Caller, request: Request, limit: int, now: float) -> tuple[list[Batch], bool]:
+def _page(caller: Caller, request: Request, limit: int, now: float) -> tuple[list[MessageBatch], bool]:
     """Newest first, also when paging towards the newer ones."""
     before = request.query.get("before_id")
     found = caller.workspace.newer(before) if before else caller.workspace.older(request.query.get("after_id"))

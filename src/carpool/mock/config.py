@@ -6,8 +6,8 @@ from types import MappingProxyType
 
 from carpool.mock.faults import Faults
 from carpool.mock.latency import Constant, Latency
+from carpool.mock.openai_config import DAY, OpenAIConfig
 
-DAY = 86_400.0
 MB = 1_000_000
 _AT_ONCE = Constant(0.0)
 _SOON = Constant(0.05)
@@ -55,6 +55,8 @@ class MockConfig:
     """The chance that a batch request finds a cache entry that is there."""
     faults: Faults = field(default_factory=Faults)
     organization: str = "org_mock"
+    openai: OpenAIConfig = field(default_factory=OpenAIConfig)
+    """What only the stand-in for OpenAI has."""
 
     def __post_init__(self) -> None:
         if self.mean_output_tokens < 1:

@@ -11,8 +11,11 @@ class Dice:
     sync: random.Random
     control: random.Random
     faults: random.Random
+    openai: random.Random
+    hooks: random.Random
+    files: random.Random
 
 
 def dice(seed: int) -> Dice:
     root = random.Random(seed)  # noqa: S311 - a simulation, not a secret
-    return Dice(*(random.Random(root.getrandbits(64)) for _ in range(5)))  # noqa: S311
+    return Dice(*(random.Random(root.getrandbits(64)) for _ in range(8)))  # noqa: S311

@@ -29,8 +29,21 @@ class Faults:
     create_accepted_hang: float = 0.0
     create_accepted_500: float = 0.0
     create_accepted_529: float = 0.0
+    # Uploading a file (OpenAI), before it was stored, and when it is although the client never learns its name.
+    upload_cut: float = 0.0
+    upload_hang: float = 0.0
+    upload_500: float = 0.0
+    upload_529: float = 0.0
+    upload_429: float = 0.0
+    upload_accepted_cut: float = 0.0
+    upload_accepted_hang: float = 0.0
+    upload_accepted_500: float = 0.0
+    # What becomes of a file (OpenAI): creates don't find it for a while.
+    file_lag: float = 0.0
+    delete_500: float = 0.0
     # What becomes of a created batch.
     batch_stuck: float = 0.0
+    token_limit: float = 0.0  # OpenAI: it fails as if too many tokens were waiting
     list_lag: float = 0.0
     stranger: float = 0.0
     # Looking at batches (retrieve and list).
@@ -47,6 +60,7 @@ class Faults:
     cancel_accepted_cut: float = 0.0
     cancel_accepted_500: float = 0.0
     cancel_slow: float = 0.0
+    cancel_forgets: float = 0.0  # OpenAI: a line that was bought is not told, and the counts are lost
     # Fetching results.
     results_cut: float = 0.0
     results_hang: float = 0.0
@@ -68,11 +82,16 @@ class Faults:
     sync_429: float = 0.0
     sync_429_bare: float = 0.0
     sync_429_burst: float = 0.0
+    flex_429: float = 0.0  # OpenAI: no room in the flex tier
     # Synchronous calls that were processed and are billed.
     sync_accepted_cut: float = 0.0
     sync_accepted_hang: float = 0.0
     sync_cut_midway: float = 0.0
     sync_stream_error: float = 0.0
+    # Webhooks (OpenAI).
+    hook_lost: float = 0.0
+    hook_double: float = 0.0
+    hook_late: float = 0.0
     # How long and how much.
     hang_s: float = 3600.0
     retry_after_s: int = 1
@@ -80,6 +99,8 @@ class Faults:
     create_slow_s: float = 1.0
     stuck_s: float = float("inf")
     list_lag_s: float = 5.0
+    file_lag_s: float = 5.0
+    hook_late_s: float = 60.0
     cancel_slow_s: float = 60.0
     clock_offset_s: float = 0.0
 
@@ -91,6 +112,8 @@ _TUNING = {
     "create_slow_s",
     "stuck_s",
     "list_lag_s",
+    "file_lag_s",
+    "hook_late_s",
     "cancel_slow_s",
     "clock_offset_s",
 }
@@ -150,6 +173,8 @@ class FaultBox:
 
 BEFORE_CREATE = ("create_cut", "create_hang", "create_500", "create_529", "create_429", "create_429_bare")
 AFTER_CREATE = ("create_accepted_cut", "create_accepted_hang", "create_accepted_500", "create_accepted_529")
+BEFORE_UPLOAD = ("upload_cut", "upload_hang", "upload_500", "upload_529", "upload_429")
+AFTER_UPLOAD = ("upload_accepted_cut", "upload_accepted_hang", "upload_accepted_500")
 POLL = ("poll_cut", "poll_hang", "poll_500", "poll_529", "poll_429", "poll_429_bare")
 BEFORE_CANCEL = ("cancel_500", "cancel_429")
 AFTER_CANCEL = ("cancel_accepted_cut", "cancel_accepted_500")

@@ -32,17 +32,21 @@ class Request:
         if announced.isdigit() and int(announced) > limit:
             raise _too_large(limit)
         body = bytearray()
+        async for part in self.pieces():
+            if len(body) + len(part) > limit:
+                raise _too_large(limit)
+            body += part
+        return body
+
+    async def pieces(self) -> AsyncIterator[bytes]:
+        """The body as it arrives."""
         more = True
         while more:
             event = await self._receive()
             if event["type"] == "http.disconnect":
                 raise ConnectionCut(after_acceptance=False)
-            part = event.get("body", b"")
-            if len(body) + len(part) > limit:
-                raise _too_large(limit)
-            body += part
+            yield event.get("body", b"")
             more = event.get("more_body", False)
-        return body
 
     async def json(self, limit: int) -> tuple[Any, bytearray]:
         raw = await self.body(limit)

@@ -5,16 +5,16 @@ from __future__ import annotations
 import asyncio
 import random
 import re
-from array import array
 from collections.abc import Sequence
 
 import msgspec
 
-from carpool.mock.batch import FOREVER, Batch
 from carpool.mock.config import MockConfig
 from carpool.mock.digest import Digest, Failure, digest_or_failure
 from carpool.mock.errors import invalid
-from carpool.mock.faults import LINE_FAULTS, FaultBox
+from carpool.mock.fate import Fate
+from carpool.mock.faults import FaultBox
+from carpool.mock.message_batch import MessageBatch
 
 _CUSTOM_ID = re.compile(r"[a-zA-Z0-9_-]{1,64}")
 _YIELD_EVERY = 1000
@@ -65,12 +65,10 @@ async def digest_all(members: Sequence[_Member], mean_output: int) -> list[Diges
 
 
 class Intake:
-    """Makes batches. Everything random about a batch is drawn here, so that looking at it later changes nothing."""
+    """Makes batches of what was read."""
 
     def __init__(self, config: MockConfig, rng: random.Random, box: FaultBox) -> None:
-        self._config = config
-        self._rng = rng
-        self._box = box
+        self._fate = Fate(config, rng, box)
 
     def make(
         self,
@@ -80,55 +78,33 @@ class Intake:
         requests: Sequence[Digest | Failure],
         now: float,
         stranger: bool = False,
-    ) -> Batch:
-        config, faults = self._config, self._box.faults
-        starts, ends = self._draw_times(now, requests)
-        batch = Batch(
-            id=f"msgbatch_{self._rng.getrandbits(96):024x}",
+    ) -> MessageBatch:
+        fate, config = self._fate, self._fate.config
+        starts, ends = fate.times(now, len(requests), config.batch_latency)
+        batch = MessageBatch(
+            id=f"msgbatch_{fate.rng.getrandbits(96):024x}",
             workspace=workspace,
             credential=credential,
             created=now,
             expires=now + config.expiry_s,
             archives=now + config.archive_s,
-            seed=self._rng.getrandbits(64),
+            seed=fate.rng.getrandbits(64),
             custom_ids=custom_ids,
             requests=requests,
             starts=starts,
             ends=ends,
-            line_faults=self._draw_line_faults(len(requests), stranger),
+            line_faults=fate.line_faults(len(requests), stranger),
             unlucky=self._draw_unlucky(requests),
-            listed_from=now + faults.list_lag_s if not stranger and self._box.roll("list_lag") else now,
-            clock_offset=faults.clock_offset_s,
+            listed_from=fate.listed_from(now, stranger),
+            clock_offset=fate.box.faults.clock_offset_s,
             stranger=stranger,
         )
-        if not stranger and self._box.roll("batch_stuck"):
-            batch.hold(now)
-            if faults.stuck_s < FOREVER:
-                batch.release(now + faults.stuck_s)
+        fate.may_stick(batch, now)
         return batch
 
-    def _draw_times(self, now: float, requests: Sequence[Digest | Failure]) -> tuple[array[float], array[float]]:
-        config, rng, count = self._config, self._rng, len(requests)
-        if not config.per_request:
-            end = now + config.batch_latency.draw(rng)
-            start = max(now, end - config.batch_execution.draw(rng))
-            return array("d", [start]) * count, array("d", [end]) * count
-        ends = array("d", (now + config.batch_latency.draw(rng) for _ in range(count)))
-        starts = array("d", (max(now, end - config.batch_execution.draw(rng)) for end in ends))
-        return starts, ends
-
-    def _draw_line_faults(self, count: int, stranger: bool) -> dict[str, frozenset[int]]:
-        box = self._box
-        return {
-            name: frozenset(i for i in range(count) if box.roll(name))
-            if not stranger and box.possible(name)
-            else frozenset()
-            for name in LINE_FAULTS
-        }
-
     def _draw_unlucky(self, requests: Sequence[Digest | Failure]) -> frozenset[int]:
-        rate = self._config.batch_cache_hit_rate
+        rate, rng = self._fate.config.batch_cache_hit_rate, self._fate.rng
         if rate >= 1.0:
             return frozenset()
         planned = (i for i, request in enumerate(requests) if isinstance(request, Digest) and request.plan is not None)
-        return frozenset(i for i in planned if self._rng.random() >= rate)
+        return frozenset(i for i in planned if rng.random() >= rate)

@@ -15,7 +15,7 @@ from carpool.mock.openai_filler import fill
 from carpool.mock.openai_models import OpenAISpec
 from carpool.mock.openai_validate import Body, check_chat, check_responses
 
-Endpoint = Literal["chat", "responses"]
+Endpoint = Literal["chat", "responses", "embeddings", "completions", "moderations"]
 
 _DIRECTIVE = re.compile(r"\[(tool|think|refuse|max|error:(\w+))\]")
 _UNLIMITED = 4096
@@ -37,18 +37,17 @@ class Asked(msgspec.Struct, frozen=True):
     fingerprint: str
     text: str
     """What the answer says."""
-    prefixes: Prefixes
+    input_tokens: int
     output_tokens: int
     body: Body
+    endpoint: Endpoint
+    prefixes: Prefixes | None = None
+    """None where nothing is cached."""
     directive: str = ""
     tool: ToolCall | None = None
     stream: bool = False
     include_usage: bool = False
     tier: str = "default"
-
-    @property
-    def input_tokens(self) -> int:
-        return self.prefixes.tokens[-1]
 
 
 def openai_fingerprint(body: Body) -> str:
@@ -61,7 +60,7 @@ def expected_openai_text(body: Body) -> str:
     return f"echo:{openai_fingerprint(body)} {_last_text(_turns(body))[:SNIPPET]}".rstrip()
 
 
-def digest(endpoint: Endpoint, body: Any, mean_output: int) -> Asked:
+def digest(endpoint: Literal["chat", "responses"], body: Any, mean_output: int) -> Asked:
     """Reads a decoded body; raises the provider's error for one that it refuses."""
     spec = check_chat(body) if endpoint == "chat" else check_responses(body)
     name = openai_fingerprint(body)
@@ -70,14 +69,17 @@ def digest(endpoint: Endpoint, body: Any, mean_output: int) -> Asked:
     most = _limit(body)
     options = body.get("stream_options") or {}
     tier = body.get("service_tier")
+    beginnings = prefixes(spec.id, list(_blocks(body, turns)))
     return Asked(
         spec=spec,
         model=body["model"],
         fingerprint=name,
         text=_answer_text(body, endpoint),
-        prefixes=prefixes(spec.id, list(_blocks(body, turns))),
+        prefixes=beginnings,
+        input_tokens=beginnings.tokens[-1],
         output_tokens=most if directive == "max" else 1 + int(name, 16) % min(most, 2 * mean_output - 1),
         body=body,
+        endpoint=endpoint,
         directive=directive,
         tool=_tool(body, directive, _last_text(turns)),
         stream=bool(body.get("stream")),

@@ -23,7 +23,10 @@ class OpenAISpec:
     """Above 272,000 input tokens, input and cache cost double and output half as much again."""
     thinks: bool = True
     dimensions: int = 0
-    """Of its embeddings; 0 for a model that talks."""
+    """Of its embeddings; 0 for all other models."""
+    use: str = "talk"
+    """`talk`, `embed`, `complete` or `moderate`: which endpoints it serves."""
+    batch: bool = True
 
 
 def _line(id: str, usd: float, out: float, read: float, **more: object) -> OpenAISpec:  # noqa: A002
@@ -52,7 +55,7 @@ CATALOGUE: dict[str, OpenAISpec] = {
         _new("gpt-5.6-luna", 0.2, 1.2, 0.02),
         _line("gpt-5.5", 5, 30, 0.5, tiers=_HALF, long=True),
         _line("gpt-5.4-mini", 0.75, 4.5, 0.075, tiers=_TWO_WAYS),
-        _line("gpt-5.3-codex", 1.75, 14, 0.175, tiers={"priority": 200}),
+        _line("gpt-5.3-codex", 1.75, 14, 0.175, tiers={"priority": 200}, batch=False),
         _line("gpt-5.2", 1.75, 14, 0.175, tiers={"priority": 200}),
         _line("gpt-5", 1.25, 10, 0.125, tiers=_TWO_WAYS),
         _line("gpt-5-mini", 0.25, 2, 0.025, tiers={"flex": 50, "priority": 180}),
@@ -62,8 +65,10 @@ CATALOGUE: dict[str, OpenAISpec] = {
         _line("gpt-4.1-mini", 0.4, 1.6, 0.1, tiers={"priority": 175}, thinks=False),
         _line("gpt-4o", 2.5, 10, 1.25, tiers={"priority": 170}, thinks=False),
         _line("gpt-4o-mini", 0.15, 0.6, 0.075, thinks=False),
-        _line("text-embedding-3-large", 0.13, 0, 0, dimensions=3072),
-        _line("text-embedding-3-small", 0.02, 0, 0, dimensions=1536),
+        _line("text-embedding-3-large", 0.13, 0, 0, dimensions=3072, use="embed"),
+        _line("text-embedding-3-small", 0.02, 0, 0, dimensions=1536, use="embed"),
+        _line("gpt-3.5-turbo-instruct", 1.5, 2, 0, thinks=False, use="complete"),
+        _line("omni-moderation-latest", 0, 0, 0, thinks=False, use="moderate"),
     )
 }
 

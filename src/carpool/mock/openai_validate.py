@@ -73,6 +73,29 @@ _RESPONSES = _BOTH | frozenset(
     ]
 )
 _EMBEDDINGS = frozenset({"dimensions", "encoding_format", "input", "model", "user"})
+_COMPLETIONS = frozenset(
+    [
+        "best_of",
+        "echo",
+        "frequency_penalty",
+        "logit_bias",
+        "logprobs",
+        "max_tokens",
+        "model",
+        "n",
+        "presence_penalty",
+        "prompt",
+        "seed",
+        "stop",
+        "stream",
+        "stream_options",
+        "suffix",
+        "temperature",
+        "top_p",
+        "user",
+    ]
+)
+_MODERATIONS = frozenset({"input", "model"})
 _ROLES = ("system", "assistant", "user", "function", "tool", "developer")
 _LEAST_OUTPUT = 16
 _MOST_INPUTS = 2048
@@ -82,7 +105,7 @@ def check_chat(body: Any) -> OpenAISpec:
     _check_names(body, _CHAT)
     _check_list("messages", body.get("messages"))
     _check_messages(body["messages"])
-    spec = _check_model(body, talks=True)
+    spec = _check_model(body, "talk")
     _check_common(body, spec)
     _check_tools(body, "chat")
     if spec.thinks and body.get("max_tokens") is not None:
@@ -95,7 +118,7 @@ def check_chat(body: Any) -> OpenAISpec:
 
 def check_responses(body: Any) -> OpenAISpec:
     _check_names(body, _RESPONSES)
-    spec = _check_model(body, talks=True)
+    spec = _check_model(body, "talk")
     asked = body.get("input")
     if asked is None:
         raise missing("input")
@@ -116,7 +139,7 @@ def check_responses(body: Any) -> OpenAISpec:
 
 def check_embeddings(body: Any) -> OpenAISpec:
     _check_names(body, _EMBEDDINGS)
-    spec = _check_model(body, talks=False)
+    spec = _check_model(body, "embed")
     given = body.get("input")
     if given is None:
         raise missing("input")
@@ -133,6 +156,32 @@ def check_embeddings(body: Any) -> OpenAISpec:
     return spec
 
 
+def check_completions(body: Any) -> OpenAISpec:
+    _check_names(body, _COMPLETIONS)
+    spec = _check_model(body, "complete")
+    prompt = body.get("prompt")
+    if prompt is None:
+        raise missing("prompt")
+    if not isinstance(prompt, str):
+        raise wrong_type("prompt", "a string", prompt)
+    if body.get("stream"):
+        raise OpenAIError("Streaming is not offered here.", "stream", "unsupported_parameter")
+    _check_limit(body, "max_tokens", 1)
+    return spec
+
+
+def check_moderations(body: Any) -> OpenAISpec:
+    _check_names(body, _MODERATIONS)
+    spec = _check_model({"model": "omni-moderation-latest", **body}, "moderate")
+    given = body.get("input")
+    if given is None:
+        raise missing("input")
+    inputs = given if isinstance(given, list) else [given]
+    if not inputs or not all(isinstance(one, str | dict) for one in inputs):
+        raise OpenAIError("'$.input' is invalid. Please check the API reference.", "input")
+    return spec
+
+
 # ---------------------------------------------------------------- parts
 
 
@@ -144,7 +193,7 @@ def _check_names(body: Any, known: frozenset[str]) -> None:
             raise OpenAIError(f"Unknown parameter: '{name}'.", name, "unknown_parameter")
 
 
-def _check_model(body: Body, talks: bool) -> OpenAISpec:
+def _check_model(body: Body, use: str) -> OpenAISpec:
     model = body.get("model")
     if model is None:
         raise OpenAIError("you must provide a model parameter")
@@ -154,7 +203,7 @@ def _check_model(body: Body, talks: bool) -> OpenAISpec:
     if spec is None:
         message = f"The model `{model}` does not exist or you do not have access to it."
         raise OpenAIError(message, None, "model_not_found", "not_found_error")
-    if talks == bool(spec.dimensions):
+    if spec.use != use:
         raise OpenAIError("This is not a model for this endpoint.", "model", None, "not_found_error")
     return spec
 

@@ -7,7 +7,9 @@ from carpool.mock.batch import Batch
 from carpool.mock.bill import Bill
 from carpool.mock.clock import Now, wall
 from carpool.mock.config import MockConfig
-from carpool.mock.state import Arrival, Seen, State
+from carpool.mock.openai_hooks import Post, Sent
+from carpool.mock.post import post_over_http
+from carpool.mock.state import Arrival, Caller, Seen, State
 
 
 class MockAnthropic:
@@ -33,7 +35,7 @@ class MockAnthropic:
     def batches(self) -> Sequence[Batch]:
         """All batches, oldest first within a workspace, strangers' and deleted ones included."""
         self._state.advance()
-        return [batch for workspace in self._state.workspaces.values() for batch in workspace.batches]
+        return [batch for shelf in self._state.shelves() for batch in shelf.batches]
 
     @property
     def requests_seen(self) -> Seen:
@@ -56,8 +58,8 @@ class MockAnthropic:
     def batch(self, batch_id: str) -> Batch:
         """This batch, caught up with the time. KeyError when there is none."""
         self._state.advance()
-        for workspace in self._state.workspaces.values():
-            batch = workspace.find(batch_id)
+        for shelf in self._state.shelves():
+            batch: Batch | None = shelf.find(batch_id)
             if batch is not None:
                 return batch
         raise KeyError(batch_id)
@@ -72,16 +74,44 @@ class MockAnthropic:
         self._state.box.script(fault, times)
 
     def end_batch(self, batch_id: str) -> None:
-        batch = self.batch(batch_id)
-        self._state.workspaces[batch.workspace].hurry(batch, self._state.now())
+        self._state.advance()
+        for shelf in self._state.shelves():
+            batch = shelf.find(batch_id)
+            if batch is not None:
+                shelf.hurry(batch, self._state.now())
+        self._state.hooks.stir()
 
     def hold_batch(self, batch_id: str) -> None:
         """The batch gets stuck: nothing more starts. It can be cancelled, released, ended, or it expires."""
         self.batch(batch_id).hold(self._state.now())
+        self._state.hooks.stir()
 
     def release_batch(self, batch_id: str) -> None:
         self.batch(batch_id).release(self._state.now())
+        self._state.hooks.stir()
 
     def add_stranger(self, credential: str, size: int) -> Batch:
         """A batch of somebody else in this credential's workspace."""
         return self._state.add_stranger(self._state.workspace(credential), size)
+
+    def add_openai_stranger(self, credential: str, size: int) -> Batch:
+        """The same at OpenAI."""
+        caller = Caller(credential, self._state.workspace(credential))
+        return self._state.add_openai_stranger(self._state.project(caller), size)
+
+    # -- webhooks
+
+    def tell(self, url: str | None, secret: str | None = None) -> None:
+        """From now on, events about OpenAI's batches are posted there."""
+        self._state.hooks.url = url
+        self._state.hooks.secret = secret or self._state.hooks.secret
+        self._state.hooks.stir()
+
+    @property
+    def hooks_sent(self) -> Sequence[Sent]:
+        """Every attempt to deliver an event."""
+        return self._state.hooks.sent
+
+    async def carry_hooks(self, post: Post = post_over_http) -> None:
+        """Delivers events for ever; whoever serves the app runs this beside it."""
+        await self._state.hooks.carry(self._state.next_end, post)

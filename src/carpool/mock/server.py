@@ -63,9 +63,12 @@ async def serve(
     state = ServerState()
     loop = asyncio.get_running_loop()
     server = await loop.create_server(lambda: CuttingProtocol(settings, state, {}, loop), host, port, backlog=2048)
+    hooks = asyncio.create_task(provider.carry_hooks())
     try:
         yield MockServer(provider, f"http://{host}:{server.sockets[0].getsockname()[1]}")
     finally:
+        hooks.cancel()
+        await asyncio.gather(hooks, return_exceptions=True)
         await _stop(server, state)
 
 

@@ -1,11 +1,12 @@
 """What the endpoints share: time, dice, workspaces, the bill."""
 
+import asyncio
 from collections import Counter, deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
+from typing import Any
 
-from carpool.mock.batch import Batch
 from carpool.mock.bill import Bill, Kind
 from carpool.mock.clock import Now, rfc3339
 from carpool.mock.config import MockConfig
@@ -13,12 +14,19 @@ from carpool.mock.dice import dice
 from carpool.mock.digest import Digest, Failure
 from carpool.mock.errors import ApiError
 from carpool.mock.faults import BEFORE_SYNC, FaultBox
-from carpool.mock.http import Request
+from carpool.mock.http import Reply, Request
 from carpool.mock.intake import Intake
 from carpool.mock.limits import TokenBucket, retry_after
-from carpool.mock.strangers import stranger_requests
+from carpool.mock.message_batch import MessageBatch
+from carpool.mock.openai_batch import OpenAIBatch
+from carpool.mock.openai_hooks import Hooks
+from carpool.mock.openai_intake import Contents, OpenAIIntake
+from carpool.mock.openai_project import Project
+from carpool.mock.shelf import Shelf
+from carpool.mock.strangers import stranger_contents, stranger_requests
 from carpool.mock.workspace import Workspace
 
+GARBAGE = Reply(200, b"<html>502 Bad Gateway</html>", {"content-type": "text/html"})
 MOST_ARRIVALS = 200_000
 VERSIONS = frozenset({"2023-06-01", "2026-10-21"})
 
@@ -29,7 +37,7 @@ class Caller:
     workspace: Workspace
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Arrival:
     """A synchronous call that came, and how it was received: let in (200), or refused with this status."""
 
@@ -74,9 +82,15 @@ class State:
         self.arrivals: deque[Arrival] = deque(maxlen=MOST_ARRIVALS)
         self.workspaces: dict[str, Workspace] = {}
         self.intake = Intake(config, self.dice.batches, self.box)
+        self.projects: dict[str, Project] = {}
+        self.openai_intake = OpenAIIntake(config, self.dice.openai, self.box)
+        self.hooks = Hooks(config.openai, self.box, self.dice.hooks, now)
 
     def new_id(self, prefix: str) -> str:
         return f"{prefix}_{self.dice.ids.getrandbits(96):024x}"
+
+    def new_file_id(self) -> str:
+        return f"file-{self.dice.files.getrandbits(96):024x}"
 
     # -- who calls
 
@@ -101,6 +115,22 @@ class State:
             self.workspaces[name] = Workspace(name, self.config, self.bill, self.strangers_bill, self.now())
         return self.workspaces[name]
 
+    def project(self, caller: Caller) -> Project:
+        """What OpenAI calls the workspace."""
+        name = caller.workspace.id
+        if name not in self.projects:
+            self.projects[name] = Project(
+                name, self.config, self.bill, self.strangers_bill, self.now(), self.hooks.announce
+            )
+        return self.projects[name]
+
+    async def enter(self, caller: Caller) -> None:
+        """What all batch endpoints share: permission, the rate limit, and the time that an answer takes."""
+        if caller.credential in self.config.keys_without_batch:
+            raise ApiError("permission_error", "Your API key does not have permission to use batches.")
+        self.limit(caller, "batch")
+        await asyncio.sleep(self.config.control_latency.draw(self.dice.control))
+
     # -- limits
 
     def limit(self, caller: Caller, kind: Kind) -> None:
@@ -109,7 +139,7 @@ class State:
             message = "This request would exceed your rate limit of requests per minute."
             raise ApiError("rate_limit_error", message, {"retry-after": retry_after(wait)})
 
-    async def arrive(self, caller: Caller) -> None:
+    async def arrive(self, caller: Caller) -> Arrival:
         """A synchronous call is at the door: it is let in, or fails as limits and faults say, and is written down."""
         at = self.now()
         try:
@@ -119,7 +149,9 @@ class State:
         except ApiError as error:
             self.arrivals.append(Arrival(at, caller.credential, error.status))
             raise
-        self.arrivals.append(Arrival(at, caller.credential, 200))
+        arrival = Arrival(at, caller.credential, 200)
+        self.arrivals.append(arrival)
+        return arrival
 
     def storm(self, caller: Caller) -> None:
         """A burst of 429s: while it lasts, everybody in the workspace is refused, whatever is left of the limit."""
@@ -150,7 +182,7 @@ class State:
 
     # -- batches
 
-    def accept(self, caller: Caller, custom_ids: Sequence[str], requests: Sequence[Digest | Failure]) -> Batch:
+    def accept(self, caller: Caller, custom_ids: Sequence[str], requests: Sequence[Digest | Failure]) -> MessageBatch:
         now, workspace = self.now(), caller.workspace
         workspace.advance(now)
         batch = self.intake.make(workspace.id, caller.credential, custom_ids, requests, now)
@@ -159,17 +191,61 @@ class State:
             self.add_stranger(workspace, len(custom_ids))
         return batch
 
-    def add_stranger(self, workspace: Workspace, size: int) -> Batch:
-
+    def add_stranger(self, workspace: Workspace, size: int) -> MessageBatch:
         ids, requests = stranger_requests(size, self.config.mean_output_tokens)
         batch = self.intake.make(workspace.id, "stranger", ids, requests, self.now(), stranger=True)
         workspace.add(batch)
         return batch
 
+    def accept_openai(
+        self,
+        caller: Caller,
+        contents: Contents,
+        endpoint: str,
+        file_id: str,
+        *,
+        metadata: Mapping[str, str] | None,
+        keep_files_s: float | None,
+    ) -> OpenAIBatch:
+        now, project = self.now(), self.project(caller)
+        project.advance(now)
+        batch = self.openai_intake.make(
+            project.id,
+            caller.credential,
+            contents,
+            endpoint,
+            file_id,
+            now,
+            metadata=metadata,
+            keep_files_s=keep_files_s,
+        )
+        project.add(batch)
+        if self.box.roll("stranger"):
+            self.add_openai_stranger(project, max(1, batch.size))
+        self.hooks.stir()
+        return batch
+
+    def add_openai_stranger(self, project: Project, size: int) -> OpenAIBatch:
+        contents, file_id = stranger_contents(size, self.config.mean_output_tokens), self.new_file_id()
+        batch = self.openai_intake.make(
+            project.id, "stranger", contents, "/v1/chat/completions", file_id, self.now(), stranger=True
+        )
+        project.add(batch)
+        return batch
+
+    def shelves(self) -> list[Shelf[Any]]:
+        return [*self.workspaces.values(), *self.projects.values()]
+
     def advance(self) -> None:
         now = self.now()
-        for workspace in self.workspaces.values():
-            workspace.advance(now)
+        for shelf in self.shelves():
+            shelf.advance(now)
+
+    def next_end(self) -> float | None:
+        """Catches up with the time, and says when the next batch of OpenAI's will end."""
+        self.advance()
+        ends = (project.next_end() for project in self.projects.values())
+        return min((end for end in ends if end is not None), default=None)
 
 
 def credential_of(request: Request) -> str:

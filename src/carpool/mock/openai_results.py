@@ -1,0 +1,72 @@
+"""The lines of OpenAI's output and error files, rendered as they are asked for."""
+
+from collections.abc import Iterator
+
+import msgspec
+
+from carpool.mock.batch import Outcome
+from carpool.mock.errors import ApiError
+from carpool.mock.lines import told
+from carpool.mock.openai_batch import OpenAIBatch, Refused
+from carpool.mock.openai_digest import Asked
+from carpool.mock.openai_errors import error_body, status_of
+from carpool.mock.openai_sale import answer, name_of
+
+_encode = msgspec.json.Encoder().encode
+_NEVER_RAN = {
+    Outcome.EXPIRED: ("batch_expired", "This request could not be executed before the completion window expired."),
+    Outcome.CANCELED: ("batch_cancelled", "This request was not executed: its batch was cancelled."),
+}
+
+
+def output_lines(batch: OpenAIBatch) -> Iterator[bytes]:
+    """What succeeded."""
+    forgotten = batch.outcomes.find(Outcome.SUCCEEDED) if batch.forgets else -1
+    return told(
+        batch,
+        lambda index: _line(batch, index),
+        lambda index: _unknown(batch, index),
+        lambda index: batch.outcomes[index] == Outcome.SUCCEEDED and index != forgotten,
+    )
+
+
+def error_lines(batch: OpenAIBatch) -> Iterator[bytes]:
+    """What failed, and what never ran."""
+    return told(
+        batch,
+        lambda index: _line(batch, index),
+        lambda index: _unknown(batch, index),
+        lambda index: batch.outcomes[index] != Outcome.SUCCEEDED,
+    )
+
+
+def _line(batch: OpenAIBatch, index: int) -> bytes:
+    outcome = Outcome(batch.outcomes[index])
+    error = None
+    if outcome in _NEVER_RAN:
+        code, message = _NEVER_RAN[outcome]
+        error = {"code": code, "message": message}
+    unique = f"{batch.tag}{index:06x}"
+    return _tell(unique, batch.custom_ids[index], None if error else _response(batch, index, unique), error)
+
+
+def _unknown(batch: OpenAIBatch, index: int) -> bytes:
+    error = {"code": "batch_cancelled", "message": "Nobody knows this request."}
+    return _tell(f"{batch.tag}{index:06x}", f"unknown-{index}", None, error)
+
+
+def _tell(unique: str, custom_id: str, response: object, error: object) -> bytes:
+    line = {"id": f"batch_req_{unique}", "custom_id": custom_id, "response": response, "error": error}
+    return _encode(line) + b"\n"
+
+
+def _response(batch: OpenAIBatch, index: int, unique: str) -> dict[str, object]:
+    request, usage = batch.requests[index], batch.usages[index]
+    if isinstance(request, Asked) and usage is not None:
+        body = answer(request, usage, name_of(request, unique), int(batch.ends[index]))
+        return {"status_code": 200, "request_id": f"req_{unique}", "body": body}
+    if isinstance(request, Refused):
+        return {"status_code": request.status, "request_id": f"req_{unique}", "body": request.body}
+    overloaded = index in batch.line_faults["line_overloaded"]
+    fault = ApiError("overloaded_error", "Overloaded") if overloaded else ApiError("api_error", "Internal server error")
+    return {"status_code": status_of(fault), "request_id": f"req_{unique}", "body": error_body(fault)}
