@@ -12,7 +12,7 @@ from rich.console import Console
 
 from carpool.cli.listening import listen
 from carpool.errors import ConfigError
-from carpool.mock import Faults, MockConfig, parse_latency, run
+from carpool.mock import Faults, MockConfig, OpenAIConfig, parse_latency, run
 
 
 def mock(
@@ -30,12 +30,19 @@ def mock(
     sync_rpm: Annotated[
         float | None, typer.Option(help="Requests per minute on the synchronous endpoints; no limit unless given.")
     ] = None,
+    enqueued_tokens: Annotated[
+        int | None,
+        typer.Option(help="OpenAI: prompt tokens that may wait in batches of one model; no limit unless given.", min=1),
+    ] = None,
+    webhook_url: Annotated[
+        str | None, typer.Option(help="OpenAI: where to post signed events about ended batches.")
+    ] = None,
     seed: Annotated[int, typer.Option(help="Seed of everything random.")] = 0,
 ) -> None:
-    """Serve a stand-in for the Anthropic API: its limits, its timing, its faults, and a bill of its own.
+    """Serve a stand-in for the APIs of Anthropic and OpenAI: limits, timing, faults, and a bill of its own.
 
     It takes any key. Point an SDK, or carpool serve --upstream, at http://127.0.0.1:8788. At
-    http://127.0.0.1:8788/v1 it stands in for OpenAI: chat completions, responses and embeddings, without batches.
+    http://127.0.0.1:8788/v1 it stands in for OpenAI, with files, batches, the flex tier and webhooks.
     """
     try:
         config = MockConfig(
@@ -45,11 +52,17 @@ def mock(
             batch_rpm=batch_rpm,
             sync_rpm=sync_rpm,
             faults=_faults(fault or []),
+            openai=OpenAIConfig(
+                enqueued_tokens={} if enqueued_tokens is None else {"*": enqueued_tokens}, webhook_url=webhook_url
+            ),
         )
     except ValueError as error:
         raise ConfigError(f"The stand-in can't be set up so: {error}.") from error
     listen(host, port).close()  # says in a sentence when that can't be
-    Console().print(f"A stand-in for the Anthropic API listens on http://{host}:{port}. Stop it with Ctrl-C.")
+    console = Console()
+    console.print(f"A stand-in for the Anthropic API listens on http://{host}:{port}. Stop it with Ctrl-C.")
+    if webhook_url is not None:
+        console.print(f"It posts events to {webhook_url}, signed with {config.openai.webhook_secret}.", soft_wrap=True)
     with suppress(KeyboardInterrupt):
         run(config, host, port)
 

@@ -57,7 +57,11 @@ def openai_fingerprint(body: Body) -> str:
 
 def expected_openai_text(body: Body) -> str:
     """The text this provider answers `body` with, for tests that check that everyone got their own."""
-    return f"echo:{openai_fingerprint(body)} {_last_text(_turns(body))[:SNIPPET]}".rstrip()
+    return _echo(openai_fingerprint(body), _last_text(_turns(body)))
+
+
+def _echo(name: str, text: str) -> str:
+    return f"echo:{name} {text[:SNIPPET]}".rstrip()
 
 
 def digest(endpoint: Literal["chat", "responses"], body: Any, mean_output: int) -> Asked:
@@ -65,7 +69,8 @@ def digest(endpoint: Literal["chat", "responses"], body: Any, mean_output: int) 
     spec = check_chat(body) if endpoint == "chat" else check_responses(body)
     name = openai_fingerprint(body)
     turns = _turns(body)
-    directive = _directive(_last_text(turns))
+    last = _last_text(turns)
+    directive = _directive(last)
     most = _limit(body)
     options = body.get("stream_options") or {}
     tier = body.get("service_tier")
@@ -74,14 +79,14 @@ def digest(endpoint: Literal["chat", "responses"], body: Any, mean_output: int) 
         spec=spec,
         model=body["model"],
         fingerprint=name,
-        text=_answer_text(body, endpoint),
+        text=_answer_text(body, endpoint, _echo(name, last)),
         prefixes=beginnings,
         input_tokens=beginnings.tokens[-1],
         output_tokens=most if directive == "max" else 1 + int(name, 16) % min(most, 2 * mean_output - 1),
         body=body,
         endpoint=endpoint,
         directive=directive,
-        tool=_tool(body, directive, _last_text(turns)),
+        tool=_tool(body, directive, last),
         stream=bool(body.get("stream")),
         include_usage=bool(options.get("include_usage")),
         tier="default" if tier in (None, "auto") else tier,
@@ -129,9 +134,8 @@ def _limit(body: Body) -> int:
     return next((limit for limit in limits if limit is not None), _UNLIMITED)
 
 
-def _answer_text(body: Body, endpoint: Endpoint) -> str:
+def _answer_text(body: Body, endpoint: Endpoint, echo: str) -> str:
     """An echo; as JSON where the client wants JSON."""
-    echo = expected_openai_text(body)
     text = body.get("text")
     wanted = (
         body.get("response_format") if endpoint == "chat" else text.get("format") if isinstance(text, dict) else None

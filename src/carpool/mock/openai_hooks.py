@@ -47,6 +47,15 @@ def sign(secret: str, event_id: str, stamp: int, body: bytes) -> str:
     return f"v1,{base64.b64encode(signed).decode()}"
 
 
+async def _sleep(stirred: asyncio.Event, seconds: float | None) -> None:
+    """Until then, or until something changes."""
+    try:
+        async with asyncio.timeout(None if seconds is None else max(0.0, seconds)):
+            await stirred.wait()
+    except TimeoutError:
+        return
+
+
 class Hooks:
     def __init__(self, config: OpenAIConfig, box: FaultBox, rng: random.Random, now: Now) -> None:
         self.url = config.webhook_url
@@ -57,8 +66,7 @@ class Hooks:
         self._rng = rng
         self._now = now
         self._waiting: list[_Event] = []
-        self._stirred = asyncio.Event()
-        self._loop: asyncio.AbstractEventLoop | None = None
+        self._wake: Callable[[], None] | None = None
 
     # -- what there is to say
 
@@ -78,32 +86,32 @@ class Hooks:
 
     def stir(self) -> None:
         """Something has changed, perhaps in another thread: whoever carries looks again."""
-        if self._loop is not None and self._loop.is_running():
-            self._loop.call_soon_threadsafe(self._stirred.set)
+        if self._wake is not None:
+            self._wake()
 
     # -- saying it
 
     async def carry(self, advance: Callable[[], float | None], post: Post = post_over_http) -> None:
         """Delivers for ever. `advance` catches up with the time, and knows when it will be needed next."""
-        self._loop = asyncio.get_running_loop()
-        async with asyncio.TaskGroup() as deliveries:
-            while True:
-                self._stirred.clear()
-                next_end = advance() if self.url is not None else None
-                now = self._now()
-                for event in [event for event in self._waiting if event.due <= now]:
-                    self._waiting.remove(event)
-                    deliveries.create_task(self._deliver(event, post))
-                times = [event.due for event in self._waiting] + ([] if next_end is None else [next_end])
-                await self._sleep(min(times) - now if times else None)
+        loop, stirred = asyncio.get_running_loop(), asyncio.Event()
 
-    async def _sleep(self, seconds: float | None) -> None:
-        """Until then, or until something changes."""
+        def wake() -> None:
+            loop.call_soon_threadsafe(stirred.set)
+
+        self._wake = wake
         try:
-            async with asyncio.timeout(None if seconds is None else max(0.0, seconds)):
-                await self._stirred.wait()
-        except TimeoutError:
-            return
+            async with asyncio.TaskGroup() as deliveries:
+                while True:
+                    stirred.clear()
+                    next_end = advance() if self.url is not None else None
+                    now = self._now()
+                    for event in [event for event in self._waiting if event.due <= now]:
+                        self._waiting.remove(event)
+                        deliveries.create_task(self._deliver(event, post))
+                    times = [event.due for event in self._waiting] + ([] if next_end is None else [next_end])
+                    await _sleep(stirred, min(times) - now if times else None)
+        finally:
+            self._wake = None
 
     async def _deliver(self, event: _Event, post: Post) -> None:
         wait = self._config.webhook_backoff_s
@@ -127,7 +135,7 @@ class Hooks:
         }
         try:
             status = await post(self.url, headers, event.body)
-        except OSError:
+        except (OSError, ValueError):  # nobody there, or nobody who speaks HTTP
             status = 0
         self.sent.append(Sent(self._now(), event.id, event.type, event.batch_id, status))
         return status

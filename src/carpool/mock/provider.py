@@ -1,6 +1,6 @@
 """The provider as tests and simulations hold it: the app, the bill, and a hand on its controls."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from carpool.mock.app import App
 from carpool.mock.batch import Batch
@@ -94,10 +94,10 @@ class MockAnthropic:
         """A batch of somebody else in this credential's workspace."""
         return self._state.add_stranger(self._state.workspace(credential), size)
 
-    def add_openai_stranger(self, credential: str, size: int) -> Batch:
+    def add_openai_stranger(self, credential: str, size: int, metadata: Mapping[str, str] | None = None) -> Batch:
         """The same at OpenAI."""
         caller = Caller(credential, self._state.workspace(credential))
-        return self._state.add_openai_stranger(self._state.project(caller), size)
+        return self._state.add_openai_stranger(self._state.project(caller), size, metadata)
 
     # -- webhooks
 

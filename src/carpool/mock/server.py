@@ -68,8 +68,9 @@ async def serve(
         yield MockServer(provider, f"http://{host}:{server.sockets[0].getsockname()[1]}")
     finally:
         hooks.cancel()
-        await asyncio.gather(hooks, return_exceptions=True)
         await _stop(server, state)
+        with suppress(asyncio.CancelledError):
+            await hooks
 
 
 async def _stop(server: asyncio.Server, state: ServerState) -> None:

@@ -225,10 +225,19 @@ class State:
         self.hooks.stir()
         return batch
 
-    def add_openai_stranger(self, project: Project, size: int) -> OpenAIBatch:
+    def add_openai_stranger(
+        self, project: Project, size: int, metadata: Mapping[str, str] | None = None
+    ) -> OpenAIBatch:
         contents, file_id = stranger_contents(size, self.config.mean_output_tokens), self.new_file_id()
         batch = self.openai_intake.make(
-            project.id, "stranger", contents, "/v1/chat/completions", file_id, self.now(), stranger=True
+            project.id,
+            "stranger",
+            contents,
+            "/v1/chat/completions",
+            file_id,
+            self.now(),
+            metadata=metadata,
+            stranger=True,
         )
         project.add(batch)
         return batch
