@@ -221,7 +221,7 @@ def a_report(name: str = "b1", created_in: float = -600.0, **changes: object) ->
 
 
 UNKNOWN = a_batch(BatchState.UNKNOWN, resolved_at=NOW - 570)
-ENDED = {"ended": True, "results_path": "/results"}
+ENDED = {"ended": True, "results": ("/results",)}
 
 
 def reconciled(

@@ -25,7 +25,7 @@ class BatchState(StrEnum):
     CANCELLING = "cancelling"  # bought, and we asked the provider to stop
     ENDED = "ended"  # the provider is done, its results are to be collected
     COLLECTED = "collected"  # every call settled or requeued, every purchase in the ledger
-    REFUSED = "refused"  # provably not bought
+    REFUSED = "refused"  # provably not bought: its create was refused, or it failed as a whole before it began
     ABANDONED = "abandoned"  # given up as unknown, its calls went elsewhere; watched for late proof
     VOID = "void"  # watched to the end, no proof ever came
     LOST = "lost"  # bought, but the provider no longer has the results
@@ -41,8 +41,8 @@ TICKET_MOVES: dict[TicketState, frozenset[TicketState]] = {
 BATCH_MOVES: dict[BatchState, frozenset[BatchState]] = {
     BatchState.SUBMITTING: frozenset({BatchState.OPEN, BatchState.UNKNOWN, BatchState.REFUSED}),
     BatchState.UNKNOWN: frozenset({BatchState.OPEN, BatchState.ABANDONED}),
-    BatchState.OPEN: frozenset({BatchState.CANCELLING, BatchState.ENDED, BatchState.LOST}),
-    BatchState.CANCELLING: frozenset({BatchState.ENDED, BatchState.LOST}),
+    BatchState.OPEN: frozenset({BatchState.CANCELLING, BatchState.ENDED, BatchState.LOST, BatchState.REFUSED}),
+    BatchState.CANCELLING: frozenset({BatchState.ENDED, BatchState.LOST, BatchState.REFUSED}),
     BatchState.ENDED: frozenset({BatchState.COLLECTED, BatchState.LOST}),
     BatchState.ABANDONED: frozenset({BatchState.OPEN, BatchState.VOID}),
     BatchState.COLLECTED: frozenset(),

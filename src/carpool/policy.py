@@ -44,6 +44,7 @@ _RULES: Final[Mapping[str, Check]] = {
     "max_waiting_now": Range(0, 1_000_000, whole=True),
     "max_wait_now_s": Range(0, 600, whole=False),
     "retain_days": Range(0, 3650, whole=False),
+    "delete_provider_files": SWITCH,
 }
 
 
@@ -69,6 +70,7 @@ class RoutingPolicy:
     max_waiting_now: int = 2000
     max_wait_now_s: float = 30
     retain_days: float = 7
+    delete_provider_files: bool = True
 
     def __post_init__(self) -> None:
         for field in fields(self):
@@ -111,7 +113,12 @@ _SECTIONS: Final[Mapping[str, Mapping[str, str | None] | None]] = {
         "rules": None,
         "timezone": None,
     },
-    "batching": {**_SIZES, "rpm": "batch_rpm", "linger_ms": "linger_ms"},
+    "batching": {
+        **_SIZES,
+        "rpm": "batch_rpm",
+        "linger_ms": "linger_ms",
+        "delete_provider_files": "delete_provider_files",
+    },
     "token_budgets": _TOKENS,
     "limits": {
         **_TOKENS,

@@ -32,6 +32,7 @@ class Flush:
     credential: str
     max_count: int
     max_bytes: int
+    model: str = ""  # where a batch may have one only
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +112,8 @@ class _Sealer:
         if count == 0:
             return None
         # The store sums bodies only, so the overhead of all lines is set aside here.
-        return Flush(view.pool, view.key.credential, count, max(1, self.room - count * self.overhead))
+        room = max(1, self.room - count * self.overhead)
+        return Flush(view.pool, view.key.credential, count, room, view.key.model)
 
     def wake(self, view: PoolView, road: Road) -> float:
         at = max(self.opens_at(view), road.create_ready_at(self.now))

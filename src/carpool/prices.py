@@ -44,6 +44,8 @@ _CONTEXTS: Mapping[Lane, Mapping[str, str]] = {
 _US_ONLY = Fraction(11, 10)
 _US_ONLY_SINCE = (4, 6)
 _FAST = Fraction(2)
+# Prices in batches that genai-prices lacks, as a share of those on `now`.
+_IN_BATCHES = {("openai", f"text-embedding-3-{size}"): Fraction(1, 2) for size in ("large", "small")}
 _EVERYWHERE = (None, "", "global", "not_available")
 _UNHURRIED = (None, "", "standard")
 _VERSION = re.compile(r"claude-[a-z]+-(\d{1,2})(?:[-.](\d{1,2}))?(?![\d.])")
@@ -218,6 +220,9 @@ def _card_of_table(
     provider: str, model: str, context: Mapping[str, str], at: datetime, surcharge: Fraction
 ) -> Card | None:
     table = _table_prices(provider, model, at, context)
+    share = _IN_BATCHES.get((provider, model)) if context is _CONTEXTS[Lane.BATCH] else None
+    if table is None and share is not None:
+        return _card_of_table(provider, model, _STANDARD, at, surcharge * share)
     if table is None:
         return None
     starts = sorted({-1, *(tier.start for price in table.values() for tier in _tiers(price))}, reverse=True)

@@ -116,6 +116,7 @@ class ReconcilePlan:
     inspect: tuple[str, ...]  # ended suspects: their results tell whose they are
     give_up: bool  # abandon the unknown batch; let the abandoned one become void
     wake: float | None
+    found: str | None = None  # a batch whose metadata prove it to be ours
 
 
 def reconcile(
@@ -131,10 +132,14 @@ def reconcile(
 ) -> ReconcilePlan:
     """What the provider's LIST says about a create with unknown outcome. Nothing here ever cancels: a suspect may be
     a stranger's. `offset` is the provider's clock minus ours; `pressed` says that the batch's calls can't wait."""
+    found = next((report.provider_id for report in listed if report.nonce == batch.nonce), None)
+    if found is not None:
+        return ReconcilePlan((), (), False, None, found)
     new = tuple(
         report.provider_id
         for report in listed
-        if report.provider_id not in suspects
+        if report.nonce is None  # where batches tell their nonce, one with another is never ours
+        and report.provider_id not in suspects
         and report.provider_id not in known_ids
         and _fits(batch, report, now, offset)
     )
@@ -158,7 +163,7 @@ def _fits(batch: Batch, report: BatchReport, now: float, offset: float) -> bool:
 
 
 def _readable(report: BatchReport) -> bool:
-    return report.results_path is not None and not report.archived
+    return report.results is not None and not report.archived
 
 
 def _declared(batch: Batch) -> float:

@@ -24,7 +24,9 @@ class Case:
     errors: dict[int, dict[str, Any]]
     text_of_event: str  # what every event of a replayed answer begins with
     secrets: tuple[str, ...] = field(default=())
-    closed: str | None = None  # why none of its calls may ride a batch yet
+    upload: dict[str, Any] | None = None  # what the provider says of an upload, where there is one
+    ended: dict[str, Any] = field(default_factory=dict)  # what changes of `batch` when all is done
+    places: int = 1  # how many files of results that makes
 
     def raw(self, body: bytes | None = None, extra: tuple[tuple[str, str], ...] = ()) -> RawRequest:
         body = json.dumps(self.params).encode() if body is None else body
@@ -90,6 +92,11 @@ _ANTHROPIC = Case(
     },
     text_of_event="event: ",
     secrets=("authorization", "x-api-key"),
+    ended={
+        "processing_status": "ended",
+        "ended_at": "2026-11-15T11:00:00Z",
+        "results_url": "https://api.example/v1/messages/batches/msgbatch_1/results",
+    },
 )
 
 _RESPONSE = {
@@ -121,14 +128,40 @@ def openai_error(code: str | None) -> dict[str, Any]:
     return {"error": {"message": "No.", "type": "invalid_request_error", "param": None, "code": code}}
 
 
+def openai_line(status: int | None, body: dict[str, Any] | None = None, error: dict[str, Any] | None = None) -> bytes:
+    response = None if status is None else {"status_code": status, "request_id": "r", "body": body}
+    return json.dumps({"id": "batch_req_1", "custom_id": "nonce-1", "response": response, "error": error}).encode()
+
+
 _OPENAI = Case(
     dialect=OPENAI,
     path="/v1/responses",
     headers=(("authorization", "Bearer key-of-the-client"), ("openai-project", "proj_1"), ("host", "here")),
     params={"model": "gpt-6-luna", "input": "Hi", "max_output_tokens": 64},
     answer=_RESPONSE,
-    lines={},
-    batch={},
+    lines={
+        "succeeded": openai_line(200, _RESPONSE),
+        "errored": openai_line(400, openai_error(None)),
+        "expired": openai_line(None, error={"code": "batch_expired", "message": "Too late."}),
+        "canceled": openai_line(None, error={"code": "batch_cancelled", "message": "Stopped."}),
+    },
+    batch={
+        "id": "batch_1",
+        "object": "batch",
+        "endpoint": "/v1/responses",
+        "errors": None,
+        "input_file_id": "file-in",
+        "completion_window": "24h",
+        "status": "in_progress",
+        "output_file_id": None,
+        "error_file_id": None,
+        "created_at": 1_795_000_000,
+        "in_progress_at": 1_795_000_010,
+        "expires_at": 1_795_086_400,
+        "completed_at": None,
+        "request_counts": {"total": 3, "completed": 0, "failed": 0},
+        "metadata": {"carpool_nonce": "n" * 10},
+    },
     errors={
         400: openai_error(None),
         401: openai_error("invalid_api_key"),
@@ -141,7 +174,9 @@ _OPENAI = Case(
     },
     text_of_event="event: ",
     secrets=("authorization", "openai-organization", "openai-project"),
-    closed="OpenAI's batch road is not open yet.",
+    upload={"id": "file-in", "object": "file", "bytes": 1, "filename": "carpool-n.jsonl", "purpose": "batch"},
+    ended={"status": "completed", "output_file_id": "file-out", "error_file_id": "file-err"},
+    places=2,
 )
 
 CASES = {case.dialect.name: case for case in (_ANTHROPIC, _OPENAI)}

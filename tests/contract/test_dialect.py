@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from carpool import dialects
 from carpool.errors import BadCall, CarpoolError, ConfigError, Garbled, Misuse
 from carpool.model import custom_id
+from carpool.ports import BatchReport
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
@@ -20,17 +21,8 @@ JSON = st.recursive(
 )
 
 
-BATCHING = sorted(name for name, case in CASES.items() if case.closed is None)
-
-
 @pytest.fixture(params=sorted(CASES))
 def case(request: pytest.FixtureRequest) -> Case:
-    return CASES[request.param]
-
-
-@pytest.fixture(params=BATCHING)
-def batching(request: pytest.FixtureRequest) -> Case:
-    """A dialect that speaks of batches."""
     return CASES[request.param]
 
 
@@ -57,7 +49,7 @@ def test_a_body_without_stream_stays_as_it_came(case: Case) -> None:
     assert parsed.model == case.params["model"]
     assert not parsed.stream
     assert not parsed.retry
-    assert parsed.unbatchable == case.closed
+    assert parsed.unbatchable is None
 
 
 @pytest.mark.parametrize("stream", [True, False])
@@ -77,9 +69,8 @@ def test_what_was_parsed_parses_to_the_same(name: str, extra: dict, stream: bool
     again = case.dialect.parse(case.raw(first.body))
     assert (again.body, again.canonical, again.stream) == (first.body, first.canonical, False)
     assert json.loads(first.body) == {key: value for key, value in params.items() if key != "stream"}
-    if case.closed is None:
-        line = case.dialect.line(custom_id("n" * 10, 7), first.body)
-        assert first.body in line
+    line = case.dialect.line(case.path, custom_id("n" * 10, 7), first.body)
+    assert first.body in line
 
 
 def test_equal_requests_have_equal_canonical_bodies(case: Case) -> None:
@@ -146,14 +137,45 @@ def test_no_foreign_exception_escapes_from_any_bytes(name: str, body: bytes) -> 
 # ---------------------------------------------------------------- to the provider
 
 
-def test_a_create_is_sound_and_its_overhead_is_told(batching: Case) -> None:
-    body = batching.dialect.parse(batching.raw()).body
-    before, between, after = batching.dialect.create_frame()
-    lines = [batching.dialect.line(custom_id("n" * 10, ticket), body) for ticket in range(3)]
+def test_a_create_is_sound_and_its_overhead_is_told(case: Case) -> None:
+    body = case.dialect.parse(case.raw()).body
+    before, between, after = case.dialect.frame("n" * 10)
+    lines = [case.dialect.line(case.path, custom_id("n" * 10, ticket), body) for ticket in range(3)]
     create = before + between.join(lines) + after
     assert all(custom_id("n" * 10, ticket).encode() in create for ticket in range(3))
-    cost = 3 * (len(body) + batching.dialect.line_overhead())
+    cost = 3 * (len(body) + case.dialect.line_overhead(case.path))
     assert 0 <= cost - len(between.join(lines)) <= 3
+
+
+def test_every_line_costs_the_same_whatever_its_body(case: Case) -> None:
+    name = custom_id("n" * 10, 1)
+    body = json.dumps(case.params, indent=2).replace("\n", "\r\n").encode()
+    assert len(case.dialect.line(case.path, name, body)) == len(case.dialect.line(case.path, name, b"")) + len(body)
+    assert case.params.items() <= _nested(json.loads(case.dialect.line(case.path, name, body))).items()
+
+
+def _nested(line: dict) -> dict:
+    return next(part for part in line.values() if isinstance(part, dict))
+
+
+def test_lines_are_uploaded_where_a_create_does_not_carry_them(case: Case) -> None:
+    upload = case.dialect.upload((), "n" * 10)
+    if case.upload is None:
+        assert upload is None
+        with pytest.raises(Misuse):
+            case.dialect.uploaded(b"{}")
+        return
+    assert upload is not None
+    assert (upload.method, upload.body) == ("POST", b"")
+    assert case.dialect.uploaded(json.dumps(case.upload).encode()) == case.upload["id"]
+    create = case.dialect.create((), case.path, "n" * 10, case.upload["id"])
+    assert case.upload["id"].encode() in create.body
+    assert b"n" * 10 in create.body
+    for garbled in (b"", b"{}", b'{"id":"../batches"}', b'{"id":".."}'):
+        with pytest.raises(Garbled):
+            case.dialect.uploaded(garbled)
+    with pytest.raises(Misuse):
+        case.dialect.create((), case.path, "n" * 10, None)
 
 
 def test_limits_are_told(case: Case) -> None:
@@ -161,20 +183,25 @@ def test_limits_are_told(case: Case) -> None:
     assert min(limits.max_count, limits.max_bytes, limits.window, limits.retention) > 0
 
 
-def test_own_requests_carry_the_pools_headers_and_no_compression(batching: Case) -> None:
-    headers = batching.dialect.parse(batching.raw()).headers
+def test_own_requests_carry_the_pools_headers_and_no_compression(case: Case) -> None:
+    headers = case.dialect.parse(case.raw()).headers
     asks = [
-        batching.dialect.send(batching.path, headers, b"{}"),
-        batching.dialect.create(headers),
-        batching.dialect.listing(headers, None, 100),
-        batching.dialect.retrieve(headers, "msgbatch_1"),
-        batching.dialect.cancel(headers, "msgbatch_1"),
-        batching.dialect.results(headers, "msgbatch_1"),
+        case.dialect.send(case.path, headers, b"{}"),
+        case.dialect.create(headers, case.path, "n" * 10, "file-1"),
+        case.dialect.listing(headers, None, 100),
+        case.dialect.retrieve(headers, "msgbatch_1"),
+        case.dialect.cancel(headers, "msgbatch_1"),
+        *(case.dialect.results(headers, place) for place in _done(case).results or ()),
+        *filter(None, [case.dialect.upload(headers, "n" * 10), case.dialect.forget(headers, "file-1")]),
     ]
     for ask in asks:
         assert ask.path.startswith("/")
         assert set(headers) < set(ask.headers)
         assert ("accept-encoding", "identity") in ask.headers
+
+
+def _done(case: Case, **more: object) -> BatchReport:
+    return case.dialect.report(json.dumps(case.batch | case.ended | more).encode())
 
 
 def test_calls_on_now_carry_their_headers_and_no_compression(case: Case) -> None:
@@ -185,27 +212,6 @@ def test_calls_on_now_carry_their_headers_and_no_compression(case: Case) -> None
     assert ("accept-encoding", "identity") in ask.headers
 
 
-@pytest.mark.parametrize("name", sorted(set(CASES) - set(BATCHING)))
-def test_a_dialect_without_batches_says_so_to_whoever_asks(name: str) -> None:
-    dialect, why = CASES[name].dialect, CASES[name].closed
-    asked = (
-        lambda: dialect.line("n-1", b"{}"),
-        lambda: dialect.line_overhead(),
-        lambda: dialect.create(()),
-        lambda: dialect.create_frame(),
-        lambda: dialect.listing((), None, 10),
-        lambda: dialect.retrieve((), "b"),
-        lambda: dialect.cancel((), "b"),
-        lambda: dialect.results((), "b"),
-        lambda: dialect.report(b"{}"),
-        lambda: dialect.page(b"{}"),
-        lambda: dialect.result_line(b"{}"),
-    )
-    for ask in asked:
-        with pytest.raises(Misuse, match=str(why)):
-            ask()
-
-
 # ---------------------------------------------------------------- from the provider
 
 
@@ -213,37 +219,60 @@ def test_a_dialect_without_batches_says_so_to_whoever_asks(name: str) -> None:
     ("result", "status", "retryable"),
     [("succeeded", 200, False), ("errored", 400, False), ("expired", 504, True), ("canceled", 409, True)],
 )
-def test_every_kind_of_line(batching: Case, result: str, status: int, retryable: bool) -> None:
-    line = batching.dialect.result_line(batching.lines[result])
+def test_every_kind_of_line(case: Case, result: str, status: int, retryable: bool) -> None:
+    line = case.dialect.result_line(case.lines[result])
     assert (line.custom_id, line.result, line.status, line.retryable) == ("nonce-1", result, status, retryable)
     assert isinstance(json.loads(line.body), dict)
 
 
-def test_an_answer_comes_back_as_it_was(batching: Case) -> None:
-    line = batching.dialect.result_line(batching.lines["succeeded"])
-    assert line.body == json.dumps(batching.answer).encode()
-    assert line.body in batching.lines["succeeded"]
-    assert line.model == batching.answer["model"]
-    assert line.usage == batching.dialect.usage(line.body)
+def test_an_answer_comes_back_as_it_was(case: Case) -> None:
+    line = case.dialect.result_line(case.lines["succeeded"])
+    assert line.body == json.dumps(case.answer).encode()
+    assert line.body in case.lines["succeeded"]
+    assert line.model == case.answer["model"]
+    assert line.usage == case.dialect.usage(line.body)
     assert line.usage is not None
     assert (line.usage.input_tokens, line.usage.output_tokens) == (12, 6)
 
 
 @pytest.mark.parametrize("text", [b"", b"{}", b"[]", b'{"custom_id":"a"}', b"<html>"])
-def test_a_garbled_line_is_said_to_be_so(batching: Case, text: bytes) -> None:
+def test_a_garbled_line_is_said_to_be_so(case: Case, text: bytes) -> None:
     with pytest.raises(Garbled):
-        batching.dialect.result_line(text)
+        case.dialect.result_line(text)
 
 
-def test_reports_and_pages(batching: Case) -> None:
-    report = batching.dialect.report(json.dumps(batching.batch).encode())
+def test_reports_and_pages(case: Case) -> None:
+    report = case.dialect.report(json.dumps(case.batch).encode())
     assert (report.ended, report.cancelling, report.count, report.archived) == (False, False, 3, False)
-    assert report.expires_at == report.created_at + batching.dialect.limits.window
-    assert batching.dialect.page(batching.page("b", "a")) == (
-        [batching.dialect.report(json.dumps(batching.batch | {"id": name}).encode()) for name in "ba"],
+    assert report.expires_at == report.created_at + case.dialect.limits.window
+    assert case.dialect.page(case.page("b", "a")) == (
+        [case.dialect.report(json.dumps(case.batch | {"id": name}).encode()) for name in "ba"],
         None,
     )
-    assert batching.dialect.page(batching.page("b", "a", more=True))[1] == "a"
+    assert case.dialect.page(case.page("b", "a", more=True))[1] == "a"
+
+
+def test_an_ended_batch_says_where_its_results_are(case: Case) -> None:
+    running, done = case.dialect.report(json.dumps(case.batch).encode()), _done(case)
+    assert (running.results, running.failure) == (None, None)
+    assert done.ended
+    assert done.failure is None
+    assert len(done.results or ()) == case.places
+    told = case.dialect.results_at(case.batch["id"])
+    assert told in (None, done.results)
+    assert (done.nonce is not None) is case.dialect.tells_nonces
+    asks = [case.dialect.forget((), name) for name in done.files]
+    assert all(ask is not None and ask.method == "DELETE" for ask in asks)
+    assert bool(asks) is (case.upload is not None)
+
+
+@pytest.mark.parametrize("name", ["", "..", "../x", "a/b", "a?b", "a b", "x" * 300])
+def test_no_id_turns_a_request_elsewhere(case: Case, name: str) -> None:
+    for ask in (case.dialect.retrieve, case.dialect.cancel):
+        with pytest.raises(Misuse):
+            ask((), name)
+    with pytest.raises(Garbled):
+        _done(case, id=name)
 
 
 @pytest.mark.parametrize("status", [400, 401, 403, 404, 413, 429, 500, 529])

@@ -39,7 +39,7 @@ def report(**fields: Any) -> BatchReport:
 
 def test_the_requests_of_a_batchs_life() -> None:
     name = BATCH["id"]
-    create = ANTHROPIC.create(POOL)
+    create = ANTHROPIC.create(POOL, "/v1/messages", "n", None)
     assert (create.method, create.path) == ("POST", "/v1/messages/batches")
     assert create.headers == (*POOL, ("content-type", "application/json"), ("accept-encoding", "identity"))
     bare = (*POOL, ("accept-encoding", "identity"))
@@ -49,7 +49,7 @@ def test_the_requests_of_a_batchs_life() -> None:
         ANTHROPIC.listing(POOL, None, 0): ("GET", "?limit=1"),
         ANTHROPIC.retrieve(POOL, name): ("GET", f"/{name}"),
         ANTHROPIC.cancel(POOL, name): ("POST", f"/{name}/cancel"),
-        ANTHROPIC.results(POOL, name): ("GET", f"/{name}/results"),
+        ANTHROPIC.results(POOL, *ANTHROPIC.results_at(name)): ("GET", f"/{name}/results"),
     }
     for ask, (method, tail) in asks.items():
         assert (ask.method, ask.path, ask.headers, ask.body) == (method, f"/v1/messages/batches{tail}", bare, b"")
@@ -57,24 +57,24 @@ def test_the_requests_of_a_batchs_life() -> None:
 
 def test_a_create_is_what_the_provider_expects() -> None:
     bodies = [b'{"model": "m", "n":1.0}', b' {"model":"n"}\n']
-    lines = [ANTHROPIC.line(custom_id("n" * 10, at), body) for at, body in enumerate(bodies)]
-    before, between, after = ANTHROPIC.create_frame()
+    lines = [ANTHROPIC.line("/v1/messages", custom_id("n" * 10, at), body) for at, body in enumerate(bodies)]
+    before, between, after = ANTHROPIC.frame("n")
     create = json.loads(before + between.join(lines) + after)
     assert [request["params"]["model"] for request in create["requests"]] == ["m", "n"]
     assert [request["custom_id"] for request in create["requests"]] == [custom_id("n" * 10, at) for at in range(2)]
-    assert len(lines[0] + between) == len(bodies[0]) + ANTHROPIC.line_overhead()
+    assert len(lines[0] + between) == len(bodies[0]) + ANTHROPIC.line_overhead("/v1/messages")
 
 
 @pytest.mark.parametrize("name", ["", "a" * 65, "a.b", "a/b", 'a"', "ä", "a\n"])
 def test_names_that_the_provider_would_refuse(name: str) -> None:
     with pytest.raises(Misuse):
-        ANTHROPIC.line(name, b"{}")
+        ANTHROPIC.line("/v1/messages", name, b"{}")
 
 
 @pytest.mark.parametrize("name", ["", "..", "a/b", "a?b", "a#b", "a%2e", "a\r\nx: y", "@host"])
 def test_no_id_can_steer_a_request_elsewhere(name: str) -> None:
     with pytest.raises(Misuse):
-        ANTHROPIC.results(POOL, name)
+        ANTHROPIC.results_at(name)
     with pytest.raises(Garbled):
         report(id=name)
 
@@ -96,7 +96,7 @@ def test_a_batch_that_ended() -> None:
     )
     assert (told.ended, told.count, told.archived) == (True, 101, True)
     assert told.ended_at == CREATED
-    assert told.results_path == f"/v1/messages/batches/{BATCH['id']}/results"
+    assert told.results == (f"/v1/messages/batches/{BATCH['id']}/results",)
 
 
 def test_states() -> None:

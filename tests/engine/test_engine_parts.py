@@ -15,6 +15,7 @@ from fleets import soon
 from carpool.engine.desk import Desk
 from carpool.engine.events import Bulletin, Trouble
 from carpool.engine.keyring import Keyring
+from carpool.engine.learning import BELIEVED_S, Learned
 from carpool.engine.stats import Stats
 from carpool.engine.tasks import Crew
 from carpool.engine.waiting import Reply, Waiters
@@ -23,6 +24,7 @@ from carpool.forecast import Forecast
 from carpool.model import Entry, EntryKind, Lane, Outcome, OutcomeKind, ticket_number, ticket_text
 from carpool.policy import RoutingPolicy
 from carpool.prices import PriceBook
+from carpool.stores import open_store
 
 OUTCOME = Outcome(OutcomeKind.SUCCEEDED, 200, b"{}", 0.0, Lane.BATCH)
 
@@ -220,9 +222,9 @@ class Turned:
         self.time += seconds
 
 
-def _desk(clock: Turned, seed: int = 0, hooks: tuple[Any, ...] = ()) -> Desk:
+def _desk(clock: Turned, seed: int = 0, hooks: tuple[Any, ...] = (), store: Any = None) -> Desk:
     return Desk(
-        store=None,  # type: ignore[arg-type]
+        store=store,
         clock=clock,
         policy=RoutingPolicy(),
         forecast=Forecast(),
@@ -291,12 +293,20 @@ async def test_a_write_that_must_not_be_forgotten_is_repeated() -> None:
 
 async def test_a_refusal_of_the_batch_road_is_believed_for_a_while() -> None:
     clock = Turned(1_790_000_000.0)
-    desk = _desk(clock)
-    desk.cannot_batch["c"] = (clock.time + 10, "no batches here")
-    assert desk.why_not_batch("c") == "no batches here"
-    assert desk.why_not_batch("another") is None
-    clock.time += 11
-    assert desk.why_not_batch("c") is None
+    desk = _desk(clock, store=await open_store(None))
+    await desk.learned.refused(Lane.BATCH, "c", "", "No batches here.")
+    await desk.learned.refused(Lane.BATCH, "d", "m", "Not this one.")
+    assert desk.why_not(Lane.BATCH, "c", "m") == "this credential can't batch: No batches here."
+    assert desk.why_not(Lane.BATCH, "d", "m") == "the model m can't batch: Not this one."
+    assert desk.why_not(Lane.BATCH, "d", "another") is None
+    assert desk.why_not(Lane.BATCH, "another", "m") is None
+    assert desk.why_not(Lane.FLEX, "c", "m") is None
+    again = Learned(desk.store, clock)
+    await again.recall()
+    assert again.why_not(Lane.BATCH, "d", "m") == "the model m can't batch: Not this one."
+    clock.time += BELIEVED_S + 1
+    assert desk.why_not(Lane.BATCH, "c", "m") is None
+    await desk.store.aclose()
 
 
 # ---------------------------------------------------------------- bulletin

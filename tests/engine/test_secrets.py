@@ -11,7 +11,7 @@ import anthropic
 import pytest
 from fleets import HASTY, KEY, SOON, ask, faulty, riding, small_times, soon
 
-import carpool.engine.buying
+import carpool.engine.refusing
 import carpool.engine.collecting
 import carpool.engine.following
 from carpool import BadCall, CallExpired, KeyConflict
@@ -32,7 +32,7 @@ async def test_nothing_private_is_logged_or_told(
     small_times(monkeypatch)
     monkeypatch.setattr(carpool.engine.following, "FAILED_POLL_S", 0.05)
     monkeypatch.setattr(carpool.engine.collecting, "RETRY_S", 0.02)
-    monkeypatch.setattr(carpool.engine.buying, "RETRY_S", 0.02)
+    monkeypatch.setattr(carpool.engine.refusing, "RETRY_S", 0.02)
     config = faulty(retry_after_s=0)
     async with riding(config, replace(HASTY, max_attempts=3), store=tmp_path / "s.db", hooks=(_raising,)) as scene:
         provider, fleet = scene.provider, scene.fleet

@@ -95,7 +95,7 @@ def test_a_body_is_what_it_was_but_for_stream(pairs: list[tuple[str, str]], gap:
 def test_a_line_of_a_batch_carries_the_same_call(pairs: list[tuple[str, str]], gap: str, style: int) -> None:
     parsed = parse(written(pairs, gap, style))
     name = custom_id("n" * 10, 7)
-    line = ANTHROPIC.line(name, parsed.body)
+    line = ANTHROPIC.line("/v1/messages", name, parsed.body)
     told = dict(strictly(line))
     assert told.keys() == {"custom_id", "params"}
     assert told["custom_id"] == name

@@ -1,20 +1,24 @@
-"""From waiting calls to a bought batch: flush plan, intent, lease check, create, and what the answer means."""
+"""From waiting calls to a bought batch: flush plan, intent, upload, lease check, create, and what the answer means."""
 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
 
-from carpool.engine.desk import CANNOT_BATCH_S, Desk
-from carpool.engine.events import BatchRefused, BatchSubmitted, BatchUnknown
+from carpool.engine.desk import Desk
+from carpool.engine.events import BatchSubmitted, BatchUnknown
+from carpool.engine.queues import enqueued
+from carpool.engine.refusing import refuse
+from carpool.engine.sweeping import sweep
 from carpool.engine.upstream import Answer, Upstream, whole
 from carpool.errors import Garbled, NotConnected, WireError
 from carpool.lifecycle import BatchState
-from carpool.model import Batch, Intent, Lane, PoolView, custom_id
+from carpool.model import Batch, Intent, PoolView, custom_id
 from carpool.pooling import Flush, FlushPlan, plan
-from carpool.ports import Refusal, StreamedBody
+from carpool.ports import Ask, Refusal, StreamedBody
 
 CREATE_SILENCE_S = 120.0  # a create may be large, and the provider slow to take it in
-RETRY_S = 5.0
+UNSEEN_TRIES = 7  # of a create whose file can't be seen yet
+UNSEEN_S = 0.5  # before the second of them; then twice as long each time
 
 
 class Buyer:
@@ -26,7 +30,8 @@ class Buyer:
         desk = self._desk
         pools = await desk.store.pools(desk.keyring)
         now = desk.now()  # after reading: calls may have arrived meanwhile, and must not seem to be from the future
-        wakes: list[float] = []
+        wakes = [at for view in pools if (at := self._opens_at(view)) > now]
+        pools = [view for view in pools if self._opens_at(view) <= now]
         for provider in sorted({view.key.provider for view in pools}):
             flushes = self._plan(provider, [view for view in pools if view.key.provider == provider], now)
             for flush in flushes.flushes:
@@ -34,6 +39,11 @@ class Buyer:
             if flushes.wake is not None:
                 wakes.append(flushes.wake)
         return min(wakes, default=None)
+
+    def _opens_at(self, view: PoolView) -> float:
+        """When the provider's queue for this pool's model may have room again."""
+        desk = self._desk
+        return desk.queues.opens_at(desk.keyring.account(view.key.credential), view.key.model)
 
     def _plan(self, provider: str, pools: list[PoolView], now: float) -> FlushPlan:
         desk = self._desk
@@ -44,9 +54,9 @@ class Buyer:
             {account: desk.road(credential) for credential, account in accounts.items()},
             desk.policy,
             dialect.limits,
-            {account: self._unresolved(account) for account in accounts.values()},
+            {} if dialect.tells_nonces else {account: self._unresolved(account) for account in accounts.values()},
             now,
-            overhead=dialect.line_overhead(),
+            overhead=max(dialect.line_overhead(view.key.endpoint) for view in pools),
             draining=desk.closing,
             accounts=accounts,
         )
@@ -62,76 +72,138 @@ class Buyer:
 
     async def _flush(self, flush: Flush, now: float) -> None:
         desk = self._desk
-        cap = desk.byte_caps.get(desk.keyring.account(flush.credential), flush.max_bytes)
+        most = self._most(flush)
+        if most < 1:
+            return  # until one of ours has ended, which wakes the planner
         intent = Intent(
             pool=flush.pool,
             nonce=desk.new_nonce(),
             max_count=flush.max_count,
-            max_bytes=min(flush.max_bytes, cap),
+            max_bytes=most,
             owner=desk.name,
             at=now,
         )
         batch = await desk.store.intend(intent)
         if batch is None:
             return
+        desk.batches.append(batch)  # the next flush of this step counts it among the enqueued
         desk.set_road(flush.credential, desk.road(flush.credential).spend_create(now))
         desk.crew.spawn(self._create(batch), f"create {batch.id}")
+
+    def _most(self, flush: Flush) -> int:
+        """Bytes of calls that this batch may have, by all that was learned of its account."""
+        desk = self._desk
+        account = desk.keyring.account(flush.credential)
+        ours = [batch for batch in desk.batches if desk.keyring.account(batch.key.credential) == account]
+        bounds = (desk.byte_caps.get(account), desk.queues.room(account, flush.model, enqueued(ours, flush.model)))
+        return min([flush.max_bytes, *(bound for bound in bounds if bound is not None)])
 
     async def _create(self, batch: Batch) -> None:
         desk = self._desk
         upstream = desk.upstreams[batch.key.provider]
         try:
             await desk.reached("intended")
-            if not await desk.store.still_mine(batch.id, desk.name, desk.now() + CREATE_SILENCE_S):
+            if not await self._still_mine(batch):
                 return  # another engine has it now, and decides what becomes of it
-            await desk.reached("checked")
-            answer = await self._send(batch, upstream)
+            upload = upstream.dialect.upload(batch.key.headers, batch.nonce)
+            if upload is None:
+                await self._buy(batch, upstream, None)
+            elif (file_id := await self._upload(batch, upstream, upload)) is not None:
+                await self._buy_uploaded(batch, upstream, file_id)
+        finally:
+            desk.wake_now()
+
+    async def _still_mine(self, batch: Batch) -> bool:
+        desk = self._desk
+        return await desk.store.still_mine(batch.id, desk.name, desk.now() + CREATE_SILENCE_S)
+
+    # ------------------------------------------------------------ the lines go first: nothing is bought yet
+
+    async def _upload(self, batch: Batch, upstream: Upstream, ask: Ask) -> str | None:
+        """The id of the file; None where it was refused. Whatever goes wrong here, nothing was bought."""
+        desk, credential = self._desk, batch.key.credential
+        desk.set_road(credential, desk.road(credential).spend(desk.now()))
+        try:
+            answer = await self._send(batch, upstream, ask, self._body(batch, upstream))
+            if answer.ok:
+                return upstream.dialect.uploaded(answer.body)
+            refusal = upstream.dialect.refusal(answer.status, answer.headers, answer.body)
+        except (WireError, Garbled) as error:
+            refusal = Refusal(0, str(error), retryable=True)
+        await refuse(desk, batch, refusal)
+        return None
+
+    async def _buy_uploaded(self, batch: Batch, upstream: Upstream, file_id: str) -> None:
+        """A file that was just uploaded may be invisible for a moment: then the same create is sent again."""
+        desk, wait = self._desk, UNSEEN_S
+        for tries_left in reversed(range(UNSEEN_TRIES)):
+            if not await self._still_mine(batch):
+                return
+            if await self._buy(batch, upstream, file_id, again=tries_left > 0):
+                return
+            await desk.clock.sleep(wait)
+            wait *= 2
+
+    # ------------------------------------------------------------ the purchase
+
+    async def _buy(self, batch: Batch, upstream: Upstream, file_id: str | None, *, again: bool = False) -> bool:
+        """Sends the create, once. False when its file can't be seen yet and it may be sent `again`."""
+        desk = self._desk
+        await desk.reached("checked")
+        ask = upstream.dialect.create(batch.key.headers, batch.key.endpoint, batch.nonce, file_id)
+        try:
+            answer = await self._send(batch, upstream, ask, self._body(batch, upstream) if file_id is None else None)
         except NotConnected as error:
-            await self._refused(batch, Refusal(0, str(error), retryable=True))
+            await self._refused(batch, upstream, Refusal(0, str(error), retryable=True), file_id)
         except WireError as error:
             await self._unknown(batch, str(error))
         else:
             await desk.reached("created")
-            await self._answered(batch, upstream, answer)
-        finally:
-            desk.wake_now()
+            desk.heard(upstream, batch.key.credential, answer)
+            if not answer.ok and answer.status < 500 and answer.status != 408:
+                refusal = upstream.dialect.refusal(answer.status, answer.headers, answer.body)
+                if refusal.unseen and again:
+                    return False
+                await self._refused(batch, upstream, refusal, file_id)
+            else:
+                await self._answered(batch, upstream, answer)
+        return True
 
-    async def _send(self, batch: Batch, upstream: Upstream) -> Answer:
-        ask = upstream.dialect.create(batch.key.headers)
+    async def _refused(self, batch: Batch, upstream: Upstream, refusal: Refusal, file_id: str | None) -> None:
+        await refuse(self._desk, batch, refusal)
+        if file_id is not None:
+            await sweep(self._desk, batch, upstream, (file_id,))
+
+    async def _send(self, batch: Batch, upstream: Upstream, ask: Ask, body: StreamedBody | None) -> Answer:
         secret = self._desk.keyring.secret(batch.key.credential)
-        body = self._body(batch, upstream)
-        response = await upstream.ask(ask, secret, timeout=CREATE_SILENCE_S, body=body)
-        return await whole(response)
+        return await whole(await upstream.ask(ask, secret, timeout=CREATE_SILENCE_S, body=body))
 
     def _body(self, batch: Batch, upstream: Upstream) -> StreamedBody:
-        dialect = upstream.dialect
-        head, between, tail = dialect.create_frame()
-        line = dialect.line(custom_id(batch.nonce, 0), b"")
+        dialect, endpoint = upstream.dialect, batch.key.endpoint
+        head, between, tail = dialect.frame(batch.nonce)
+        line = dialect.line(endpoint, custom_id(batch.nonce, 0), b"")
         length = len(head) + batch.bytes + batch.count * len(line) + (batch.count - 1) * len(between) + len(tail)
         return StreamedBody(length, self._pieces(batch, upstream))
 
     async def _pieces(self, batch: Batch, upstream: Upstream) -> AsyncIterator[bytes]:
-        dialect = upstream.dialect
-        head, between, tail = dialect.create_frame()
+        line, endpoint, nonce = upstream.dialect.line, batch.key.endpoint, batch.nonce
+        head, between, tail = upstream.dialect.frame(nonce)
         lead = head
         async for chunk in self._desk.store.lines(batch.id):
-            yield lead + between.join(dialect.line(custom_id(batch.nonce, ticket), body) for ticket, body in chunk)
+            yield lead + between.join(line(endpoint, custom_id(nonce, ticket), body) for ticket, body in chunk)
             lead = between
         yield tail
 
     async def _answered(self, batch: Batch, upstream: Upstream, answer: Answer) -> None:
-        self._desk.heard(upstream, batch.key.credential, answer)
-        if answer.ok:
-            try:
-                report = upstream.dialect.report(answer.body)
-            except Garbled as error:
-                await self._unknown(batch, str(error))
-            else:
-                await self._bought(batch, report.provider_id, report.expires_at)
-        elif answer.status >= 500 or answer.status == 408:
+        if not answer.ok:
             await self._unknown(batch, f"the create was answered with {answer.status}")
+            return
+        try:
+            report = upstream.dialect.report(answer.body)
+        except Garbled as error:
+            await self._unknown(batch, str(error))
         else:
-            await self._refused(batch, upstream.dialect.refusal(answer.status, answer.headers, answer.body))
+            await self._bought(batch, report.provider_id, report.expires_at)
 
     async def _bought(self, batch: Batch, provider_id: str, expires_at: float | None) -> None:
         desk = self._desk
@@ -163,32 +235,3 @@ class Buyer:
         )
         desk.stats.batches_unknown += 1
         desk.bulletin.tell(BatchUnknown(desk.now(), batch.id, batch.count, reason, credential=batch.key.credential))
-
-    async def _refused(self, batch: Batch, refusal: Refusal) -> None:
-        """Provably not bought. Its calls wait for another batch, or go `now`, each to its own true answer."""
-        desk = self._desk
-        lane = await self._consequence(batch, refusal)
-        reason = f"the batch was refused: {refusal.message}"
-        await desk.insist(
-            "writing down a refused create",
-            lambda: desk.store.release(batch.id, BatchState.REFUSED, lane, desk.now(), reason),
-        )
-        desk.stats.batches_refused += 1
-        whose, status, why = batch.key.credential, refusal.status, refusal.message
-        desk.bulletin.tell(BatchRefused(desk.now(), batch.id, batch.count, status, why, credential=whose))
-
-    async def _consequence(self, batch: Batch, refusal: Refusal) -> Lane:
-        desk, credential = self._desk, batch.key.credential
-        account = desk.keyring.account(credential)
-        if refusal.cannot_batch:
-            until = desk.now() + CANNOT_BATCH_S
-            desk.cannot_batch[account] = (until, f"this credential can't batch: {refusal.message}")
-            await desk.store.remember("cannot_batch", account, f"{until} {refusal.message}", desk.now())
-            return Lane.NOW
-        if refusal.too_large and batch.count > 1:
-            desk.byte_caps[account] = max(1, batch.bytes // 2)
-            return Lane.BATCH
-        if refusal.retryable and not refusal.too_large:
-            desk.pause(credential, RETRY_S if refusal.retry_after is None else refusal.retry_after)
-            return Lane.BATCH
-        return Lane.NOW

@@ -13,6 +13,7 @@ from carpool import ledger
 from carpool.engine.desk import Desk
 from carpool.engine.events import BatchCollected, BatchLost, FailureRateHigh
 from carpool.engine.settling import settle
+from carpool.engine.sweeping import sweep
 from carpool.engine.upstream import Upstream, whole
 from carpool.errors import BadCall, CallLost, CarpoolError, Garbled
 from carpool.lifecycle import BatchState, TicketState
@@ -26,7 +27,7 @@ from carpool.model import (
     TicketView,
     ticket_number,
 )
-from carpool.ports import ResultLine
+from carpool.ports import BatchReport, ResultLine
 from carpool.tracking import must_retry
 
 CHUNK = 8000  # a larger one writes fewer pages of the store; the first answers wait for the last of it
@@ -52,8 +53,9 @@ class Collector:
         self._retry_at: dict[int, float] = {}
         self._failures: Counter[int] = Counter()
 
-    def start(self, batch: Batch) -> None:
-        """Begins to collect, unless that is under way or was tried a moment ago."""
+    def start(self, batch: Batch, report: BatchReport | None = None) -> None:
+        """Begins to collect, unless that is under way or was tried a moment ago. `report` is what the provider said of
+        its end, where that was a moment ago; otherwise it is asked."""
         desk = self._desk
         if batch.id in self._busy or self._retry_at.get(batch.id, 0.0) > desk.now():
             return
@@ -61,23 +63,25 @@ class Collector:
             self._busy.add(batch.id)
             wait = min(RETRY_S * 2.0 ** min(self._failures[batch.id], 10), RETRY_MAX_S)
             self._retry_at[batch.id] = desk.now() + wait  # whatever goes wrong, it is not tried again at once
-            desk.crew.spawn(self._collect(batch), f"collect {batch.id}")
+            desk.crew.spawn(self._collect(batch, report), f"collect {batch.id}")
 
     def wake(self, now: float) -> float | None:
         return min((at for at in self._retry_at.values() if at > now), default=None)
 
-    async def _collect(self, batch: Batch) -> None:
-        desk = self._desk
+    async def _collect(self, batch: Batch, report: BatchReport | None) -> None:
+        desk, upstream = self._desk, self._desk.upstreams[batch.key.provider]
         try:
             row = await desk.store.batch(batch.id)
             if row is None or row.state is not BatchState.ENDED:
                 return  # what started this was a look at an older state
-            tally = await self._stream(batch)
+            places, files = await self._places(batch, upstream, report)
+            tally = await self._stream(batch, upstream, places)
             tally["missing"] = await self._forgotten(batch)
             await self._tidy(batch)
             await desk.insist("writing down a collected batch", lambda: desk.store.move(batch.id, BatchState.COLLECTED))
             await desk.reached("collected")
             self._finished(batch, tally)
+            await sweep(desk, batch, upstream, files)
         except CarpoolError as error:
             desk.trouble("collecting", error)
             self._failures[batch.id] += 1
@@ -94,13 +98,30 @@ class Collector:
         while after is not None:
             after = await self._desk.store.tidy(batch.id, after, TIDY)
 
-    async def _stream(self, batch: Batch) -> Counter[str]:
+    async def _places(
+        self, batch: Batch, upstream: Upstream, report: BatchReport | None
+    ) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """Where the results lie, and which files the batch leaves behind: its report tells where its id does not."""
+        assert batch.provider_id is not None
+        places = upstream.dialect.results_at(batch.provider_id)
+        if places is not None:
+            return places, ()
+        if report is None or report.results is None:
+            desk, credential = self._desk, batch.key.credential
+            await desk.turn(credential)
+            ask = upstream.dialect.retrieve(batch.key.headers, batch.provider_id)
+            answer = await whole(await upstream.ask(ask, desk.keyring.secret(credential), timeout=RESULTS_SILENCE_S))
+            if not answer.ok:
+                raise Garbled(f"The provider answered {answer.status} to a question where a batch's results are.")
+            report = upstream.dialect.report(answer.body)
+        return report.results or (), report.files
+
+    async def _stream(self, batch: Batch, upstream: Upstream, places: Sequence[str]) -> Counter[str]:
         """One chunk is written while the next is made ready and the one after it is read."""
         tally: Counter[str] = Counter()
-        upstream = self._desk.upstreams[batch.key.provider]
         writing: list[asyncio.Task[None]] = []
         try:
-            async with aclosing(self._chunks(batch, upstream, tally)) as chunks:
+            async with aclosing(self._chunks(batch, upstream, places, tally)) as chunks:
                 async for chunk in chunks:
                     if len(writing) == IN_FLIGHT:
                         await writing.pop(0)
@@ -110,11 +131,11 @@ class Collector:
         return tally
 
     async def _chunks(
-        self, batch: Batch, upstream: Upstream, tally: Counter[str]
+        self, batch: Batch, upstream: Upstream, places: Sequence[str], tally: Counter[str]
     ) -> AsyncGenerator[list[ResultLine], None]:
         chunk: list[ResultLine] = []
         size = 0
-        async with aclosing(self._pieces(batch, upstream)) as pieces:
+        async with aclosing(self._pieces(batch, upstream, places)) as pieces:
             async for lines in pieces:
                 for raw in lines:
                     try:
@@ -129,21 +150,27 @@ class Collector:
             yield chunk
 
     async def result_lines(
-        self, batch: Batch, upstream: Upstream, provider_id: str | None = None
+        self, batch: Batch, upstream: Upstream, places: Sequence[str]
     ) -> AsyncGenerator[bytes, None]:
         """The lines of a batch's results as they arrive, one by one."""
-        async with aclosing(self._pieces(batch, upstream, provider_id)) as pieces:
+        async with aclosing(self._pieces(batch, upstream, places)) as pieces:
             async for lines in pieces:
                 for line in lines:
                     yield line
 
     async def _pieces(
-        self, batch: Batch, upstream: Upstream, provider_id: str | None = None
+        self, batch: Batch, upstream: Upstream, places: Sequence[str]
     ) -> AsyncGenerator[list[bytes], None]:
         """Whole lines, as many as came at a time. Memory does not grow with the batch."""
+        for place in places:
+            async with aclosing(self._file(batch, upstream, place)) as pieces:
+                async for lines in pieces:
+                    yield lines
+
+    async def _file(self, batch: Batch, upstream: Upstream, place: str) -> AsyncGenerator[list[bytes], None]:
         desk, credential = self._desk, batch.key.credential
         await desk.turn(credential)
-        ask = upstream.dialect.results(batch.key.headers, provider_id or batch.provider_id or "")
+        ask = upstream.dialect.results(batch.key.headers, place)
         response = await upstream.ask(ask, desk.keyring.secret(credential), timeout=RESULTS_SILENCE_S)
         if response.status != 200:
             answer = await whole(response)

@@ -238,7 +238,7 @@ class Engine:
         if desk.closing:
             raise Closed("This carpool is closed and takes no more calls.")
         self._check_tokens(call)
-        why = desk.why_not_batch(call.credential)
+        why = desk.why_not(Lane.BATCH, call.credential, call.model)
         decision = route(call, desk.policy, desk.forecast, desk.now(), can_batch=why, default=default)
         return kept_warm(call, noted(call, decision), self._warmth, desk.now())
 

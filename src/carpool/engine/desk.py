@@ -12,13 +12,15 @@ from carpool.budget import Road
 from carpool.crashes import named
 from carpool.engine.events import Bulletin, Trouble
 from carpool.engine.keyring import Keyring
+from carpool.engine.learning import Learned
+from carpool.engine.queues import Queues
 from carpool.engine.stats import Stats
 from carpool.engine.tasks import Crew
 from carpool.engine.upstream import Answer, Upstream, clock_offset
 from carpool.engine.waiting import Waiters
 from carpool.errors import StoreError
 from carpool.forecast import Forecast
-from carpool.model import NONCE_LETTERS, Batch, base32
+from carpool.model import NONCE_LETTERS, Batch, Lane, base32
 from carpool.policy import RoutingPolicy
 from carpool.ports import Clock, Store, WireResponse
 from carpool.prices import PriceBook
@@ -26,7 +28,6 @@ from carpool.prices import PriceBook
 DEFAULT_RPM = 50
 DEFAULT_PACE = 2.0
 LONGEST_PAUSE_S = 3600.0  # whatever a `retry-after` says
-CANNOT_BATCH_S = 3600.0  # how long a refusal of the batch road is believed
 TICKET_EPOCH_MS = 1_767_225_600_000  # 2026-01-01: keeps tickets inside 63 bits for centuries
 
 T = TypeVar("T")
@@ -53,7 +54,8 @@ class Desk:
     stats: Stats = field(default_factory=Stats)
     roads: dict[str, Road] = field(default_factory=dict)  # by account
     offsets: dict[str, float] = field(default_factory=dict)
-    cannot_batch: dict[str, tuple[float, str]] = field(default_factory=dict)  # account → (until, why)
+    learned: Learned = field(init=False)
+    queues: Queues = field(default_factory=Queues)
     byte_caps: dict[str, int] = field(default_factory=dict)  # account → learned from a 413
     batches: list[Batch] = field(default_factory=list)  # unfinished and ours, as of this step
     closing: bool = False
@@ -64,6 +66,7 @@ class Desk:
     def __post_init__(self) -> None:
         self.now = self.clock.now
         self.dice = random.Random(self.rng.getrandbits(64))  # noqa: S311
+        self.learned = Learned(self.store, self.clock)
 
     # time
     def wake_by(self, at: float | None) -> None:
@@ -117,9 +120,9 @@ class Desk:
         if rpm is not None:  # what is set explicitly is obeyed as far as the account allows
             self.set_road(credential, self.road(credential).learned(min(rpm, self.policy.batch_rpm or rpm)))
 
-    def why_not_batch(self, credential: str) -> str | None:
-        until, why = self.cannot_batch.get(self.keyring.account(credential), (0.0, ""))
-        return why if until > self.now() else None
+    def why_not(self, lane: Lane, credential: str, model: str) -> str | None:
+        """Why a credential's account may not take a lane with a model; None where nobody refused it lately."""
+        return self.learned.why_not(lane, self.keyring.account(credential), model)
 
     # reporting
     async def reached(self, point: str) -> None:

@@ -66,7 +66,7 @@ class Entrance:
             raise Crowded("Too many calls are waiting. Try again later, or raise max_waiting_calls.")
         if desk.policy.max_waiting_calls_per_credential is not None:
             self._check_share(call, desk.policy.max_waiting_calls_per_credential)
-        key = pool_key(call, mixes_models=True, now=desk.now())
+        key = pool_key(call, desk.upstreams[call.provider].dialect.mixes_models, desk.now())
         admission = Admission(call, key, decision.lane, decision.rescue_at, desk.name, decision.reason)
         future = asyncio.get_running_loop().create_future
         stays: Gone = "keep" if call.key is not None else gone

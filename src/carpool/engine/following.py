@@ -9,6 +9,8 @@ from carpool.engine.collecting import Collector
 from carpool.engine.desk import Desk
 from carpool.engine.events import BatchEnded, RetentionNear
 from carpool.engine.reconciling import Reconciler
+from carpool.engine.refusing import refuse
+from carpool.engine.sweeping import sweep
 from carpool.engine.upstream import Answer, Upstream, whole
 from carpool.errors import CarpoolError, Garbled
 from carpool.lifecycle import BatchState
@@ -161,17 +163,24 @@ class Follower:
             await self._denied(batch)
             return
         self._missing.pop(batch.id, None)
-        if report.ended and report.results_path is None:
+        if report.failure is not None:
+            await refuse(desk, batch, report.failure)
+            await sweep(desk, batch, desk.upstreams[batch.key.provider], report.files)
+        elif report.ended and report.results is None:
             await self._collector.lose(batch, "the provider no longer has its results")
         elif report.ended:
-            took = desk.now() - (batch.resolved_at or batch.intended_at)
-            ended = await desk.store.move(batch.id, BatchState.ENDED, ended_at=desk.now())
-            whose = batch.key.credential
-            desk.bulletin.tell(BatchEnded(desk.now(), batch.id, report.provider_id, took, credential=whose))
-            await desk.reached("ended")
-            self._collector.start(ended)
+            await self._ended(batch, report)
         elif report.cancelling and batch.state is BatchState.OPEN:
             await desk.store.move(batch.id, BatchState.CANCELLING, note="cancelled by somebody at the provider")
+
+    async def _ended(self, batch: Batch, report: BatchReport) -> None:
+        desk, whose = self._desk, batch.key.credential
+        took = desk.now() - (batch.resolved_at or batch.intended_at)
+        ended = await desk.store.move(batch.id, BatchState.ENDED, ended_at=desk.now())
+        desk.queues.freed(desk.keyring.account(whose), batch.key.model)
+        desk.bulletin.tell(BatchEnded(desk.now(), batch.id, report.provider_id, took, credential=whose))
+        await desk.reached("ended")
+        self._collector.start(ended, report)
 
     async def _denied(self, batch: Batch) -> None:
         since = self._missing.setdefault(batch.id, self._desk.now())

@@ -27,9 +27,7 @@ class Housekeeper:
         await desk.store.join(desk.name, now, LEASE_S)
         # Before the first call comes in: a client that lost its process must find its ticket free to adopt.
         await desk.store.take_over(desk.name, desk.keyring, now)
-        for credential, memo in (await desk.store.recall("cannot_batch")).items():
-            until, _, message = memo.partition(" ")
-            desk.cannot_batch[credential] = (float(until), f"this credential can't batch: {message}")
+        await desk.learned.recall()
 
     def enrolled(self, credential: str) -> None:
         self._new_credentials = True

@@ -55,6 +55,9 @@ class Reconciler:
             grace=GRACE_S,
             pressed=False,  # pressing calls are rescued one by one; the batch itself can wait for its proof
         )
+        if plan.found is not None:
+            await self._found(batch, plan.found)
+            return
         for provider_id in plan.new_suspects:
             await desk.store.suspect(batch.id, provider_id, "watched")
         for provider_id in plan.inspect:
@@ -75,8 +78,8 @@ class Reconciler:
 
     async def _is_ours(self, upstream: Upstream, batch: Batch, provider_id: str) -> bool:
         """Whether a result line carries our nonce. Nothing else of a stranger's batch is looked at or kept."""
-        seen = 0
-        async with aclosing(self._collector.result_lines(batch, upstream, provider_id)) as lines:
+        seen, places = 0, upstream.dialect.results_at(provider_id) or ()
+        async with aclosing(self._collector.result_lines(batch, upstream, places)) as lines:
             async for raw in lines:
                 try:
                     if upstream.dialect.result_line(raw).custom_id.startswith(f"{batch.nonce}-"):

@@ -57,6 +57,23 @@ class Ask(Value, frozen=True, gc=False):
 
 
 @dataclass(frozen=True, slots=True)
+class Refusal:
+    """Why a provider said no: read from an answered status of 400 or more, or from a batch that failed as a whole."""
+
+    status: int
+    message: str
+    retryable: bool  # the same request may succeed later
+    retry_after: float | None = None
+    cannot_batch: bool = False  # this credential has no batch road; with `of_model`, this model has none
+    too_large: bool = False
+    of_model: bool = False
+    crowded: bool = False  # the queue for this model is full: there is room again when batches have ended
+    queue_tokens: int | None = None  # how much that queue holds, where the provider says so
+    unseen: bool = False  # a file that was just uploaded can't be seen yet: the same create works in a moment
+    of_tier: bool = False  # the service tier that was asked for is what the provider refuses
+
+
+@dataclass(frozen=True, slots=True)
 class BatchReport:
     """A batch as the provider describes it. Times are on the provider's clock."""
 
@@ -67,8 +84,11 @@ class BatchReport:
     created_at: float
     expires_at: float | None
     ended_at: float | None
-    results_path: str | None  # None when there are no results (yet, or any more)
+    results: tuple[str, ...] | None  # where its results lie, to be read in this order; None: not (yet, or any more)
     archived: bool
+    nonce: str | None = None  # from its metadata, empty for a stranger's; None where the provider has no such thing
+    failure: Refusal | None = None  # it ended as a whole before anything was bought
+    files: tuple[str, ...] = ()  # what lies at the provider because of this batch, and may be deleted after it
 
 
 class ResultLine(Value, frozen=True, gc=False):
@@ -89,18 +109,6 @@ class Limits:
     max_bytes: int
     window: float  # seconds after which the provider expires a batch
     retention: float  # seconds for which it keeps results
-
-
-@dataclass(frozen=True, slots=True)
-class Refusal:
-    """Why a provider said no, read from an answered status of 400 or more."""
-
-    status: int
-    message: str
-    retryable: bool  # the same request may succeed later
-    retry_after: float | None = None
-    cannot_batch: bool = False  # this credential or model has no batch road
-    too_large: bool = False
 
 
 class Allowance(Value, frozen=True, gc=False):
@@ -137,6 +145,15 @@ class Dialect(Protocol):
     def name(self) -> str: ...
     @property
     def limits(self) -> Limits: ...
+    @property
+    def mixes_models(self) -> bool:
+        """Whether calls of several models may share a batch."""
+        ...
+
+    @property
+    def tells_nonces(self) -> bool:
+        """Whether a LIST says of each batch which nonce it was created with: then nobody is ever a suspect."""
+        ...
 
     # from clients
     def handles(self, method: str, path: str) -> bool:
@@ -152,22 +169,47 @@ class Dialect(Protocol):
 
     # to the provider
     def send(self, endpoint: str, headers: Headers, body: bytes) -> Ask: ...
-    def line_overhead(self) -> int:
+    def line_overhead(self, endpoint: str) -> int:
         """Bytes that a call costs in a create beyond its body."""
         ...
 
-    def line(self, custom_id: str, body: bytes) -> bytes: ...
-    def create(self, headers: Headers) -> Ask: ...
-    def create_frame(self) -> tuple[bytes, bytes, bytes]:
-        """What stands before, between and after the lines of a create."""
+    def line(self, endpoint: str, custom_id: str, body: bytes) -> bytes:
+        """A call as a batch carries it: as many bytes more than its body for every call of an endpoint."""
+        ...
+
+    def frame(self, nonce: str) -> tuple[bytes, bytes, bytes]:
+        """What stands before, between and after the lines: of the upload where there is one, else of the create."""
+        ...
+
+    def upload(self, headers: Headers, nonce: str) -> Ask | None:
+        """The request that brings the lines to the provider before anything is bought; None where the create itself
+        carries them."""
+        ...
+
+    def create(self, headers: Headers, endpoint: str, nonce: str, file_id: str | None) -> Ask:
+        """The purchase. `file_id` names what was uploaded; without an upload the lines are the body."""
         ...
 
     def listing(self, headers: Headers, after: str | None, limit: int) -> Ask: ...
     def retrieve(self, headers: Headers, provider_id: str) -> Ask: ...
     def cancel(self, headers: Headers, provider_id: str) -> Ask: ...
-    def results(self, headers: Headers, provider_id: str) -> Ask: ...
+    def results_at(self, provider_id: str) -> tuple[str, ...] | None:
+        """Where the results of a batch lie, as far as its id tells; None where only its report does."""
+        ...
+
+    def results(self, headers: Headers, place: str) -> Ask:
+        """One of the places that `results_at` or a report named."""
+        ...
+
+    def forget(self, headers: Headers, file_id: str) -> Ask | None:
+        """Deletes one of a report's `files`; None where there are none to delete."""
+        ...
 
     # from the provider
+    def uploaded(self, body: bytes) -> str:
+        """The id of what was uploaded."""
+        ...
+
     def report(self, body: bytes) -> BatchReport: ...
     def page(self, body: bytes) -> tuple[list[BatchReport], str | None]:
         """The batches of a LIST page, newest first, and the cursor of the next page if there is one."""

@@ -8,6 +8,7 @@ from carpool.dialects import limiting
 from carpool.dialects.anthropic import batches, errors, replay, results, usage
 from carpool.dialects.anthropic.headers import SECRETS
 from carpool.dialects.anthropic.parse import handles, parse
+from carpool.errors import Misuse
 from carpool.model import Headers, Usage
 from carpool.ports import Allowances, Ask, BatchReport, Limits, Parsed, RawRequest, Refusal, ResultLine, UsageTap
 
@@ -19,6 +20,8 @@ class Anthropic:
 
     name = "anthropic"
     limits = Limits(max_count=100_000, max_bytes=256_000_000, window=24 * 3600.0, retention=29 * 24 * 3600.0)
+    mixes_models = True
+    tells_nonces = False
 
     # from clients
     def handles(self, method: str, path: str) -> bool:
@@ -37,17 +40,20 @@ class Anthropic:
     def send(self, endpoint: str, headers: Headers, body: bytes) -> Ask:
         return batches.send(endpoint, headers, body)
 
-    def line_overhead(self) -> int:
+    def line_overhead(self, endpoint: str) -> int:
         return batches.LINE_OVERHEAD
 
-    def line(self, custom_id: str, body: bytes) -> bytes:
+    def line(self, endpoint: str, custom_id: str, body: bytes) -> bytes:
         return batches.line(custom_id, body)
 
-    def create(self, headers: Headers) -> Ask:
-        return batches.create(headers)
-
-    def create_frame(self) -> tuple[bytes, bytes, bytes]:
+    def frame(self, nonce: str) -> tuple[bytes, bytes, bytes]:
         return batches.FRAME
+
+    def upload(self, headers: Headers, nonce: str) -> Ask | None:
+        return None
+
+    def create(self, headers: Headers, endpoint: str, nonce: str, file_id: str | None) -> Ask:
+        return batches.create(headers)
 
     def listing(self, headers: Headers, after: str | None, limit: int) -> Ask:
         return batches.listing(headers, after, limit)
@@ -58,10 +64,19 @@ class Anthropic:
     def cancel(self, headers: Headers, provider_id: str) -> Ask:
         return batches.cancel(headers, provider_id)
 
-    def results(self, headers: Headers, provider_id: str) -> Ask:
-        return batches.results(headers, provider_id)
+    def results_at(self, provider_id: str) -> tuple[str, ...] | None:
+        return (batches.results_path(provider_id),)
+
+    def results(self, headers: Headers, place: str) -> Ask:
+        return batches.results(headers, place)
+
+    def forget(self, headers: Headers, file_id: str) -> Ask | None:
+        return None
 
     # from the provider
+    def uploaded(self, body: bytes) -> str:
+        raise Misuse("The lines of a batch travel with its create here: nothing is uploaded before.")
+
     def report(self, body: bytes) -> BatchReport:
         return batches.report(body)
 

@@ -57,11 +57,11 @@ def cancel(headers: Headers, provider_id: str) -> Ask:
     return Ask("POST", f"{_path(provider_id)}/cancel", (*headers, _IDENTITY))
 
 
-def results(headers: Headers, provider_id: str) -> Ask:
-    return Ask("GET", _results_path(provider_id), (*headers, _IDENTITY))
+def results(headers: Headers, place: str) -> Ask:
+    return Ask("GET", place, (*headers, _IDENTITY))
 
 
-def _results_path(provider_id: str) -> str:
+def results_path(provider_id: str) -> str:
     """Built from the id: no URL out of an answer may steer a request that carries a key."""
     return f"{_path(provider_id)}/results"
 
@@ -129,7 +129,7 @@ def _report(batch: _Batch) -> BatchReport:
         created_at=_time(batch.created_at),
         expires_at=_time(batch.expires_at) if batch.expires_at else None,
         ended_at=_time(batch.ended_at) if batch.ended_at else None,
-        results_path=_results_path(batch.id) if batch.results_url else None,
+        results=(results_path(batch.id),) if batch.results_url else None,
         archived=batch.archived_at is not None,
     )
 

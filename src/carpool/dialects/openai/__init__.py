@@ -1,15 +1,13 @@
-"""OpenAI's API: chat completions, Responses, embeddings, completions. Its batches are not spoken yet."""
+"""OpenAI's API: chat completions, Responses, embeddings, completions, and batches of each."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import NoReturn
 
 from carpool.dialects import limiting
-from carpool.dialects.openai import errors, replay, usage
+from carpool.dialects.openai import batches, errors, replay, results, usage
 from carpool.dialects.openai.headers import secret
-from carpool.dialects.openai.parse import CLOSED, handles, parse
-from carpool.errors import Misuse
+from carpool.dialects.openai.parse import handles, parse
 from carpool.model import Headers, Usage
 from carpool.ports import Allowances, Ask, BatchReport, Limits, Parsed, RawRequest, Refusal, ResultLine, UsageTap
 
@@ -20,13 +18,12 @@ _JSON = ("content-type", "application/json")
 
 
 class OpenAI:
-    """`ports.Dialect` for OpenAI's API.
-
-    Every call is parsed as unbatchable, so nobody comes to ask for a batch; who does all the same is told so.
-    """
+    """`ports.Dialect` for OpenAI's API."""
 
     name = "openai"
     limits = Limits(max_count=50_000, max_bytes=200_000_000, window=24 * 3600.0, retention=30 * 24 * 3600.0)
+    mixes_models = False
+    tells_nonces = True
 
     # from clients
     def handles(self, method: str, path: str) -> bool:
@@ -45,39 +42,51 @@ class OpenAI:
     def send(self, endpoint: str, headers: Headers, body: bytes) -> Ask:
         return Ask("POST", endpoint, (*headers, _JSON, _IDENTITY), body)
 
-    def line_overhead(self) -> int:
-        _closed()
+    def line_overhead(self, endpoint: str) -> int:
+        return batches.line_overhead(endpoint)
 
-    def line(self, custom_id: str, body: bytes) -> bytes:
-        _closed()
+    def line(self, endpoint: str, custom_id: str, body: bytes) -> bytes:
+        return batches.line(endpoint, custom_id, body)
 
-    def create(self, headers: Headers) -> Ask:
-        _closed()
+    def frame(self, nonce: str) -> tuple[bytes, bytes, bytes]:
+        return batches.frame(nonce)
 
-    def create_frame(self) -> tuple[bytes, bytes, bytes]:
-        _closed()
+    def upload(self, headers: Headers, nonce: str) -> Ask | None:
+        return batches.upload(headers, nonce)
+
+    def create(self, headers: Headers, endpoint: str, nonce: str, file_id: str | None) -> Ask:
+        return batches.create(headers, endpoint, nonce, file_id)
 
     def listing(self, headers: Headers, after: str | None, limit: int) -> Ask:
-        _closed()
+        return batches.listing(headers, after, limit)
 
     def retrieve(self, headers: Headers, provider_id: str) -> Ask:
-        _closed()
+        return batches.retrieve(headers, provider_id)
 
     def cancel(self, headers: Headers, provider_id: str) -> Ask:
-        _closed()
+        return batches.cancel(headers, provider_id)
 
-    def results(self, headers: Headers, provider_id: str) -> Ask:
-        _closed()
+    def results_at(self, provider_id: str) -> tuple[str, ...] | None:
+        return None  # files have ids of their own
+
+    def results(self, headers: Headers, place: str) -> Ask:
+        return batches.results(headers, place)
+
+    def forget(self, headers: Headers, file_id: str) -> Ask | None:
+        return batches.forget(headers, file_id)
 
     # from the provider
+    def uploaded(self, body: bytes) -> str:
+        return batches.uploaded(body)
+
     def report(self, body: bytes) -> BatchReport:
-        _closed()
+        return batches.report(body)
 
     def page(self, body: bytes) -> tuple[list[BatchReport], str | None]:
-        _closed()
+        return batches.page(body)
 
     def result_line(self, line: bytes) -> ResultLine:
-        _closed()
+        return results.result_line(line)
 
     def usage(self, body: bytes) -> Usage | None:
         return usage.of_answer(body)
@@ -109,7 +118,3 @@ class OpenAI:
 
     def keep_alive(self) -> bytes:
         return replay.KEEP_ALIVE
-
-
-def _closed() -> NoReturn:
-    raise Misuse(f"{CLOSED} Send this call on the lane now.")

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 import msgspec
 
@@ -23,10 +25,19 @@ _CODES = {
 }
 
 
+_FULL = "token_limit_exceeded"
+_NO_MODEL = frozenset({"model_not_found", "unsupported_model", "model_not_supported"})
+_TOO_MANY = frozenset({"too_many_tasks", "file_too_large", "too_many_requests_in_file"})
+_HOLDS = re.compile(r"limit:?\s*([\d,_]{1,20})\s*enqueued tokens", re.IGNORECASE)
+_UNSEEN = re.compile(r"cannot find file|no such file object", re.IGNORECASE)
+_LONGEST = 1000
+
+
 class _Error(msgspec.Struct):
     message: str | None = None
     type: str | None = None
     code: str | int | None = None
+    param: str | None = None
 
 
 class _Envelope(msgspec.Struct):
@@ -41,6 +52,7 @@ class ProviderError:
     message: str
     type: str
     code: str
+    param: str = ""
 
 
 def read(body: bytes) -> ProviderError | None:
@@ -49,13 +61,39 @@ def read(body: bytes) -> ProviderError | None:
         error = _ENVELOPE.decode(body).error
     except _UNREADABLE:
         return None
-    return ProviderError(error.message or "", error.type or "", "" if error.code is None else str(error.code))
+    code = "" if error.code is None else str(error.code)
+    return ProviderError(error.message or "", error.type or "", code, error.param or "")
+
+
+def is_passing(status: int, error: ProviderError | None) -> bool:
+    """Whether the same call may succeed when it is asked again."""
+    spent = error is not None and _SPENT in (error.code, error.type)
+    return (status in (408, 409, 429) or status >= 500) and not spent
 
 
 def refusal(status: int, headers: Headers, body: bytes) -> Refusal:
     error = read(body)
     spent = error is not None and _SPENT in (error.code, error.type)
-    return refused(status, headers, error.message if error else "", spent=spent)
+    plain = refused(status, headers, error.message if error else "", spent=spent)
+    if error is None or status not in (400, 404):
+        return plain
+    if _UNSEEN.search(error.message):  # a 404 that says nothing about the batch road
+        return replace(plain, unseen=True, retryable=True, cannot_batch=False)
+    return replace(plain, of_model=error.code in _NO_MODEL, of_tier=error.param == "service_tier")
+
+
+def failure(problems: Sequence[tuple[str, str]]) -> Refusal:
+    """What became of a batch that failed as a whole, from the codes and messages it lists: nothing of it was bought."""
+    codes = {code for code, _ in problems}
+    message = next((text for _, text in problems if text), "The provider failed the batch and did not say why.")[
+        :_LONGEST
+    ]
+    if _FULL in codes:
+        holds = next((int(re.sub(r"\D", "", found[1])) for _, text in problems if (found := _HOLDS.search(text))), None)
+        return Refusal(400, message, retryable=True, crowded=True, queue_tokens=holds)
+    if codes & _NO_MODEL:
+        return Refusal(400, message, retryable=False, cannot_batch=True, of_model=True)
+    return Refusal(400, message, retryable=False, too_large=bool(codes & _TOO_MANY))
 
 
 def error(status: int, code: str, message: str) -> bytes:

@@ -27,7 +27,6 @@ _LIMITS: Mapping[str, tuple[str, ...]] = {
 _UNSAID = 4096  # tokens to reckon with when the client names no limit
 _MOST_TOKENS = 2**31 - 1  # a bound for estimates; the provider judges the number itself
 
-CLOSED = "OpenAI's batch road is not open yet."
 # Its state lies with the provider and is spoken of by name, or it asks for another way of being served.
 _NEVER_IN_A_BATCH = ("background", "conversation", "previous_response_id", "store")
 _STANDARD_TIERS = (None, "auto", "default")
@@ -58,7 +57,7 @@ def parse(raw: RawRequest) -> Parsed:
         max_output_tokens=_max_tokens(values, raw.path),
         headers=headers.travelling,
         secret=headers.secret,
-        unbatchable=" ".join((CLOSED, *_obstacles(values, model, raw.query))),
+        unbatchable=" ".join(_obstacles(values, model, raw.query)) or None,
         document=document,
         retry=headers.retry,
         tool_turn=_is_tool_turn(values.get("input") if raw.path == RESPONSES else values.get("messages")),
@@ -118,6 +117,8 @@ def _obstacles(values: dict[str, Any], model: str, query: str) -> Iterator[str]:
         yield "A batch may not answer in audio."
     if any(fnmatchcase(model, pattern) for pattern in _MODELS_WITHOUT_BATCH):
         yield f"The model {model[:80]} is not offered in batches."
+    if not model:
+        yield "A batch must know the model, and this call leaves it to a stored prompt."
     if query.strip("?&"):
         yield "A batch can't carry the query of a request."
 

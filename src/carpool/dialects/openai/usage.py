@@ -60,6 +60,7 @@ class _Answer(msgspec.Struct):
 
     service_tier: str | None = None
     usage: _Usage | None = None
+    model: str = ""
     output: list[_Typed] | None = None
     tools: list[_Typed] | None = None
     tool_usage: _ToolUsage | None = None
@@ -126,6 +127,15 @@ def of_answer(body: bytes) -> Usage | None:
         return _ANSWER.decode(body).words()
     except (ValueError, RecursionError):
         return None
+
+
+def model_and_usage(body: bytes) -> tuple[str, Usage | None]:
+    """Of a batch's answer, which is read once."""
+    try:
+        answer = _ANSWER.decode(body)
+    except (ValueError, RecursionError):
+        return "", None
+    return answer.model, answer.words()
 
 
 class _Listener:

@@ -1,0 +1,176 @@
+"""OpenAI's calls on the lane `batch`, through the proxy: files, batches, both result files, and the bill."""
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import openai
+import pytest
+
+from carpool.mock import Constant, MockConfig, OpenAIConfig, expected_openai_text
+from carpool.model import Entry
+
+from .test_openai_calls import CHAT_TOOL, MODEL, TOOL, Both, both, chat
+
+QUICK = MockConfig(batch_latency=Constant(0.2))
+BATCH = {"extra_headers": {"x-carpool-lane": "batch"}}
+
+
+async def until(true: Callable[[], Any], seconds: float = 20.0) -> None:
+    async with asyncio.timeout(seconds):
+        while not true():  # noqa: ASYNC110  what is waited for happens on the other side of a connection
+            await asyncio.sleep(0.01)
+
+
+async def balanced(stage: Both, calls: int) -> list[Entry]:
+    """Every purchase of so many calls, after it was held against the provider's own bill."""
+    entries = await stage.booked(calls)
+    bought = sorted(entry.paid for entry in entries if entry.paid)
+    assert bought == sorted(charge.nano_usd for charge in stage.mock.bill.charges)
+    assert all(entry.paid is not None for entry in entries)
+    return entries
+
+
+async def test_every_kind_of_call_rides_a_batch_and_is_booked() -> None:
+    async with both(QUICK) as stage, stage.client() as client:
+        told, response, vectors, tool = await asyncio.gather(
+            client.chat.completions.create(**chat(), **BATCH),
+            client.responses.create(model=MODEL, input="[tool]", tools=[TOOL], **BATCH),
+            client.embeddings.create(
+                model="text-embedding-3-small", input=["a", "b"], encoding_format="float", **BATCH
+            ),
+            client.chat.completions.create(**chat("[tool]", tools=[CHAT_TOOL]), **BATCH),
+        )
+        assert told.choices[0].message.content == expected_openai_text(chat())
+        assert response.output[0].type == "function_call"
+        assert len(vectors.data) == 2
+        assert tool.choices[0].message.tool_calls
+        entries = await balanced(stage, 4)
+        assert {entry.lane for entry in entries} == {"batch"}
+        assert stage.engine.stats.saved == stage.mock.bill.total() > 0  # half of what it would have been
+        assert stage.engine.stats.batches_submitted == 3  # one endpoint in each, and one model
+
+
+async def test_a_stream_rides_too_and_is_told_again() -> None:
+    async with both(QUICK) as stage, stage.client() as client:
+        wish = {"stream": True, "stream_options": {"include_usage": True}}
+        chunks = [
+            one
+            async for one in await client.chat.completions.create(**chat("[tool]", tools=[CHAT_TOOL], **wish), **BATCH)
+        ]
+        assert chunks[0].choices[0].delta.role == "assistant"
+        assert any(one.choices and one.choices[0].delta.tool_calls for one in chunks)
+        assert chunks[-1].usage is not None
+        said = await client.responses.create(model=MODEL, input="hello", stream=True, **BATCH)
+        events = [one async for one in said]
+        assert [one.sequence_number for one in events] == sorted({one.sequence_number for one in events})
+        assert events[-1].type == "response.completed"
+        await balanced(stage, 2)
+
+
+async def test_models_never_meet_in_a_file() -> None:
+    async with both(QUICK) as stage, stage.client() as client:
+        models = ["gpt-6-luna", "gpt-5-mini", "gpt-4o"]
+        await asyncio.gather(*(client.chat.completions.create(**chat() | {"model": m}, **BATCH) for m in models * 3))
+        assert stage.engine.stats.batches_submitted == 3
+        assert stage.engine.stats.batches_refused == 0
+        await balanced(stage, 9)
+
+
+async def test_the_error_file_is_read_and_only_its_call_fails() -> None:
+    async with both(QUICK) as stage, stage.client() as client:
+        bad = chat("[error:invalid_request_error]")
+        answers = await asyncio.gather(
+            client.chat.completions.create(**chat(), **BATCH),
+            client.chat.completions.create(**bad, **BATCH),
+            return_exceptions=True,
+        )
+        assert not isinstance(answers[0], BaseException)
+        assert isinstance(answers[1], openai.BadRequestError)
+        assert answers[1].body is not None
+        assert stage.engine.stats.batches_submitted == 1
+        await balanced(stage, 2)
+
+
+async def test_what_expired_is_resubmitted_and_the_rest_is_kept() -> None:
+    async with both(QUICK) as stage, stage.client() as client:
+        stage.mock.script("line_expired", 2)
+        answers = await asyncio.gather(*(client.chat.completions.create(**chat(str(n)), **BATCH) for n in range(6)))
+        assert [one.choices[0].message.content for one in answers] == [
+            expected_openai_text(chat(str(n))) for n in range(6)
+        ]
+        assert stage.engine.stats.batches_submitted == 2
+        assert len(stage.mock.bill.charges) == 6
+        await balanced(stage, 6)
+
+
+@pytest.mark.parametrize(
+    "fault", ["upload_500", "upload_cut", "upload_429", "upload_accepted_cut", "upload_accepted_500"]
+)
+async def test_an_upload_that_fails_buys_nothing_and_is_never_unknown(
+    fault: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("carpool.engine.refusing.RETRY_S", 0.05)
+    async with both(QUICK) as stage, stage.client() as client:
+        stage.mock.script(fault)
+        await client.chat.completions.create(**chat(), **BATCH)
+        assert stage.engine.stats.batches_unknown == 0
+        assert stage.engine.stats.batches_submitted == stage.engine.stats.batches_refused == 1
+        await balanced(stage, 1)
+
+
+async def test_a_file_that_can_not_be_seen_yet_is_waited_for() -> None:
+    config = MockConfig(batch_latency=Constant(0.1))
+    async with both(config) as stage, stage.client() as client:
+        stage.mock.script("file_lag")
+        await client.chat.completions.create(**chat(), **BATCH)
+        assert stage.engine.stats.batches_refused == 0
+        assert stage.mock.requests_seen.count("batches") > 1 or stage.mock.requests_seen.count("create") > 1
+        await balanced(stage, 1)
+
+
+@pytest.mark.parametrize("fault", ["create_accepted_500", "create_accepted_cut"])
+async def test_a_create_with_unknown_outcome_is_found_by_its_nonce(fault: str) -> None:
+    async with both(QUICK) as stage, stage.client() as client:
+        stage.mock.add_openai_stranger("k", 1)  # fits by count and time, and is never looked at
+        stage.mock.script(fault)
+        await client.chat.completions.create(**chat(), **BATCH)
+        stats = stage.engine.stats
+        assert (stats.batches_unknown, stats.batches_submitted, stats.batches_abandoned) == (1, 1, 0)
+        assert stats.stray_lines == 0
+        await balanced(stage, 1)
+
+
+async def test_a_full_queue_is_waited_for_and_counts_as_no_try(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("carpool.engine.queues.WAIT_S", 0.2)
+    async with both(QUICK) as stage, stage.client() as client:
+        stage.mock.script("token_limit", 4)  # more often than a call may be tried
+        answer = await client.chat.completions.create(**chat(), **BATCH)
+        assert answer.choices[0].message.content == expected_openai_text(chat())
+        assert stage.engine.stats.batches_refused == 4
+        (entry,) = await balanced(stage, 1)
+        assert entry.lane == "batch"
+
+
+async def test_a_known_limit_splits_what_would_not_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("carpool.engine.queues.WAIT_S", 0.1)
+    config = MockConfig(batch_latency=Constant(0.2), openai=OpenAIConfig(enqueued_tokens={MODEL: 4000}))
+    async with both(config) as stage, stage.client() as client:
+        texts = [f"{n} " + "word " * 1000 for n in range(12)]  # far more than fit at once
+        answers = await asyncio.gather(*(client.chat.completions.create(**chat(text), **BATCH) for text in texts))
+        assert len(answers) == 12
+        await balanced(stage, 12)
+        assert {entry.lane for entry in await stage.booked(12)} == {"batch"}
+
+
+async def test_nothing_is_left_at_the_provider() -> None:
+    async with both(QUICK) as stage, stage.client(base=stage.direct) as direct, stage.client() as client:
+        answers = await asyncio.gather(
+            client.chat.completions.create(**chat(), **BATCH),
+            client.chat.completions.create(**chat("[error:invalid_request_error]"), **BATCH),
+            return_exceptions=True,
+        )
+        assert len(answers) == 2
+        async with asyncio.timeout(20):
+            while [one async for one in direct.files.list()]:
+                await asyncio.sleep(0.05)
