@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import random
 
 import openai
 import pytest
@@ -415,3 +416,42 @@ async def test_what_nobody_can_ask_for_is_not_kept(openai_turned, lines_of):
         assert (await world.call("DELETE", f"/v1/files/{seen[name]}")).status == 200
     assert len(world.provider.batch(batch_id).requests) == 0
     assert await world.look(batch_id) == seen
+
+
+async def test_whatever_happens_every_line_is_told_once_and_only_answers_are_charged(openai_turned, lines_of):
+    seed = random.SystemRandom().getrandbits(32)
+    print(f"seed {seed}")
+    rng = random.Random(seed)
+    for _ in range(30):
+        config = MockConfig(
+            seed=rng.getrandbits(32),
+            batch_latency=parse_latency("mixture:0.8*lognormal(100,1)+0.2*lognormal(80000,1)"),
+            batch_execution=Uniform(0, 50),
+            per_request=rng.random() < 0.5,
+            cancel_latency=Uniform(0, 600),
+            faults=Faults(line_api_error=0.1, batch_stuck=0.2, stuck_s=rng.choice([1000.0, float("inf")])),
+            openai=OpenAIConfig(
+                validation_latency=Uniform(0, 60), finalizing_latency=Uniform(0, 60), enqueued_tokens={"*": 400}
+            ),
+        )
+        world = openai_turned(config)
+        made = []
+        for _ in range(8):
+            made.append(await world.start([lines_of(f"{len(made)}-{n}") for n in range(rng.randrange(1, 9))]))
+            world.time += rng.choice([0, 1, 30, 300, 30_000])
+            chosen = rng.choice(made)
+            if rng.random() < 0.3:
+                await world.call("POST", f"/v1/batches/{chosen}/cancel")
+            if rng.random() < 0.2:
+                world.provider.end_batch(chosen)
+        world.time += 3 * 86_400
+        charged = [charge.custom_id for charge in world.provider.bill.charges]
+        answered = []
+        for number, batch_id in enumerate(made):
+            seen, (good, bad) = await world.look(batch_id), await world.told(batch_id)
+            size = world.provider.batch(batch_id).size
+            assert seen["status"] in ("completed", "failed", "expired", "cancelled")
+            told = sorted([*good, *bad])
+            assert told == ([] if seen["status"] == "failed" else sorted(f"{number}-{n}" for n in range(size)))
+            answered += good
+        assert sorted(charged) == sorted(answered)

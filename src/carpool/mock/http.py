@@ -68,7 +68,7 @@ def read_request(scope: Scope, receive: Receive, request_id: str) -> Request:
     host = headers.get("host", "mock.invalid")
     return Request(
         method=scope["method"],
-        path=scope["path"],
+        path=_path(scope["path"]),
         query=dict(parse_qsl(scope.get("query_string", b"").decode("latin-1"))),
         headers=headers,
         # A client must be able to come back to the address that it used, whatever this server thinks it is called.
@@ -76,6 +76,11 @@ def read_request(scope: Scope, receive: Receive, request_id: str) -> Request:
         request_id=request_id,
         _receive=receive,
     )
+
+
+def _path(path: str) -> str:
+    """Relatives of OpenAI have its paths under a name."""
+    return path.removeprefix("/openai") if path.startswith("/openai/v1/") else path
 
 
 @dataclass(slots=True)

@@ -32,6 +32,7 @@ class OpenAIBatch(Batch):
     endpoint: str
     model: str | None
     input_file_id: str
+    window: str
     metadata: Mapping[str, str] | None
     tokens: int
     """Prompt tokens, which count against the model's limit until the batch has ended."""
@@ -105,7 +106,7 @@ class OpenAIBatch(Batch):
     def _finished(self) -> bool:
         return self.held_since is None and self.at >= max(self.ends, default=0.0)
 
-    def view(self) -> dict[str, object]:
+    def view(self) -> dict[str, Any]:
         """The wire's Batch, as of the time that it was caught up with."""
         status = self.status
         told = status in ("finalizing", "completed")
@@ -116,7 +117,7 @@ class OpenAIBatch(Batch):
             "model": self.model,
             "errors": None if self.failure is None else {"object": "list", "data": [self.failure]},
             "input_file_id": self.input_file_id,
-            "completion_window": "24h",
+            "completion_window": self.window,
             "status": status,
             "output_file_id": self.output_file_id,
             "error_file_id": self.error_file_id,

@@ -8,6 +8,7 @@ from typing import Any
 from carpool.mock.faults import AFTER_CANCEL, AFTER_CREATE, BEFORE_CANCEL, BEFORE_CREATE, POLL
 from carpool.mock.http import Reply, Request, json_reply
 from carpool.mock.limits import retry_after
+from carpool.mock.openai_azure import as_azure
 from carpool.mock.openai_batch import OpenAIBatch
 from carpool.mock.openai_errors import OpenAIError, missing, wrong_type
 from carpool.mock.openai_files import StoredFile
@@ -25,16 +26,22 @@ async def create(state: State, caller: Caller, request: Request) -> Reply:
     _limit_creates(state, caller)
     body, _ = await request.json(_MB)
     await state.box.strike(BEFORE_CREATE, accepted=False)
-    _check(body)
+    _check(body, state.config.openai.windows)
     file = _input(state, caller, body["input_file_id"])
     data = b"".join(file.lines())
     contents = await read_file(data, body["endpoint"], state.config.mean_output_tokens, state.config.openai)
     if state.box.roll("create_slow"):
         await asyncio.sleep(state.config.faults.create_slow_s)
     batch = state.accept_openai(
-        caller, contents, body["endpoint"], file.id, metadata=body.get("metadata"), keep_files_s=_keep(body)
+        caller,
+        contents,
+        body["endpoint"],
+        file.id,
+        window=body["completion_window"],
+        metadata=body.get("metadata"),
+        keep_files_s=_keep(body),
     )
-    view = batch.view()  # before anything happens to it: always `validating`
+    view = _shown(state, batch)  # before anything happens to it: always `validating`
     await state.box.strike(AFTER_CREATE, accepted=True)
     return json_reply(view)
 
@@ -44,7 +51,7 @@ async def retrieve(state: State, caller: Caller, request: Request, batch_id: str
     await state.box.strike(POLL, accepted=False)
     if state.box.roll("poll_garbage"):
         return GARBAGE
-    return json_reply(_find(state, caller, batch_id).view())
+    return json_reply(_shown(state, _find(state, caller, batch_id)))
 
 
 async def listing(state: State, caller: Caller, request: Request) -> Reply:
@@ -56,7 +63,7 @@ async def listing(state: State, caller: Caller, request: Request) -> Reply:
     project.advance(now)
     found = project.older(request.query.get("after"))
     page = list(islice((batch for batch in found if batch.listed_from <= now), limit + 1))
-    return json_reply(listed([batch.view() for batch in page[:limit]], len(page) > limit))
+    return json_reply(listed([_shown(state, batch) for batch in page[:limit]], len(page) > limit))
 
 
 async def cancel(state: State, caller: Caller, request: Request, batch_id: str) -> Reply:
@@ -72,9 +79,14 @@ async def cancel(state: State, caller: Caller, request: Request, batch_id: str) 
     batch.cancel(state.now(), takes)
     state.canceled.append(batch_id)
     state.hooks.stir()
-    view = batch.view()
+    view = _shown(state, batch)
     await state.box.strike(AFTER_CANCEL, accepted=True)
     return json_reply(view)
+
+
+def _shown(state: State, batch: OpenAIBatch) -> dict[str, Any]:
+    view = batch.view()
+    return as_azure(view) if state.config.openai.azure else view
 
 
 def _limit_creates(state: State, caller: Caller) -> None:
@@ -87,7 +99,7 @@ def _limit_creates(state: State, caller: Caller) -> None:
         raise error
 
 
-def _check(body: Any) -> None:
+def _check(body: Any, windows: frozenset[str]) -> None:
     if not isinstance(body, dict):
         raise OpenAIError("We could not parse the JSON body of your request: it is not an object.")
     for name in ("input_file_id", "endpoint", "completion_window"):
@@ -99,8 +111,10 @@ def _check(body: Any) -> None:
         supported = ", ".join(f"'{path}'" for path in PATHS)
         message = f"Invalid value: '{body['endpoint']}'. Supported values are: {supported}."
         raise OpenAIError(message, "endpoint", "invalid_value")
-    if body["completion_window"] != "24h":
-        message = f"Invalid value: '{body['completion_window']}'. Value must be '24h'."
+    if body["completion_window"] not in windows:
+        message = (
+            f"Invalid value: '{body['completion_window']}'. Value must be {' or '.join(map(repr, sorted(windows)))}."
+        )
         raise OpenAIError(message, "completion_window", "invalid_value")
     metadata = body.get("metadata")
     if metadata is not None:

@@ -33,6 +33,11 @@ class OpenAIConfig:
     enqueued_tokens: Mapping[str, int] = field(default_factory=lambda: _NO_LIMITS)
     """Prompt tokens that may be in unfinished batches, by model; `*` is for the models not named."""
     keep_files_s: float = 30 * DAY
+    # Relatives.
+    windows: frozenset[str] = frozenset({"24h"})
+    """Completion windows that a create may ask for. They are not kept: `expiry_s` says when a batch expires."""
+    azure: bool = False
+    """Batches look as Azure shows them, and every one leaves an error file, if an empty one."""
     # Webhooks.
     webhook_url: str | None = None
     """None: nobody is told. Can be set later, with `tell`."""

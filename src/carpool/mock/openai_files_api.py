@@ -1,7 +1,7 @@
 """The endpoints under /v1/files."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping, Sequence
 from itertools import islice
 
 from carpool.mock.errors import ConnectionCut
@@ -167,6 +167,6 @@ def limit_of(request: Request, default: int, most: int) -> int:
     return int(text)
 
 
-def listed(data: list[dict[str, object]], more: bool) -> dict[str, object]:
+def listed(data: Sequence[Mapping[str, object]], more: bool) -> dict[str, object]:
     first, last = (data[0]["id"], data[-1]["id"]) if data else (None, None)
     return {"object": "list", "data": data, "first_id": first, "last_id": last, "has_more": more}

@@ -78,7 +78,8 @@ class Project(Shelf[OpenAIBatch]):
     def _leave(self, batch: OpenAIBatch, what: str) -> str | None:
         """A result file, unless it would be empty."""
         lines = output_lines if what == "output" else error_lines
-        if next(lines(batch), None) is None:
+        always = what == "error" and self._config.openai.azure
+        if not always and next(lines(batch), None) is None:
             return None
         file = StoredFile(
             id=f"file-{batch.seed:016x}{what}",

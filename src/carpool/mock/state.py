@@ -204,6 +204,7 @@ class State:
         endpoint: str,
         file_id: str,
         *,
+        window: str,
         metadata: Mapping[str, str] | None,
         keep_files_s: float | None,
     ) -> OpenAIBatch:
@@ -216,6 +217,7 @@ class State:
             endpoint,
             file_id,
             now,
+            window=window,
             metadata=metadata,
             keep_files_s=keep_files_s,
         )
@@ -258,7 +260,7 @@ class State:
 
 
 def credential_of(request: Request) -> str:
-    """The key, from either of the two headers that clients send it in."""
-    key = request.headers.get("x-api-key", "")
+    """The key, from any of the headers that clients send it in."""
+    key = request.headers.get("x-api-key") or request.headers.get("api-key", "")
     scheme, _, token = request.headers.get("authorization", "").partition(" ")
     return key or (token.strip() if scheme.lower() == "bearer" else "")
