@@ -116,10 +116,41 @@ def test_a_forced_batch_that_can_not_be_is_the_callers_mistake() -> None:
         routed(a_call(lane=Lane.BATCH), can_batch="This key has no batches.")
 
 
-@pytest.mark.parametrize("lane", [Lane.FLEX, Lane.MERGE])
-def test_lanes_that_do_not_exist_yet(lane: Lane) -> None:
-    with pytest.raises(BadCall, match=f"The lane {lane} is not available yet"):
-        routed(a_call(lane=lane))
+def test_lanes_that_do_not_exist_yet() -> None:
+    with pytest.raises(BadCall, match="The lane merge is not available yet"):
+        routed(a_call(lane=Lane.MERGE))
+
+
+# ---------------------------------------------------------------- flex
+
+
+def test_flex_is_taken_where_it_is_offered_and_a_batch_is_not_sure() -> None:
+    """It costs as much as a batch and need not be rescued."""
+    for minutes in (5, 10, 60):
+        decision = routed(a_call(minutes * 60.0, max_output_tokens=500), can_flex=None)
+        assert (decision.lane, decision.rescue_at) == (Lane.FLEX, None)
+        assert "flex" in decision.reason
+    assert routed(a_call(86_000.0, max_output_tokens=500), can_flex=None).lane is Lane.BATCH
+    assert routed(a_call(None), can_flex=None).lane is Lane.BATCH
+
+
+def test_flex_is_not_taken_where_a_refusal_would_leave_no_time() -> None:
+    assert routed(a_call(30.0, max_output_tokens=2000), can_flex=None).lane is Lane.NOW
+    assert routed(a_call(3.0, max_output_tokens=10), can_flex=None).lane is Lane.NOW
+
+
+def test_what_can_not_batch_may_flex() -> None:
+    assert routed(a_call(600.0, unbatchable=WHY_NOT, max_output_tokens=100), can_flex=None).lane is Lane.FLEX
+    assert routed(a_call(None, unbatchable=WHY_NOT), can_flex=None).lane is Lane.FLEX
+    assert routed(a_call(None, unbatchable=WHY_NOT), can_flex=None, default=Lane.NOW).lane is Lane.NOW
+    assert routed(a_call(600.0, unbatchable=WHY_NOT)).lane is Lane.NOW
+
+
+def test_who_insists_on_flex_gets_it_or_is_told_why_not() -> None:
+    assert routed(a_call(lane=Lane.FLEX), can_flex=None).lane is Lane.FLEX
+    with pytest.raises(BadCall, match="The lane flex was asked for"):
+        routed(a_call(lane=Lane.FLEX))
+    assert routed(a_call(lane=Lane.FLEX, insists=False), default=Lane.NOW).lane is Lane.NOW
 
 
 @settings(deadline=None)

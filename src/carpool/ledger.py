@@ -77,7 +77,8 @@ def priced(entry: Entry, dialect: str, usage: Usage | None, book: PriceBook) -> 
     paid = book.price(dialect, entry.model, usage, entry.lane, entry.at)
     would = paid
     if paid is not None and entry.lane is not Lane.NOW:
-        would = book.price(dialect, entry.model, usage, Lane.NOW, entry.at)
+        plain = replace(usage, speed=None) if entry.lane is Lane.FLEX else usage  # the tier was carpool's choice
+        would = book.price(dialect, entry.model, plain, Lane.NOW, entry.at)
     return replace(entry, usage=usage, paid=paid, would_have_paid=would)
 
 

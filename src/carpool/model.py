@@ -155,6 +155,7 @@ class Call(Value, frozen=True, gc=False):
     insists: bool = True  # on `lane`; False where a rule asks for it, and then what can't take it goes on `now`
     note: str = ""  # what a rule says about the lane, as a sentence
     on_disconnect: Literal["keep", "cancel"] | None = None  # when its client hangs up; None: as the door does it
+    flexible: bool = False  # it leaves the service tier open
 
     @property
     def budget(self) -> float | None:

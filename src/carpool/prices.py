@@ -213,6 +213,8 @@ def _context(provider: str, lane: Lane, speed: str | None) -> Mapping[str, str]:
     and the table has its price; a tier that it does not have is unknown."""
     if provider == "openai" and lane is Lane.NOW and speed not in _UNHURRIED:
         return {"service_tier": str(speed)}
+    if provider == "openai" and lane is Lane.FLEX and speed != _CONTEXTS[lane]["service_tier"]:
+        return _STANDARD if speed in _UNHURRIED else {"service_tier": str(speed)}  # flex was asked for, and not given
     return _CONTEXTS[lane]
 
 

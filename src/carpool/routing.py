@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from functools import lru_cache
 from typing import Final
 
@@ -16,6 +17,10 @@ from carpool.policy import RoutingPolicy
 TIGHT_MS: Final = 5_000.0  # budgets up to this are answered synchronously, unless the policy says otherwise
 RESCUE_MARGIN: Final = 2.0  # for noticing that the time has come, and for getting the request out
 DEFAULT_WINDOW_MS: Final = 30_000.0  # how long a minimum size may be waited for when no window is set
+FLEX_STRETCH: Final = 3.0  # how much longer than `now` flex takes, with room to spare
+SURE: Final = 0.99  # of a batch: then it is taken although flex costs the same, and leaves the synchronous rate alone
+NO_FLEX: Final = "There is no lane flex for it."
+_FITS: Final = "A budget of {} has room for flex."
 
 
 class Decision(Value, frozen=True, gc=False):
@@ -31,30 +36,51 @@ def route(
     now: float,
     *,
     can_batch: str | None = None,
+    can_flex: str | None = NO_FLEX,
     default: Lane = Lane.BATCH,
     beta: float = 0.5,
     q: float = 0.25,
 ) -> Decision:
-    """Chooses the lane. `can_batch` says why this credential or model may not batch (None: it may), `beta` is the
-    batch's price relative to `now`, `q` the chance that a batch copy is billed although its call was rescued."""
+    """Chooses the lane. `can_batch` and `can_flex` say why this call may not take those lanes (None: it may), `beta` is
+    the batch's price relative to `now`, `q` the chance that a batch copy is billed although its call was rescued."""
     obstacle = call.unbatchable or can_batch
-    if call.lane is not None and (call.insists or obstacle is None):
-        return _forced(call, call.lane, obstacle, forecast)
-    if obstacle is not None:
-        return Decision(Lane.NOW, obstacle)
+    against = {Lane.BATCH: obstacle, Lane.FLEX: can_flex}
+    if call.lane is not None and (call.insists or against.get(call.lane) is None):
+        return _forced(call, call.lane, against, forecast)
+    flex = can_flex is None and _flex_in_time(call, forecast, now)
     if call.deadline is None:
-        return _patient(default)
-    return _in_time(call, call.deadline, policy, forecast, now, beta, q)
+        if obstacle is None or default is not Lane.BATCH:
+            return _patient(default) if obstacle is None else Decision(Lane.NOW, obstacle)
+        return (
+            Decision(Lane.FLEX, f"It could wait, but not for a batch. {obstacle}")
+            if flex
+            else Decision(Lane.NOW, obstacle)
+        )
+    found = Decision(Lane.NOW, obstacle) if obstacle is not None else None
+    return _in_time(call, call.deadline, policy, forecast, now, beta, q, flex=flex, unless=found)
 
 
-def _forced(call: Call, lane: Lane, obstacle: str | None, forecast: Forecast) -> Decision:
+def _flex_in_time(call: Call, forecast: Forecast, now: float) -> bool:
+    """Whether flex would be back in time, and a refusal at the worst moment would still leave time for `now`."""
+    needed = (FLEX_STRETCH + 1) * forecast.sync_seconds(call.max_output_tokens) + RESCUE_MARGIN
+    return call.deadline is None or now + needed <= call.deadline
+
+
+def flex_until(call: Call, forecast: Forecast) -> float | None:
+    """When a call that travels on `flex` must be asked for on `now` instead. None for a patient one."""
+    return rescue_time(call, forecast)
+
+
+def _forced(call: Call, lane: Lane, against: Mapping[Lane, str | None], forecast: Forecast) -> Decision:
     if lane is Lane.NOW:
         return Decision(lane, _asked(call, lane))
-    if lane is not Lane.BATCH:
-        raise BadCall(f"The lane {lane} is not available yet: ask for now or batch, or leave the choice to carpool.")
-    if obstacle is not None:
-        raise BadCall(f"The lane batch was asked for, but this call can't take it. {obstacle}")
-    return Decision(lane, _asked(call, lane), rescue_time(call, forecast))
+    if lane not in against:
+        raise BadCall(
+            f"The lane {lane} is not available yet: ask for now, flex or batch, or leave the choice to carpool."
+        )
+    if (obstacle := against[lane]) is not None:
+        raise BadCall(f"The lane {lane} was asked for, but this call can't take it. {obstacle}")
+    return Decision(lane, _asked(call, lane), rescue_time(call, forecast) if lane is Lane.BATCH else None)
 
 
 def _asked(call: Call, lane: Lane) -> str:
@@ -75,12 +101,25 @@ def _patient(default: Lane) -> Decision:
 
 
 def _in_time(
-    call: Call, deadline: float, policy: RoutingPolicy, forecast: Forecast, now: float, beta: float, q: float
+    call: Call,
+    deadline: float,
+    policy: RoutingPolicy,
+    forecast: Forecast,
+    now: float,
+    beta: float,
+    q: float,
+    *,
+    flex: bool,
+    unless: Decision | None,
 ) -> Decision:
     budget = deadline - call.arrived
     tight = (TIGHT_MS if policy.sync_max_latency_ms is None else policy.sync_max_latency_ms) / 1000
     if budget <= tight:
-        return Decision(Lane.NOW, f"The budget of {_span(budget)} is tight: up to {_span(tight)} goes at once.")
+        return unless or Decision(
+            Lane.NOW, f"The budget of {_span(budget)} is tight: up to {_span(tight)} goes at once."
+        )
+    if unless is not None:
+        return Decision(Lane.FLEX, f"{_FITS.format(_span(budget))} {unless.reason}") if flex else unless
     latest_end = deadline - forecast.sync_seconds(call.max_output_tokens) - forecast.cancel_seconds
     if latest_end - policy.linger_ms / 1000 <= now:
         return Decision(Lane.NOW, f"A budget of {_span(budget)} leaves no room for a batch and a rescue.")
@@ -91,6 +130,8 @@ def _in_time(
     chance = _chance(forecast, left, call.model, size_class(call.max_output_tokens))
     said = f"A batch is back in time with a chance of {chance:.0%}"
     needed = break_even(beta, q)
+    if flex and chance < SURE:
+        return Decision(Lane.FLEX, f"{_FITS.format(_span(budget))} {said}, and flex costs no more.")
     if chance > needed:
         return Decision(Lane.BATCH, f"{said}; it pays above {needed:.0%}.", rescue_at)
     return Decision(Lane.NOW, f"{said}; it would pay above {needed:.0%}.")

@@ -122,8 +122,6 @@ def test_calls_of_every_endpoint_ride_batches(path: str) -> None:
         ({"tools": [{"type": "code_interpreter", "container": "cntr_1"}]}, "container"),
         ({"tools": [{"type": "shell", "environment": {"container_id": "cntr_1"}}]}, "container"),
         ({"modalities": ["text", "audio"]}, "audio"),
-        ({"model": "gpt-5.3-codex"}, "gpt-5.3-codex"),
-        ({"model": "gpt-5-chat-latest"}, "gpt-5-chat-latest"),
     ],
 )
 def test_what_never_rides_one_says_why(more: dict[str, Any], reason: str) -> None:

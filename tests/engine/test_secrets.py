@@ -11,9 +11,9 @@ import anthropic
 import pytest
 from fleets import HASTY, KEY, SOON, ask, faulty, riding, small_times, soon
 
-import carpool.engine.refusing
 import carpool.engine.collecting
 import carpool.engine.following
+import carpool.engine.refusing
 from carpool import BadCall, CallExpired, KeyConflict
 
 PROMPT = "the-prompt-that-nobody-may-see"

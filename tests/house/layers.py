@@ -12,7 +12,7 @@ LAYERS: tuple[frozenset[str], ...] = (  # from the bottom to the top
     frozenset(
         {
             *("routing", "pooling", "tracking", "caching", "forecast", "ledger", "budget", "pressure"),
-            *("policy", "options", "rules", "warmth", "config"),
+            *("policy", "options", "rules", "warmth", "config", "capabilities"),
         }
     ),
     frozenset({"engine"}),

@@ -172,5 +172,5 @@ async def test_nothing_is_left_at_the_provider() -> None:
         )
         assert len(answers) == 2
         async with asyncio.timeout(20):
-            while [one async for one in direct.files.list()]:
+            while [one async for one in direct.files.list()]:  # noqa: ASYNC110
                 await asyncio.sleep(0.05)

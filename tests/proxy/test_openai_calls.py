@@ -149,18 +149,18 @@ async def test_answers_are_byte_for_byte_those_of_the_provider() -> None:
 
 
 async def test_a_budget_is_no_reason_to_refuse() -> None:
-    """A batch road that is not open yet is the way of carpool, not the client's: the call goes at once."""
+    """What can't ride a batch goes at once: that is the way of carpool, not the client's."""
     async with both() as stage, stage.client("/@budget=30m") as client:
-        raw = await client.chat.completions.with_raw_response.create(**chat())
+        raw = await client.chat.completions.with_raw_response.create(**chat(store=True, service_tier="default"))
         assert raw.headers["x-carpool-lane"] == "now"
-        assert "not open yet" in raw.headers["x-carpool-reason"]
-        assert raw.parse().choices[0].message.content == expected_openai_text(chat())
+        assert "`store`" in raw.headers["x-carpool-reason"]
+        assert raw.parse().choices[0].message.content == expected_openai_text(chat(store=True, service_tier="default"))
 
 
 async def test_who_insists_on_a_batch_is_told_why_not() -> None:
     async with both() as stage, stage.client("/@lane=batch") as client:
-        with pytest.raises(openai.BadRequestError, match="not open yet") as caught:
-            await client.responses.create(model=MODEL, input="x")
+        with pytest.raises(openai.BadRequestError, match="`previous_response_id`") as caught:
+            await client.responses.create(model=MODEL, input="x", previous_response_id="resp_1")
         assert caught.value.type == "invalid_request_error"
         assert stage.mock.bill.charges == []
 
@@ -219,5 +219,5 @@ async def test_errors_of_either_keep_their_shape() -> None:
         (entry,) = await stage.booked(1)
         assert entry.paid == 0
         with pytest.raises(openai.BadRequestError) as ours:
-            await client.responses.create(model=MODEL, input="x", extra_headers={"x-carpool-lane": "batch"})
+            await client.responses.create(model=MODEL, input="x", store=True, extra_headers={"x-carpool-lane": "batch"})
         assert set(json.loads(ours.value.response.text)["error"]) == {"message", "type", "param", "code"}

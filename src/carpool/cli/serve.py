@@ -19,6 +19,7 @@ import uvicorn
 import uvloop
 from rich.console import Console
 
+from carpool.capabilities import Capabilities
 from carpool.cli.check import check_config
 from carpool.cli.crashing import Discreet, keeping_quiet, on_loop
 from carpool.cli.listening import Server, address, admin_token, check_keys, exposed, is_local, listen, reached
@@ -147,7 +148,10 @@ async def _serve(listener: socket.socket, config: Config, way: Way) -> None:
 async def _engine(config: Config, upstreams: Mapping[str, Upstream], clock: SystemClock, host: str) -> Engine:
     store = await open_store(config.store, encrypt=config.encrypt)
     keyring = Keyring(store.pepper)
-    engine = Engine(store=store, clock=clock, upstreams=upstreams, keyring=keyring, policy=config.policy)
+    abilities = Capabilities({one.name: one.models for one in config.providers})
+    engine = Engine(
+        store=store, clock=clock, upstreams=upstreams, keyring=keyring, policy=config.policy, capabilities=abilities
+    )
     await engine.guests.open(lender_of(config, os.environ))
     check_keys(host, config.serving, configured=engine.guests.expected and config.keys_required is not False)
     for provider, secret in house_keys(config, os.environ):  # batches that were bought with them go on

@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import Final
 from urllib.parse import urlsplit
 
+from carpool.capabilities import read_models
 from carpool.config.layering import CACHING_KEYS, PROVIDER_KEYS, Document, Flag, layered
 from carpool.config.limits import read_limits
 from carpool.config.networking import DIRECT, check_reach, is_loopback, pem, proxy, read_serving, variable
@@ -112,6 +113,7 @@ def _provider(name: str, value: object, document: Document) -> Provider:
             allow_link_local=_allowed(given, "allow_link_local", path, document),
             proxy=proxy(given.get("proxy"), shown(f"{path}.proxy")),
             ca_file=pem(given.get("ca_file"), shown(f"{path}.ca_file")),
+            models=read_models(given.get("models"), shown(f"{path}.models")),
         ),
         shown,
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from carpool.config.limits import Limits
 from carpool.policy import RoutingPolicy
@@ -26,6 +27,7 @@ class Provider:
     allow_link_local: bool = False  # where cloud metadata is served
     proxy: str | None = None  # through which it is reached
     ca_file: str | None = None  # who else may vouch for it
+    models: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # what they can do, where the table is wrong
 
 
 ANTHROPIC = Provider("anthropic", "anthropic", "https://api.anthropic.com", None, True)

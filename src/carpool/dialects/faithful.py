@@ -47,6 +47,17 @@ class Document(msgspec.Struct, frozen=True):
             end = spans[names[1]][0]
         return self.text[:start] + self.text[end:]
 
+    def having(self, name: str, value: bytes) -> bytes:
+        """The same bytes with one member set to this value. `name` needs no escapes."""
+        member, spans = b'"%b":%b' % (name.encode(), value), self.spans
+        if name in spans:
+            start, end = spans[name]
+            return self.text[:start] + member + self.text[end:]
+        if not spans:
+            return b"{%b}" % member
+        end = max(end for _, end in spans.values())
+        return self.text[:end] + b"," + member + self.text[end:]
+
     def canonical(self, without: str) -> bytes:
         """Equal for equal JSON, whatever the order of names and the white space.
 

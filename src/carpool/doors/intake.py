@@ -104,6 +104,7 @@ def understand(
         insists=options.insists,
         note=options.note,
         on_disconnect=options.on_disconnect,
+        flexible=parsed.flexible,
     )
     return call, parsed
 

@@ -167,7 +167,7 @@ def blocking_transport(lib: ModuleType, exchange: Exchange, loop: asyncio.Abstra
 def _passing(passage: Passage) -> Headers:
     return (
         *passage.headers,
-        ("x-carpool-lane", "now"),
+        ("x-carpool-lane", str(passage.lane)),
         ("x-carpool-ticket", ticket_text(passage.ticket)),
         ("x-carpool-reason", latin(passage.reason)),
     )

@@ -6,7 +6,7 @@ settles its lines, and the waiter is woken. `rescuing` sends it on `now` when it
 finds out what became of a create that nobody answered.
 """
 
-from carpool.engine.core import Engine
+from carpool.engine.core import Diverted, Engine
 from carpool.engine.desk import Probe
 from carpool.engine.entering import Seat
 from carpool.engine.events import Event, Hook
@@ -18,6 +18,7 @@ from carpool.engine.upstream import Upstream
 from carpool.engine.waiting import Reply
 
 __all__ = [
+    "Diverted",
     "Engine",
     "Event",
     "Hook",

@@ -6,11 +6,15 @@ import asyncio
 import random
 from collections.abc import Callable, Mapping, Sequence
 
+from msgspec.structs import replace
+
+from carpool.capabilities import Capabilities
 from carpool.engine.buying import Buyer
 from carpool.engine.collecting import Collector
 from carpool.engine.desk import Desk, Probe
 from carpool.engine.entering import Gone
 from carpool.engine.events import Bulletin, Hook
+from carpool.engine.flexing import Flexer, Refused
 from carpool.engine.following import Follower
 from carpool.engine.guests import Guests
 from carpool.engine.housekeeping import Housekeeper
@@ -26,15 +30,21 @@ from carpool.engine.upstream import Upstream
 from carpool.engine.waiting import Reply
 from carpool.errors import CallTooLarge, CarpoolError, Closed, NotStarted
 from carpool.forecast import Forecast
-from carpool.model import Call, Headers, Lane, ticket_text
+from carpool.model import Call, EntryKind, Headers, Lane, Value, ticket_text
 from carpool.policy import RoutingPolicy
 from carpool.ports import Ask, Clock, Store
 from carpool.prices import PriceBook
-from carpool.routing import Decision, noted, route
+from carpool.routing import NO_FLEX, Decision, noted, route
 from carpool.warmth import Warmth, kept_warm
 
 TROUBLE_PAUSE_S = 1.0
 DELIVERED_S = 0.1
+
+
+class Diverted(Value, frozen=True, gc=False):
+    """A call that found no room on flex, and now waits for another lane."""
+
+    decision: Decision
 
 
 class Engine:
@@ -51,6 +61,7 @@ class Engine:
         hooks: tuple[Hook, ...] = (),
         rng: random.Random | None = None,
         probe: Probe | None = None,
+        capabilities: Capabilities | None = None,
     ) -> None:
         rng = rng or random.SystemRandom()
         self._desk = desk = Desk(
@@ -67,6 +78,8 @@ class Engine:
             probe=probe,
         )
         self._sender = Sender(desk)
+        self._flexer = Flexer(desk, self._sender)
+        self._capabilities = capabilities or Capabilities()
         collector = Collector(desk)
         self._housekeeper = Housekeeper(desk)
         self._buyer = Buyer(desk)
@@ -80,7 +93,7 @@ class Engine:
         self._delivering: asyncio.Task[None] | None = None
         self._unsubscribe: Callable[[], None] = lambda: None
         self._warmth = Warmth()
-        self._direct = 0  # calls on `now` under way that are not on disk
+        self._direct = 0  # calls on `now` or `flex` under way that are not on disk
 
     # ------------------------------------------------------------ life
 
@@ -177,14 +190,20 @@ class Engine:
 
     async def submit(self, call: Call, default: Lane = Lane.BATCH, gone: Gone = "keep") -> Reply:
         """One call from arrival to outcome. `gone` says what becomes of a waiting call whose caller is cancelled."""
-        decision = self._route(call, default)
-        if decision.lane is Lane.NOW and call.key is None:
-            self._desk.stats.sync_calls += 1
-            self._direct += 1
-            try:
-                return await self._sender.direct(Errand.of(call, decision.reason))
-            finally:
-                self._direct -= 1
+        decision, refused = self._route(call, default), Refused(tried=0)
+        self._direct += 1
+        try:
+            if decision.lane is Lane.FLEX:
+                tried = await self._flexer.direct(call, decision.reason)
+                if isinstance(tried, Reply):
+                    self._desk.stats.flex_calls += 1
+                    return tried
+                decision, refused = self._after_flex(call, default, tried), tried
+            if decision.lane is Lane.NOW and call.key is None:
+                self._desk.stats.sync_calls += 1
+                return await self._sender.direct(refused.onward(Errand.of(call, decision.reason)))
+        finally:
+            self._direct -= 1
         seat = self.tickets.take(call, decision, gone)
         try:
             return _reasoned(await seat.answer, seat.reason)
@@ -193,17 +212,29 @@ class Engine:
                 self.tickets.leave(seat)
 
     async def forward(self, call: Call, *, default: Lane = Lane.NOW) -> Passage | Decision:
-        """A streamed answer where the call travels on `now`; otherwise the decision, and the door submits it."""
+        """A streamed answer where the call travels at once; otherwise the decision, and the door submits it."""
         decision = self._route(call, default)
-        if decision.lane is not Lane.NOW or call.key is not None:
+        if decision.lane is Lane.BATCH or call.key is not None:
             return decision
-        self._desk.stats.sync_calls += 1
-        return await self._sender.forward(Errand.of(call, decision.reason))
+        passage = await self.passage(call, None, decision, default)
+        return passage if isinstance(passage, Passage) else passage.decision
 
-    async def passage(self, call: Call, as_is: Ask, decision: Decision) -> Passage:
-        """The answer of a call for which `now` was decided, as it comes. The client's own request buys it."""
+    async def passage(
+        self, call: Call, as_is: Ask | None, decision: Decision, default: Lane = Lane.NOW
+    ) -> Passage | Diverted:
+        """The answer of a call for which `now` or `flex` was decided, as it comes; where flex has no room and `now` is
+        not next, that decision. `as_is` is the client's own request, which then buys it."""
+        refused = Refused(tried=0)
+        if decision.lane is Lane.FLEX:
+            tried = await self._flexer.forward(call, decision.reason, as_is)
+            if isinstance(tried, Passage):
+                self._desk.stats.flex_calls += 1
+                return tried
+            decision, refused = self._after_flex(call, default, tried), tried
+            if decision.lane is not Lane.NOW:
+                return Diverted(decision)
         self._desk.stats.sync_calls += 1
-        return await self._sender.forward(Errand.of(call, decision.reason, as_is=as_is))
+        return await self._sender.forward(refused.onward(Errand.of(call, decision.reason, as_is=as_is)))
 
     def relay(self, call: Call, as_is: Ask, decision: Decision, outlet: Outlet) -> Purchase | None:
         """As `passage`, but nobody waits: the outlet is told. None where that can't be done; then nothing was sent."""
@@ -211,9 +242,18 @@ class Engine:
         self._desk.stats.sync_calls += purchase is not None
         return purchase
 
-    def decide(self, call: Call, default: Lane = Lane.NOW) -> Decision:
-        """The lane that a call would take now, and why."""
-        return self._route(call, default)
+    def decide(self, call: Call, default: Lane = Lane.NOW, *, kept: bool = False) -> Decision:
+        """The lane that a call would take now, and why; `kept`: its client comes back for it."""
+        return self.without_flex(call, default) if kept else self._route(call, default)
+
+    def _after_flex(self, call: Call, default: Lane, refused: Refused) -> Decision:
+        if refused.kind is EntryKind.RESCUE:
+            return Decision(Lane.NOW, "Flex took too long, so it is asked for again at once.")
+        return self.without_flex(call, default)
+
+    def without_flex(self, call: Call, default: Lane) -> Decision:
+        """The next lane that is on time where flex is none."""
+        return self._route(replace(call, flexible=False, lane=None if call.lane is Lane.FLEX else call.lane), default)
 
     def delivered_soon(self, ticket: int) -> None:
         """The client has its whole answer. That is written down a moment later, for many at once: their rows lie all
@@ -238,9 +278,26 @@ class Engine:
         if desk.closing:
             raise Closed("This carpool is closed and takes no more calls.")
         self._check_tokens(call)
-        why = desk.why_not(Lane.BATCH, call.credential, call.model)
-        decision = route(call, desk.policy, desk.forecast, desk.now(), can_batch=why, default=default)
+        decision = route(
+            call,
+            desk.policy,
+            desk.forecast,
+            desk.now(),
+            can_batch=self._why_not(Lane.BATCH, call),
+            can_flex=self._why_not(Lane.FLEX, call),
+            default=default,
+        )
         return kept_warm(call, noted(call, decision), self._warmth, desk.now())
+
+    def _why_not(self, lane: Lane, call: Call) -> str | None:
+        """Why a call's model, or whoever pays for it, may not take a lane."""
+        desk = self._desk
+        if lane is Lane.FLEX and (not call.flexible or call.key is not None):
+            return NO_FLEX
+        able = self._capabilities.of(call.provider, call.dialect, call.model)
+        if not (able.batch if lane is Lane.BATCH else able.flex):
+            return f"The model {call.model[:80]} is not offered on the lane {lane}."
+        return desk.why_not(lane, call.credential, call.model)
 
     def _check_tokens(self, call: Call) -> None:
         policy = self._desk.policy

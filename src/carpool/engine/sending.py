@@ -63,6 +63,8 @@ class Errand(Value, frozen=True, gc=False):
     tags: Mapping[str, str] | None = None
     kept: bool = False  # its ticket is on disk
     as_is: Ask | None = None
+    lane: Lane = Lane.NOW
+    tried: int = 0  # purchases that were tried before, and stand in the ledger
 
     @classmethod
     def of(cls, call: Call, reason: str, *, kept: bool = False, as_is: Ask | None = None) -> Errand:
@@ -131,6 +133,7 @@ class Passage(Struct, frozen=True):
     headers: Headers
     chunks: Tapped
     reason: str
+    lane: Lane = Lane.NOW
 
     def __repr__(self) -> str:
         return discreet(self)
@@ -145,7 +148,9 @@ class Sender:
 
     async def direct(self, errand: Errand) -> Reply:
         """Buys one call and brings its whole answer."""
-        response, entry = await self._answered(errand, self._record)
+        return await self.bring(errand, *await self._answered(errand, self.record))
+
+    async def bring(self, errand: Errand, response: WireResponse, entry: Entry) -> Reply:
         answer = await whole(response)
         entry = self._priced(errand, entry, answer)
         self._complete(entry)
@@ -153,11 +158,13 @@ class Sender:
 
     async def forward(self, errand: Errand) -> Passage:
         """Opens an answer that passes. Closing it aborts the request."""
-        response, entry = await self._answered(errand, self._record)
+        return self.passing(errand, *await self._answered(errand, self.record))
+
+    def passing(self, errand: Errand, response: WireResponse, entry: Entry) -> Passage:
         dialect = self._upstream(errand).dialect
         finish = partial(self.close, entry, response.status, dialect.name)
         chunks = Tapped(response, dialect.usage_tap(), finish)
-        return Passage(errand.ticket, response.status, response.headers, chunks, errand.reason)
+        return Passage(errand.ticket, response.status, response.headers, chunks, errand.reason, errand.lane)
 
     def relay(self, call: Call, ask: Ask, reason: str, outlet: Outlet) -> Purchase | None:
         """Buys a call with its client's own request, and hands its answer on. None where that takes more, such as
@@ -202,7 +209,7 @@ class Sender:
         """It was never sent."""
         self._desk.crew.mind(self._desk.store.record(ledger.free(entry)), "record")
 
-    def _record(self, entry: Entry) -> Awaitable[None]:
+    def record(self, entry: Entry) -> Awaitable[None]:
         """The attempt stands in the ledger before the bytes go out: a crash then leaves an unknown, not a gap."""
         return self._desk.store.attempt(entry)
 
@@ -266,7 +273,7 @@ class Sender:
 
     async def _answered(self, errand: Errand, write: _Write) -> tuple[WireResponse, Entry]:
         """The first answer that is not worth another try. Every try stands in the ledger before it is made."""
-        number = await self._desk.store.attempts(errand.ticket) if errand.kept else 0
+        number = await self._desk.store.attempts(errand.ticket) if errand.kept else errand.tried
         while True:
             number += 1
             slot = self._slot(errand)
@@ -276,12 +283,12 @@ class Sender:
                 except (TooBusy, Unwell) as error:
                     if errand.kept:
                         raise
-                    return OwnAnswer(error, self._upstream(errand).dialect), self._attempt(errand, UNSENT)
+                    return OwnAnswer(error, self._upstream(errand).dialect), self.attempt(errand, UNSENT)
                 errand = await self._second_look(errand, slot)
-            entry = self._attempt(errand, number)
+            entry = self.attempt(errand, number)
             try:
                 await write(entry)
-                response = await self._send(errand)
+                response = await self.send(errand)
             except NotConnected as error:
                 slot.failed(error)
                 delay = self._delay(errand, number, None, slot)
@@ -343,7 +350,7 @@ class Sender:
         slot.retried()
         return delay
 
-    async def _send(self, errand: Errand) -> WireResponse:
+    async def send(self, errand: Errand) -> WireResponse:
         upstream = self._upstream(errand)
         if errand.as_is is not None:  # with its own secret in it
             return await upstream.ask(errand.as_is, (), timeout=PASSING_S if errand.deadline is None else SILENCE_S)
@@ -355,7 +362,7 @@ class Sender:
 
     # entries
 
-    def _attempt(self, errand: Errand, number: int) -> Entry:
+    def attempt(self, errand: Errand, number: int) -> Entry:
         return ledger.attempt(
             ticket=errand.ticket,
             purchase=-number,
@@ -363,6 +370,7 @@ class Sender:
             provider=errand.provider,
             credential=errand.credential,
             model=errand.model,
+            lane=errand.lane,
             kind=errand.kind,
             reason=errand.reason,
             tags=errand.tags,
@@ -381,4 +389,4 @@ class _Taken(Exception):
 
 def _outcome(answer: Answer, errand: Errand, now: float) -> Outcome:
     kind = OutcomeKind.SUCCEEDED if answer.ok else OutcomeKind.ERRORED
-    return Outcome(kind, answer.status, answer.body, now, Lane.NOW, errand.reason, answer.headers)
+    return Outcome(kind, answer.status, answer.body, now, errand.lane, errand.reason, answer.headers)

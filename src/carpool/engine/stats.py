@@ -12,6 +12,8 @@ class Stats:
     """Calls, batches and money since this dispatcher started. Money is in nano-dollars (`paid_usd` in dollars)."""
 
     sync_calls: int = 0
+    flex_calls: int = 0
+    flex_refused: int = 0  # and went another way
     batched_calls: int = 0
     rescued_calls: int = 0
     returned_calls: int = 0  # came back by key or adoption
@@ -55,7 +57,7 @@ class Stats:
         """Every counter under `prefix`; without `split`, calls are not told apart by lane."""
         values = {field.name: int(getattr(self, field.name)) for field in fields(self)}
         if not split:
-            values["calls"] = values.pop("sync_calls") + values.pop("batched_calls")
+            values["calls"] = sum(values.pop(name) for name in ("sync_calls", "flex_calls", "batched_calls"))
         return {f"{prefix}.{name}": value for name, value in values.items()}
 
     def count(self, entry: Entry, used: bool) -> None:

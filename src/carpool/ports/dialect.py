@@ -40,6 +40,7 @@ class Parsed(Value, frozen=True, gc=False):
     retry: bool
     turn: Turn | None = None  # None where nothing is cached, or nobody can tell
     tool_turn: bool = False  # the last message carries the results of tools
+    flexible: bool = False  # may take the lane `flex`, as far as it is up to the request
 
     @property
     def canonical(self) -> bytes:
@@ -169,6 +170,10 @@ class Dialect(Protocol):
 
     # to the provider
     def send(self, endpoint: str, headers: Headers, body: bytes) -> Ask: ...
+    def flexed(self, body: bytes) -> bytes:
+        """A body as it asks for the lane `flex`: one member is set, every other byte stays."""
+        ...
+
     def line_overhead(self, endpoint: str) -> int:
         """Bytes that a call costs in a create beyond its body."""
         ...

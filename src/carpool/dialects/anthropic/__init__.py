@@ -40,6 +40,9 @@ class Anthropic:
     def send(self, endpoint: str, headers: Headers, body: bytes) -> Ask:
         return batches.send(endpoint, headers, body)
 
+    def flexed(self, body: bytes) -> bytes:
+        raise Misuse("There is no lane flex here.")
+
     def line_overhead(self, endpoint: str) -> int:
         return batches.LINE_OVERHEAD
 

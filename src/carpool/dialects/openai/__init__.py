@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from carpool.dialects import limiting
+from carpool.dialects import faithful, limiting
 from carpool.dialects.openai import batches, errors, replay, results, usage
 from carpool.dialects.openai.headers import secret
 from carpool.dialects.openai.parse import handles, parse
@@ -41,6 +41,9 @@ class OpenAI:
     # to the provider
     def send(self, endpoint: str, headers: Headers, body: bytes) -> Ask:
         return Ask("POST", endpoint, (*headers, _JSON, _IDENTITY), body)
+
+    def flexed(self, body: bytes) -> bytes:
+        return faithful.read(body).having("service_tier", b'"flex"')
 
     def line_overhead(self, endpoint: str) -> int:
         return batches.line_overhead(endpoint)

@@ -197,7 +197,7 @@ def page(body: bytes) -> tuple[list[BatchReport], str | None]:
 
 def _report(batch: _Batch) -> BatchReport:
     status = batch.status.lower()  # relatives write it with a capital
-    ended_at = next(filter(None, (batch.completed_at, batch.failed_at, batch.expired_at, batch.cancelled_at)), None)
+    ended_at: _Time = batch.completed_at or batch.failed_at or batch.expired_at or batch.cancelled_at
     # A state that is not known yet must neither end a running batch nor be polled for ever.
     ended = status in _ENDED or (status not in _RUNNING and ended_at is not None)
     files = [_known(name) for name in (batch.output_file_id, batch.error_file_id) if name]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from fnmatch import fnmatchcase
 from typing import Any
 
 from carpool.dialects import faithful
@@ -30,7 +29,7 @@ _MOST_TOKENS = 2**31 - 1  # a bound for estimates; the provider judges the numbe
 # Its state lies with the provider and is spoken of by name, or it asks for another way of being served.
 _NEVER_IN_A_BATCH = ("background", "conversation", "previous_response_id", "store")
 _STANDARD_TIERS = (None, "auto", "default")
-_MODELS_WITHOUT_BATCH = ("*-codex*", "*-chat-latest", "*-cyber*", "*realtime*", "*audio*")
+_FLEXIBLE = (CHAT, RESPONSES)
 
 
 def handles(method: str, path: str) -> bool:
@@ -60,6 +59,9 @@ def parse(raw: RawRequest) -> Parsed:
         unbatchable=" ".join(_obstacles(values, model, raw.query)) or None,
         document=document,
         retry=headers.retry,
+        flexible=raw.path in _FLEXIBLE
+        and values.get("service_tier") in (None, "auto")
+        and not values.get("background"),
         tool_turn=_is_tool_turn(values.get("input") if raw.path == RESPONSES else values.get("messages")),
     )
 
@@ -115,8 +117,6 @@ def _obstacles(values: dict[str, Any], model: str, query: str) -> Iterator[str]:
         yield "A batch may not use a container that exists already."
     if "audio" in _list(values.get("modalities")):
         yield "A batch may not answer in audio."
-    if any(fnmatchcase(model, pattern) for pattern in _MODELS_WITHOUT_BATCH):
-        yield f"The model {model[:80]} is not offered in batches."
     if not model:
         yield "A batch must know the model, and this call leaves it to a stored prompt."
     if query.strip("?&"):

@@ -24,7 +24,7 @@ from carpool.doors.proxy.returning import send_accepted
 from carpool.doors.proxy.ruling import ruled
 from carpool.doors.proxy.visit import Visit
 from carpool.doors.proxy.waiting import Patience, vigil, wait
-from carpool.engine import Engine, Reply, Seat, Upstream
+from carpool.engine import Diverted, Engine, Reply, Seat, Upstream
 from carpool.engine.unpacking import read_whole
 from carpool.errors import BadCall, CallFailed, CallTooLarge, CarpoolError, Closed, Garbled
 from carpool.model import Call, Entry, Headers, Lane, ticket_text
@@ -109,8 +109,10 @@ class Caller:
         call, decision = decided.call, decided.decision
         if decided.direct:
             passed = self._pass(visit, call, raw, greeting, decision)
-            await self._guard.unless_gone(passed, visit.leaving, passing=True)
-            return None
+            diverted = await self._guard.unless_gone(passed, visit.leaving, passing=True)
+            if diverted is None:
+                return None
+            decision = diverted
         hold = greeting.hold
         gone = call.on_disconnect or self._on_disconnect
         seat = await self._engine.tickets.board(call, decision, "keep" if hold is not None else gone)
@@ -128,10 +130,11 @@ class Caller:
         if understood is None:
             return None
         call, parsed = understood
-        decision = self._engine.decide(call)
-        if decision.lane is Lane.NOW and call.key is None and greeting.hold is None:
+        decision = self._engine.decide(call, kept=greeting.hold is not None)
+        direct = decision.lane is not Lane.BATCH and call.key is None and greeting.hold is None
+        if direct and decision.lane is Lane.NOW:
             return Decided(call, decision, True)
-        return Decided(recognisable(call, parsed), decision, False)
+        return Decided(recognisable(call, parsed), decision, direct)
 
     def _understood(self, upstream: Upstream, greeting: Greeting, raw: RawRequest) -> tuple[Call, Parsed] | None:
         """None where carpool can't read a call of which nothing is asked: the provider says best what is wrong."""
@@ -155,17 +158,28 @@ class Caller:
 
     # ------------------------------------------------------------ on `now`
 
-    async def _pass(self, visit: Visit, call: Call, raw: RawRequest, greeting: Greeting, decision: Decision) -> None:
-        """Gives the answer of a call on `now` as it comes. The client's own request buys it."""
+    async def _pass(
+        self, visit: Visit, call: Call, raw: RawRequest, greeting: Greeting, decision: Decision
+    ) -> Decision | None:
+        """Gives the answer of a call on `now` or `flex` as it comes. The client's own request buys it. Where flex has
+        no room, and `now` is not the next lane, that decision."""
         ticket = ticket_text(call.ticket)
-        line = _line(call, raw, visit.client, visit.address, Lane.NOW, decision.reason, ticket)
+        line = _line(call, raw, visit.client, visit.address, decision.lane, decision.reason, ticket)
         try:
-            passage = await self._engine.passage(call, as_it_is(raw, greeting.onward), decision)
-            size = await pass_answer(passage, _said(ticket, Lane.NOW, passage.reason), visit.send)
+            if decision.lane is Lane.FLEX and greeting.packed:  # what is changed can't stay packed
+                raw, onward = _plain(raw, greeting, self._max_body), None
+            else:
+                onward = greeting.onward
+            passage = await self._engine.passage(call, as_it_is(raw, onward), decision)
+            if isinstance(passage, Diverted):
+                return passage.decision
+            line.lane = str(passage.lane)
+            size = await pass_answer(passage, _said(ticket, passage.lane, passage.reason), visit.send)
         except (Disconnected, asyncio.CancelledError, CarpoolError) as error:
             self._failed(visit, line, error)
             raise
         self._tell(line, passage.status, passage.chunks.entry, size)
+        return None
 
     # ------------------------------------------------------------ waiting
 

@@ -1,0 +1,102 @@
+"""What models can do, in one table: which lanes they may take, how much they read and write, what they cache.
+
+A model that no row fits may do what its provider offers to most: what it is refused is learned. Rows are globs, the
+first that fits holds; what the config says of a model stands before them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+from fnmatch import fnmatchcase
+from functools import lru_cache
+from typing import Any, Final
+
+from carpool.errors import ConfigError
+from carpool.settings import SWITCH, Check, Range, check, known, mapping
+
+
+@dataclass(frozen=True, slots=True)
+class Capability:
+    """Of one model. None is "not known"."""
+
+    batch: bool = True
+    flex: bool = False
+    stream: bool = True
+    context_tokens: int | None = None
+    output_tokens: int | None = None
+    cacheable_tokens: int | None = None  # a shorter prefix is not cached
+
+
+_CLAUDE: Final = Capability(context_tokens=1_000_000, output_tokens=128_000, cacheable_tokens=512)
+_SMALLER: Final = replace(_CLAUDE, context_tokens=200_000, output_tokens=64_000)
+_GPT: Final = Capability(context_tokens=922_000, output_tokens=128_000, cacheable_tokens=1024, flex=True)
+_LONG_GPT: Final = replace(_GPT, context_tokens=1_050_000)
+_OLDER_GPT: Final = Capability(cacheable_tokens=1024)
+_NO_BATCH: Final = Capability(batch=False)
+
+_TABLE: Final[Mapping[str, tuple[tuple[str, Capability], ...]]] = {
+    "anthropic": (
+        ("claude-mythos-preview*", replace(_CLAUDE, batch=False, cacheable_tokens=2048)),
+        ("claude-opus-4-5*", replace(_SMALLER, cacheable_tokens=4096)),
+        ("claude-opus-4-6*", replace(_CLAUDE, cacheable_tokens=4096)),
+        ("claude-opus-4-7*", replace(_CLAUDE, cacheable_tokens=2048)),
+        ("claude-opus-4-8*", replace(_CLAUDE, cacheable_tokens=1024)),
+        ("claude-sonnet-4-5*", replace(_SMALLER, cacheable_tokens=1024)),
+        ("claude-sonnet-4-6*", replace(_CLAUDE, cacheable_tokens=1024)),
+        ("claude-sonnet-5-5*", _CLAUDE),
+        ("claude-sonnet-5*", replace(_CLAUDE, cacheable_tokens=1024)),
+        ("claude-haiku-4-5*", replace(_SMALLER, cacheable_tokens=4096)),
+        ("claude-*-5*", _CLAUDE),
+    ),
+    "openai": (
+        *((pattern, _NO_BATCH) for pattern in ("*-codex*", "*-chat-latest", "*-cyber*", "*daybreak*")),
+        *((pattern, _NO_BATCH) for pattern in ("*realtime*", "*audio*", "*-transcribe*", "*-tts*")),
+        ("text-embedding-*", Capability(stream=False)),
+        ("gpt-6.1-terra*", replace(_GPT, flex=False)),
+        ("gpt-6*", _GPT),
+        ("gpt-5.6*", _GPT),
+        ("gpt-5.5*", _LONG_GPT),
+        ("gpt-5.4*", _LONG_GPT),
+        *((pattern, replace(_OLDER_GPT, flex=True)) for pattern in ("gpt-5*", "o3*", "o4-mini*")),
+        ("gpt-4*", _OLDER_GPT),
+    ),
+}
+_UNLISTED: Final = Capability()
+
+_CHECKS: Final[Mapping[str, Check]] = {
+    **dict.fromkeys(("batch", "flex", "stream"), SWITCH),
+    **dict.fromkeys(("context_tokens", "output_tokens", "cacheable_tokens"), Range(0, 1_000_000_000, whole=True)),
+}
+KEYS: Final = tuple(field.name for field in fields(Capability))
+
+Overrides = Mapping[str, Mapping[str, Mapping[str, Any]]]  # provider → model or glob → what is said of it
+
+
+class Capabilities:
+    def __init__(self, overrides: Overrides | None = None) -> None:
+        self._overrides = overrides or {}
+        self.of = lru_cache(maxsize=4096)(self._of)
+
+    def _of(self, provider: str, dialect: str, model: str) -> Capability:
+        """By the name of the provider, which the config may speak of, and of its dialect, which the table does."""
+        rows = _TABLE.get(dialect, ())
+        listed = next((row for pattern, row in rows if fnmatchcase(model, pattern)), _UNLISTED)
+        said = self._overrides.get(provider, {})
+        found = said.get(model) or next((one for pattern, one in said.items() if fnmatchcase(model, pattern)), {})
+        return replace(listed, **found)
+
+
+def read_models(value: object, shown: str) -> dict[str, dict[str, Any]]:
+    """What a provider's section of a config says of its models."""
+    read: dict[str, dict[str, Any]] = {}
+    for pattern, content in mapping(value, shown).items():
+        if not isinstance(pattern, str) or not pattern:
+            raise ConfigError(f'{shown} has a model that is no name: write names or globs, as in "my-model-*".')
+        given = mapping(content, f"{shown}.{pattern}")
+        read[pattern] = {}
+        for key, one in given.items():
+            name = known(key, KEYS, f"{shown}.{pattern}.")
+            check(_CHECKS[name], one, f"{shown}.{pattern}.{name}")
+            read[pattern][name] = one
+    return read
