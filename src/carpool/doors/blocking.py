@@ -12,16 +12,8 @@ from typing import Any, Self
 
 from carpool.clock import SystemClock
 from carpool.dialects import get as get_dialect
-from carpool.doors.library import (
-    PROVIDER,
-    build_engine,
-    create_of,
-    http_flavour,
-    inner_http,
-    make_options,
-    raise_translated,
-    retries_itself,
-)
+from carpool.doors.clients import create_of, http_flavour, inner_http, known_kind
+from carpool.doors.library import build_engine, make_options, raise_translated, retries_itself
 from carpool.doors.quick import Quick
 from carpool.doors.transport import HELLO, Exchange, Submission, blocking_transport, current, wait_for
 from carpool.engine import Engine, Hook, Stats, Upstream
@@ -51,6 +43,7 @@ class Fleet:
     ) -> None:
         self._client = client
         self._lib = http_flavour(client, "Client")
+        self._kind = known_kind(client)
         self.policy = policy or RoutingPolicy()
         self._store_url = store
         self._hooks = tuple(hooks)
@@ -86,7 +79,8 @@ class Fleet:
         try:
             base_url = str(self._client.base_url).rstrip("/")
             wire = ThreadedHttpxWire(inner_http(self._client))
-            upstream = Upstream(PROVIDER, base_url, get_dialect("anthropic"), wire)
+            provider = self._kind.provider
+            upstream = Upstream(provider, base_url, get_dialect(provider), wire)
             engine = build_engine(store, clock, upstream, self.policy, self._prices, self._hooks)
             await engine.start()
         except BaseException:
@@ -97,7 +91,7 @@ class Fleet:
 
     def _introduce(self) -> None:
         try:
-            self._patient.post("/v1/messages", cast_to=object, body={}, options={"headers": {HELLO: "1"}})
+            self._patient.post(self._kind.hello, cast_to=object, body={}, options={"headers": {HELLO: "1"}})
         except TypeError:  # a client without a key of its own, which introduces itself with its first call
             return
 
@@ -148,6 +142,7 @@ class Fleet:
         tags: Mapping[str, str] | None = None,
         key: str | None = None,
         force_sync: bool = False,
+        endpoint: str | None = None,
         **params: Any,
     ) -> Any:
         """One call, as `FleetDispatcher.submit`; returns when it is answered."""
@@ -156,18 +151,19 @@ class Fleet:
             lane = Lane.NOW
         options = make_options(latency_budget_ms, budget, deadline, lane, tags, key)
         if retries_itself(options):
-            return self._through_sdk(self._direct, params, Submission(options))
-        draft, settled = self._quick.draft(params), None
+            return self._through_sdk(self._direct, params, Submission(options), endpoint)
+        draft, settled = self._quick.draft(params) if endpoint is None else None, None
         if draft is not None and draft.raw is not None:
             settled = wait_for(self._exchange.settled(draft.raw, draft.options(options)), self._loop)
             if (message := draft.message(settled)) is not None:
                 return message
-        return self._through_sdk(self._patient, params, Submission(options, draft, settled))
+        return self._through_sdk(self._patient, params, Submission(options, draft, settled), endpoint)
 
-    def _through_sdk(self, client: Any, params: dict[str, Any], submission: Submission) -> Any:
+    def _through_sdk(self, client: Any, params: dict[str, Any], submission: Submission, endpoint: str | None) -> Any:
+        create = create_of(client, params, endpoint)
         token = current.set(submission)
         try:
-            message = create_of(client, params)(**params)
+            message = create(**params)
         except Exception as error:  # noqa: BLE001  translated and raised again
             raise_translated(error)
         finally:

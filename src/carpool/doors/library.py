@@ -11,11 +11,12 @@ from typing import Any, NoReturn, Self
 
 from carpool.clock import SystemClock
 from carpool.dialects import get as get_dialect
+from carpool.doors.clients import create_of, http_flavour, inner_http, known_kind
 from carpool.doors.options import Options, parse_key, parse_lane
 from carpool.doors.quick import Quick
-from carpool.doors.transport import CARRIED, HELLO, Exchange, Submission, async_transport, current, flavour
+from carpool.doors.transport import CARRIED, HELLO, Exchange, Submission, async_transport, current
 from carpool.engine import Engine, Hook, Keyring, Probe, Stats, Upstream
-from carpool.errors import BadCall, BadParams, CarpoolError, Closed, NotStarted, WireError, WrongClient
+from carpool.errors import BadCall, BadParams, CarpoolError, Closed, NotStarted, WireError
 from carpool.model import Lane
 from carpool.policy import RoutingPolicy, parse_budget
 from carpool.ports import Store
@@ -23,15 +24,14 @@ from carpool.prices import PriceBook
 from carpool.stores import open_store
 from carpool.wires import HttpxWire
 
-PROVIDER = "anthropic"
-
 
 class FleetDispatcher:
     """Buys the calls of a fleet through your own SDK client, each at the lowest price that its deadline allows.
 
     ``async with FleetDispatcher(AsyncAnthropic(), policy=RoutingPolicy(...), store="fleet.db") as fleet:``
 
-    `client` is an `AsyncAnthropic`; everything is sent through it, so its TLS, proxies, auth and base URL hold.
+    `client` is an `AsyncAnthropic` or an `AsyncOpenAI`; everything is sent through it, so its TLS, proxies, auth and
+    base URL hold.
     `store` None keeps the calls in memory; a path keeps them in a file, where they survive a crash.
     `hooks` are called with every event. `close_timeout` bounds the end of the `async with` block, in seconds.
     `probe` is awaited at every named point on the way of a call, so that tests can stop the process there.
@@ -50,6 +50,7 @@ class FleetDispatcher:
     ) -> None:
         self._client = client
         self._lib = http_flavour(client, "AsyncClient")
+        self._kind = known_kind(client)
         self.policy = policy or RoutingPolicy()
         self._store_url = store
         self._hooks = tuple(hooks)
@@ -77,7 +78,8 @@ class FleetDispatcher:
     async def _start(self, store: Store) -> None:
         clock = SystemClock()
         base_url = str(self._client.base_url).rstrip("/")
-        upstream = Upstream(PROVIDER, base_url, get_dialect("anthropic"), HttpxWire(inner_http(self._client)))
+        provider, wire = self._kind.provider, HttpxWire(inner_http(self._client))
+        upstream = Upstream(provider, base_url, get_dialect(provider), wire)
         self._engine = build_engine(store, clock, upstream, self.policy, self._prices, self._hooks, self._probe)
         self._loop = asyncio.get_running_loop()
         await self._engine.start()
@@ -86,7 +88,7 @@ class FleetDispatcher:
         self._patient = self._client.copy(http_client=http, max_retries=0, timeout=None)
         self._direct = self._client.copy(http_client=http, timeout=None)
         self._quick = Quick(self._patient)
-        await introduce(self._patient)
+        await introduce(self._patient, self._kind.hello)
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -120,9 +122,13 @@ class FleetDispatcher:
         tags: Mapping[str, str] | None = None,
         key: str | None = None,
         force_sync: bool = False,
+        endpoint: str | None = None,
         **params: Any,
     ) -> Any:
-        """One call, with the parameters of the SDK's `messages.create`; answers with the SDK's own type.
+        """One call, with the parameters of the SDK's own `create`; answers with the SDK's own type.
+
+        That is `messages.create` of an `AsyncAnthropic`. Of an `AsyncOpenAI` it is `chat.completions.create` where
+        there are `messages`, else `responses.create`; `endpoint` names another ("embeddings", "completions").
 
         Say how long it may take with one of `latency_budget_ms`, `budget` ("10m") or `deadline`. Without any it is
         patient: it rides a batch for as long as the provider needs. `lane` insists on a lane; `key` is an
@@ -133,18 +139,21 @@ class FleetDispatcher:
             lane = Lane.NOW
         options = make_options(latency_budget_ms, budget, deadline, lane, tags, key)
         if retries_itself(options):
-            return await self._through_sdk(self._direct, params, Submission(options))
-        draft, settled = self._quick.draft(params), None
+            return await self._through_sdk(self._direct, params, Submission(options), endpoint)
+        draft, settled = self._quick.draft(params) if endpoint is None else None, None
         if draft is not None and draft.raw is not None:
             settled = await self._exchange.settled(draft.raw, draft.options(options))
             if (message := draft.message(settled)) is not None:
                 return message
-        return await self._through_sdk(self._patient, params, Submission(options, draft, settled))
+        return await self._through_sdk(self._patient, params, Submission(options, draft, settled), endpoint)
 
-    async def _through_sdk(self, client: Any, params: dict[str, Any], submission: Submission) -> Any:
+    async def _through_sdk(
+        self, client: Any, params: dict[str, Any], submission: Submission, endpoint: str | None
+    ) -> Any:
+        create = create_of(client, params, endpoint)
         token = current.set(submission)
         try:
-            message = await create_of(client, params)(**params)
+            message = await create(**params)
         except Exception as error:  # noqa: BLE001  translated and raised again
             raise_translated(error)
         finally:
@@ -173,26 +182,6 @@ class FleetDispatcher:
 # ---------------------------------------------------------------- shared with the blocking door
 
 
-def http_flavour(client: Any, kind: str) -> Any:
-    """httpx or httpx2, whichever this SDK client is built on; a clear refusal for anything else."""
-    inner = inner_http(client)
-    lib = flavour(inner, kind)
-    if lib is not None and hasattr(client, "messages") and hasattr(client, "copy"):
-        return lib
-    name = f"{type(client).__module__.partition('.')[0]}.{type(client).__name__}"
-    if flavour(inner, "Client") is not None:
-        raise WrongClient(f"{name} is a blocking client. Use carpool.Fleet with it, or an AsyncAnthropic here.")
-    if flavour(inner, "AsyncClient") is not None and hasattr(client, "messages"):
-        raise WrongClient(f"{name} is an asyncio client. Use carpool.FleetDispatcher with it, or an Anthropic here.")
-    wanted = "AsyncAnthropic" if kind == "AsyncClient" else "Anthropic"
-    raise WrongClient(f"carpool sends through an anthropic.{wanted}, and this is a {name}.")
-
-
-def inner_http(client: Any) -> Any:
-    """The HTTP client inside an SDK client. All these SDKs keep it under the same name, none shows it."""
-    return getattr(client, "_client", None)
-
-
 def build_engine(
     store: Store,
     clock: SystemClock,
@@ -214,10 +203,10 @@ def build_engine(
     )
 
 
-async def introduce(client: Any) -> None:
+async def introduce(client: Any, hello: str) -> None:
     """Lets the engine know the client's credential, so that what waits in the store for it goes on at once."""
     try:
-        await client.post("/v1/messages", cast_to=object, body={}, options={"headers": {HELLO: "1"}})
+        await client.post(hello, cast_to=object, body={}, options={"headers": {HELLO: "1"}})
     except TypeError:  # a client without a key of its own, which introduces itself with its first call
         return
 
@@ -264,11 +253,6 @@ def _instant(deadline: datetime | None) -> float | None:
 def retries_itself(options: Options) -> bool:
     """Without a budget, a call on `now` is retried by the SDK as its user configured it; never one that may batch."""
     return options.lane is Lane.NOW and options.budget is None and options.deadline is None and options.key is None
-
-
-def create_of(client: Any, params: Mapping[str, Any]) -> Any:
-    """The SDK method that takes these parameters: betas are known to the beta namespace only."""
-    return client.beta.messages.create if "betas" in params else client.messages.create
 
 
 def raise_translated(error: Exception) -> NoReturn:

@@ -15,6 +15,7 @@ from carpool.doors.intake import answer_headers, failure, latin, make_call
 from carpool.doors.options import PREFIX, Options, from_headers
 from carpool.doors.quick import Draft, Settled
 from carpool.engine import Engine, Passage, Reply, Upstream
+from carpool.engine.upstream import versioned
 from carpool.errors import CarpoolError, WireError
 from carpool.model import Call, Headers, Lane, ticket_text
 from carpool.ports import Clock, RawRequest
@@ -50,10 +51,12 @@ class Exchange:
     def relative(self, path: str) -> str:
         """The path below the provider's base URL."""
         base = "/" + self._upstream.base_url.split("://", 1)[-1].partition("/")[2].strip("/")
-        return path if base == "/" else path.removeprefix(base)
+        if base == "/":
+            return path
+        return f"/v1{path.removeprefix(base)}" if versioned(base) else path.removeprefix(base)
 
     def introduce(self, raw: RawRequest) -> None:
-        secret = tuple((name, value) for name, value in raw.headers if name in ("authorization", "x-api-key"))
+        secret = self._upstream.dialect.secret(raw.headers)
         if secret:
             self._engine.enrol(self._upstream.provider, secret)
 

@@ -13,12 +13,17 @@ from carpool.ports import Ask, Dialect, PouringWire, StreamedBody, Wire, WireReq
 _VERSIONED = re.compile(r"/v\d\w*$")
 
 
+def versioned(base: str) -> bool:
+    """Whether a base URL ends in a version, as OpenAI's do."""
+    return _VERSIONED.search(base) is not None
+
+
 @lru_cache(maxsize=256)
 def join(base_url: str, path: str) -> str:
     """Where a path lies at a provider. By its convention an OpenAI base URL ends in `/v1`, an Anthropic one does not;
     paths always begin with it. Either way the version stands in the address once."""
     base = base_url.rstrip("/")
-    if path.startswith("/v1/") and _VERSIONED.search(base):
+    if path.startswith("/v1/") and versioned(base):
         return base + path[3:]
     return base + path
 
