@@ -26,6 +26,7 @@ CarpoolError
 │   └── Severed              something was sent, no whole answer came: the outcome is unknown
 │       └── TimedOut
 ├── Garbled                  the provider's answer can't be understood
+│   └── ResultsGone          it does not have the results of a batch any more
 └── CallFailed               an accepted call ended without an answer; carries its ticket
     └── CallExpired · CallCancelled · CallLost · DeadlineMissed
 """
@@ -189,6 +190,10 @@ class TimedOut(Severed):
 class Garbled(CarpoolError):
     fault: ClassVar[Fault] = "provider"
     status = 502
+
+
+class ResultsGone(Garbled):
+    pass
 
 
 class CallFailed(CarpoolError):

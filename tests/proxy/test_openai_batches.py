@@ -9,6 +9,8 @@ import pytest
 
 from carpool.mock import Constant, MockConfig, OpenAIConfig, expected_openai_text
 from carpool.model import Entry
+from carpool.ports import Ask
+from carpool.stores import SqliteStore
 
 from .test_openai_calls import CHAT_TOOL, MODEL, TOOL, Both, both, chat
 
@@ -174,3 +176,47 @@ async def test_nothing_is_left_at_the_provider() -> None:
         async with asyncio.timeout(20):
             while [one async for one in direct.files.list()]:  # noqa: ASYNC110
                 await asyncio.sleep(0.05)
+
+
+async def test_results_that_the_provider_lost_are_said_to_be_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("carpool.engine.collecting.GONE_S", 0.2)
+    monkeypatch.setattr("carpool.engine.collecting.RETRY_S", 0.1)
+    gone = Ask("GET", "/v1/files/file-gone/content", ())
+    monkeypatch.setattr("carpool.dialects.openai.batches.results", lambda headers, place: gone)
+    async with both(QUICK) as stage, stage.client() as client:
+        with pytest.raises(openai.APIStatusError) as caught:
+            await client.chat.completions.create(**chat(), **BATCH)
+        assert caught.value.status_code == 502
+        (entry,) = await stage.booked(1)
+        assert entry.paid is None  # bought and lost: what it cost is unknown
+
+
+async def test_the_lease_is_checked_again_between_upload_and_create(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[bool] = []
+
+    async def lost(self: SqliteStore, batch: int, owner: str, until: float) -> bool:
+        asked.append(not asked)
+        return asked[-1]  # mine before the upload, another's after it
+
+    monkeypatch.setattr(SqliteStore, "still_mine", lost)
+    async with both(QUICK) as stage, stage.client(timeout=1.0) as client:
+        with pytest.raises(openai.APITimeoutError):
+            await client.chat.completions.create(**chat(), **BATCH)
+        assert asked[:2] == [True, False]
+        assert not stage.mock.batches
+        assert not stage.mock.bill.charges
+
+
+@pytest.mark.parametrize("fault", ["results_500", "results_cut_midway", "results_429"])
+async def test_collecting_goes_on_where_it_failed(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second try no longer has the report that named the files, and asks for it."""
+    monkeypatch.setattr("carpool.engine.collecting.RETRY_S", 0.05)
+    async with both(QUICK) as stage, stage.client() as client:
+        stage.mock.script(fault)
+        calls = [client.chat.completions.create(**chat(str(n)), **BATCH) for n in range(3)]
+        calls.append(client.chat.completions.create(**chat("[error:invalid_request_error]"), **BATCH))
+        answers = await asyncio.gather(*calls, return_exceptions=True)
+        assert isinstance(answers[-1], openai.BadRequestError)
+        assert not any(isinstance(one, BaseException) for one in answers[:-1])
+        assert stage.mock.faults_struck[fault] == 1
+        await balanced(stage, 4)

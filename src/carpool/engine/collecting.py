@@ -15,7 +15,7 @@ from carpool.engine.events import BatchCollected, BatchLost, FailureRateHigh
 from carpool.engine.settling import settle
 from carpool.engine.sweeping import sweep
 from carpool.engine.upstream import Upstream, whole
-from carpool.errors import BadCall, CallLost, CarpoolError, Garbled
+from carpool.errors import BadCall, CallLost, CarpoolError, Garbled, ResultsGone
 from carpool.lifecycle import BatchState, TicketState
 from carpool.model import (
     Batch,
@@ -37,6 +37,7 @@ TIDY = 4000
 RESULTS_SILENCE_S = 120.0
 RETRY_S = 2.0
 RETRY_MAX_S = 60.0
+GONE_S = 600.0  # results that are denied for so long after the end are gone
 
 _KINDS = {
     "succeeded": OutcomeKind.SUCCEEDED,
@@ -70,10 +71,12 @@ class Collector:
 
     async def _collect(self, batch: Batch, report: BatchReport | None) -> None:
         desk, upstream = self._desk, self._desk.upstreams[batch.key.provider]
+        row = batch
         try:
-            row = await desk.store.batch(batch.id)
-            if row is None or row.state is not BatchState.ENDED:
+            found = await desk.store.batch(batch.id)
+            if found is None or found.state is not BatchState.ENDED:
                 return  # what started this was a look at an older state
+            row = found
             places, files = await self._places(batch, upstream, report)
             tally = await self._stream(batch, upstream, places)
             tally["missing"] = await self._forgotten(batch)
@@ -85,6 +88,8 @@ class Collector:
         except CarpoolError as error:
             desk.trouble("collecting", error)
             self._failures[batch.id] += 1
+            if isinstance(error, ResultsGone) and desk.now() - (row.ended_at or 0.0) >= GONE_S:
+                await self.lose(row, "the provider no longer has its results")
         else:
             self._retry_at.pop(batch.id, None)
             self._failures.pop(batch.id, None)
@@ -177,7 +182,8 @@ class Collector:
             refusal = upstream.dialect.refusal(answer.status, answer.headers, answer.body)
             if answer.status == 429:
                 desk.pause(credential, RETRY_S if refusal.retry_after is None else refusal.retry_after)
-            raise Garbled(f"The provider answered {answer.status} instead of a batch's results.")
+            error = ResultsGone if answer.status in (404, 410) else Garbled
+            raise error(f"The provider answered {answer.status} instead of a batch's results.")
         try:
             rest = b""
             async for piece in response.chunks():
