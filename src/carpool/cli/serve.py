@@ -24,7 +24,16 @@ from carpool.cli.check import check_config
 from carpool.cli.crashing import Discreet, keeping_quiet, on_loop
 from carpool.cli.listening import Server, address, admin_token, check_keys, exposed, is_local, listen, reached
 from carpool.cli.room import room
-from carpool.cli.setting_up import Wires, defaults_of, gather, house_keys, keys_of, lender_of, upstreams_of
+from carpool.cli.setting_up import (
+    Wires,
+    defaults_of,
+    gather,
+    hook_secrets_of,
+    house_keys,
+    keys_of,
+    lender_of,
+    upstreams_of,
+)
 from carpool.clock import SystemClock
 from carpool.config import Config
 from carpool.config.limits import Limits
@@ -127,6 +136,7 @@ async def _serve(listener: socket.socket, config: Config, way: Way) -> None:
         max_body=config.max_body,
         hosts=Hosts(local=local, allowed=config.serving.allowed_hosts, trusted=config.serving.trusted_proxies),
         admin_token=way.token,
+        hook_secrets=hook_secrets_of(config, os.environ),
     )
 
     async def end() -> None:

@@ -141,6 +141,12 @@ def house_keys(config: Config, environ: Mapping[str, str]) -> list[tuple[str, He
     return [(one.name, secret) for one, key in named if key for secret in forms(one.dialect, key)]
 
 
+def hook_secrets_of(config: Config, environ: Mapping[str, str]) -> dict[str, str]:
+    """The secrets under which providers sign their webhooks, where their variable is set."""
+    named = {one.name: environ.get(one.webhook_secret_env or "", "").strip() for one in config.providers}
+    return {name: secret for name, secret in named.items() if secret}
+
+
 def keys_of(config: Config, environ: Mapping[str, str]) -> dict[str, tuple[str, str]]:
     """The header with the key of each provider whose variable is set."""
     keys = {}

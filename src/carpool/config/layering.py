@@ -15,7 +15,7 @@ PREFIX = "CARPOOL_"
 PROVIDER_KEYS = (
     *("dialect", "base_url", "api_key_env", "default"),
     *("allow_http", "allow_link_local", "proxy", "ca_file"),
-    "models",
+    *("models", "webhook_secret_env"),
 )
 TLS_KEYS = ("cert", "key")
 CACHING_KEYS = ("mode",)

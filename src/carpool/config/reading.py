@@ -113,10 +113,18 @@ def _provider(name: str, value: object, document: Document) -> Provider:
             allow_link_local=_allowed(given, "allow_link_local", path, document),
             proxy=proxy(given.get("proxy"), shown(f"{path}.proxy")),
             ca_file=pem(given.get("ca_file"), shown(f"{path}.ca_file")),
+            webhook_secret_env=_hook_variable(given, str(dialect), shown(f"{path}.webhook_secret_env")),
             models=read_models(given.get("models"), shown(f"{path}.models")),
         ),
         shown,
     )
+
+
+def _hook_variable(given: Mapping[str, object], dialect: str, shown: str) -> str | None:
+    found = variable(given.get("webhook_secret_env"), shown, "OPENAI_WEBHOOK_SECRET")
+    if found is not None and dialect != "openai":
+        raise ConfigError(f"{shown} is for providers with webhooks, and the dialect {dialect} has none: take it out.")
+    return found
 
 
 def _allowed(given: Mapping[str, object], key: str, path: str, document: Document) -> bool:

@@ -27,6 +27,7 @@ class Provider:
     allow_link_local: bool = False  # where cloud metadata is served
     proxy: str | None = None  # through which it is reached
     ca_file: str | None = None  # who else may vouch for it
+    webhook_secret_env: str | None = None  # the variable with the secret of its webhooks
     models: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # what they can do, where the table is wrong
 
 

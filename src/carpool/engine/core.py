@@ -32,7 +32,7 @@ from carpool.errors import CallTooLarge, CarpoolError, Closed, NotStarted
 from carpool.forecast import Forecast
 from carpool.model import Call, EntryKind, Headers, Lane, Value, ticket_text
 from carpool.policy import RoutingPolicy
-from carpool.ports import Ask, Clock, Store
+from carpool.ports import Ask, Clock, News, Store
 from carpool.prices import PriceBook
 from carpool.routing import NO_FLEX, Decision, noted, route
 from carpool.warmth import Warmth, kept_warm
@@ -125,6 +125,14 @@ class Engine:
         await self._housekeeper.start(self._desk.now())
         self._unsubscribe = self._desk.store.subscribe(self._settled_elsewhere)
         self._loop = self._desk.crew.spawn(self._run(), "engine")
+
+    def news(self, provider: str, secret: str, headers: Headers, body: bytes, now: float) -> News:
+        """What a provider's webhook says, once it is sure that it is the provider's."""
+        return self._desk.upstreams[provider].dialect.news(secret, headers, body, now)
+
+    def look_soon(self, provider: str, batch: str) -> None:
+        """A batch of ours may have ended."""
+        self._follower.told(provider, batch)
 
     def enrol(self, provider: str, secret: Headers) -> str:
         """Takes a client's secret in and names its credential. Batches that waited for it go on."""

@@ -37,6 +37,7 @@ class Follower:
         self._failures: Counter[str] = Counter()  # account → looks that failed since the last whole one
         self._missing: dict[int, float] = {}  # batch → since when the provider denies it
         self._alerted: set[int] = set()
+        self._told: set[str] = set()  # accounts one of whose batches is said to have ended
 
     async def step(self, now: float) -> float | None:
         """Starts the polls that are due and the collection of what has ended. Says when to look again."""
@@ -51,17 +52,25 @@ class Follower:
         wakes.append(self._collector.wake(now))
         return min((wake for wake in wakes if wake is not None), default=None)
 
+    def told(self, provider: str, provider_id: str) -> None:
+        """Somebody says that a batch has ended. Where it is one of ours, that is looked up at once."""
+        for batch in self._desk.batches:
+            if batch.provider_id == provider_id and batch.key.provider == provider:
+                self._told.add(self._desk.keyring.account(batch.key.credential))
+                self._desk.wake_now()
+
     def _poll_if_due(self, account: str, batches: list[Batch], now: float) -> float | None:
         batches = [batch for batch in batches if batch.key.credential in self._desk.keyring]
         if account in self._polling or not batches:
             return None
         due = self._due(account, batches, now)
-        if due > now:
+        if due > now and account not in self._told:
             return due
         road = self._desk.road(batches[0].key.credential)
         if not road.can_ask(now):
             return road.ask_ready_at(now)
         self._polling.add(account)
+        self._told.discard(account)
         self._desk.crew.spawn(self._poll(account, batches), f"poll {account[:8]}")
         return None
 

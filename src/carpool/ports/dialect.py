@@ -112,6 +112,13 @@ class Limits:
     retention: float  # seconds for which it keeps results
 
 
+class News(Value, frozen=True, gc=False):
+    """A webhook whose signature is good. `batch` names the batch that it speaks of, if it does."""
+
+    id: str
+    batch: str | None
+
+
 class Allowance(Value, frozen=True, gc=False):
     """What an answer says of one rate limit: how much it allows, how much of that is left, and in how many seconds
     all of it is there again, where it says so."""
@@ -226,6 +233,10 @@ class Dialect(Protocol):
         ...
 
     def usage_tap(self) -> UsageTap: ...
+    def news(self, secret: str, headers: Headers, body: bytes, now: float) -> News:
+        """What a webhook says, once its signature is found to be good: `KeyRefused` where it is not."""
+        ...
+
     def refusal(self, status: int, headers: Headers, body: bytes) -> Refusal: ...
     def requests_per_minute(self, headers: Headers) -> int | None:
         """The account's limit as answered by a batch endpoint, where it says so."""

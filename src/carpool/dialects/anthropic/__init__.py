@@ -10,7 +10,7 @@ from carpool.dialects.anthropic.headers import SECRETS
 from carpool.dialects.anthropic.parse import handles, parse
 from carpool.errors import Misuse
 from carpool.model import Headers, Usage
-from carpool.ports import Allowances, Ask, BatchReport, Limits, Parsed, RawRequest, Refusal, ResultLine, UsageTap
+from carpool.ports import Allowances, Ask, BatchReport, Limits, News, Parsed, RawRequest, Refusal, ResultLine, UsageTap
 
 __all__ = ["Anthropic"]
 
@@ -94,6 +94,9 @@ class Anthropic:
 
     def usage_tap(self) -> UsageTap:
         return usage.tap()
+
+    def news(self, secret: str, headers: Headers, body: bytes, now: float) -> News:
+        raise Misuse("There are no webhooks here.")
 
     def refusal(self, status: int, headers: Headers, body: bytes) -> Refusal:
         return errors.refusal(status, headers, body)

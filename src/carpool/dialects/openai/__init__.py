@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from carpool.dialects import faithful, limiting
-from carpool.dialects.openai import batches, errors, replay, results, usage
+from carpool.dialects.openai import batches, errors, hooks, replay, results, usage
 from carpool.dialects.openai.headers import secret
 from carpool.dialects.openai.parse import handles, parse
 from carpool.model import Headers, Usage
-from carpool.ports import Allowances, Ask, BatchReport, Limits, Parsed, RawRequest, Refusal, ResultLine, UsageTap
+from carpool.ports import Allowances, Ask, BatchReport, Limits, News, Parsed, RawRequest, Refusal, ResultLine, UsageTap
 
 __all__ = ["OpenAI"]
 
@@ -96,6 +96,9 @@ class OpenAI:
 
     def usage_tap(self) -> UsageTap:
         return usage.tap()
+
+    def news(self, secret: str, headers: Headers, body: bytes, now: float) -> News:
+        return hooks.news(secret, headers, body, now)
 
     def refusal(self, status: int, headers: Headers, body: bytes) -> Refusal:
         return errors.refusal(status, headers, body)

@@ -28,6 +28,8 @@ from carpool.doors.proxy.calling import MAX_BODY, Caller, Note, Ride
 from carpool.doors.proxy.choosing import wire_of
 from carpool.doors.proxy.connection import Sink, informer
 from carpool.doors.proxy.greeting import LOCAL_ONLY, Greeter, Greeting
+from carpool.doors.proxy.hooks import PREFIX as HOOKS
+from carpool.doors.proxy.hooks import Hooks
 from carpool.doors.proxy.hosts import Hosts
 from carpool.doors.proxy.leaving import Guard
 from carpool.doors.proxy.lending import Purse
@@ -48,6 +50,7 @@ GREETING = "carpool.greeting"  # in a scope: what its head says
 DECIDED = "carpool.decided"  # in a scope: what was found out about its call
 NO_RULES = RuleBook()
 NO_KEYS: Mapping[str, tuple[str, str]] = MappingProxyType({})
+NO_SECRETS: Mapping[str, str] = MappingProxyType({})
 
 
 class Proxy:
@@ -59,7 +62,7 @@ class Proxy:
     silence; `note` is told every call when it is answered. `book` holds the rules of the house, `keys` the header with
     the key of a provider, for clients that send none; with `keys_required` only virtual keys are taken. A call's body
     has at most `max_body` bytes. `hosts` says under which names it may be asked, `admin_token` what its own pages cost;
-    without one they are open to whoever may ask.
+    without one they are open to whoever may ask. `hook_secrets` are those under which providers sign their webhooks.
     """
 
     def __init__(
@@ -78,6 +81,7 @@ class Proxy:
         max_body: int = MAX_BODY,
         hosts: Hosts = LOCAL_ONLY,
         admin_token: str | None = None,
+        hook_secrets: Mapping[str, str] = NO_SECRETS,
     ) -> None:
         self._max_body = max_body
         self._engine = engine
@@ -89,6 +93,7 @@ class Proxy:
         self._guard = Guard()
         self._caller = Caller(engine, clock, self._guard, on_disconnect, patience or Patience(), note, book, max_body)
         self._admin = Admin(engine, clock, Desk(engine, self._upstreams), self._first, admin_token)
+        self._hooks = Hooks(engine, clock, hook_secrets)
         self._open: set[asyncio.Task[Any]] = set()
         self._patient: set[asyncio.Task[Any]] = set()
 
@@ -199,9 +204,12 @@ class Proxy:
         return next((dialect for dialect in speakers if dialect.name == spoken), self._first)
 
     async def _own(self, scope: Scope, receive: Receive, send: Once, greeting: Greeting, query: str) -> None:
+        headers = greeting.headers_of(scope)
+        if greeting.path.startswith(HOOKS):
+            await self._hooks.answer(scope["method"], greeting.path, headers, receive, send)
+            return
         leaving = self._guard.watch(scope, lambda: gone(receive))
         visit = Visit(send, greeting.client, leaving, informer(scope))
-        headers = greeting.headers_of(scope)
         with self._patiently():
             try:
                 await self._admin.answer(scope["method"], greeting.path, query, headers, visit)
