@@ -220,3 +220,14 @@ async def test_collecting_goes_on_where_it_failed(fault: str, monkeypatch: pytes
         assert not any(isinstance(one, BaseException) for one in answers[:-1])
         assert stage.mock.faults_struck[fault] == 1
         await balanced(stage, 4)
+
+
+async def test_a_batch_with_too_many_inputs_is_made_smaller() -> None:
+    limits = OpenAIConfig(max_embedding_inputs=50)
+    async with both(MockConfig(batch_latency=Constant(0.2), openai=limits)) as stage, stage.client() as client:
+        texts = [[f"{n} {m}" for m in range(20)] for n in range(8)]
+        more: dict[str, Any] = {"model": "text-embedding-3-small", "encoding_format": "float", **BATCH}
+        answers = await asyncio.gather(*(client.embeddings.create(input=one, **more) for one in texts))
+        assert [len(one.data) for one in answers] == [20] * 8
+        assert stage.engine.stats.batches_refused > 0
+        assert {entry.lane for entry in await balanced(stage, 8)} == {"batch"}

@@ -28,6 +28,7 @@ _CODES = {
 _FULL = "token_limit_exceeded"
 _NO_MODEL = frozenset({"model_not_found", "unsupported_model", "model_not_supported"})
 _TOO_MANY = frozenset({"too_many_tasks", "file_too_large", "too_many_requests_in_file"})
+_TOO_MUCH = re.compile(r"too many|too large|more than the|exceeds the (maximum|limit)", re.IGNORECASE)
 _HOLDS = re.compile(r"limit:?\s*([\d,_]{1,20})\s*enqueued tokens", re.IGNORECASE)
 _UNSEEN = re.compile(r"cannot find file|no such file object", re.IGNORECASE)
 _LONGEST = 1000
@@ -93,7 +94,7 @@ def failure(problems: Sequence[tuple[str, str]]) -> Refusal:
         return Refusal(400, message, retryable=True, crowded=True, queue_tokens=holds)
     if codes & _NO_MODEL:
         return Refusal(400, message, retryable=False, cannot_batch=True, of_model=True)
-    return Refusal(400, message, retryable=False, too_large=bool(codes & _TOO_MANY))
+    return Refusal(400, message, retryable=False, too_large=bool(codes & _TOO_MANY or _TOO_MUCH.search(message)))
 
 
 def error(status: int, code: str, message: str) -> bytes:
