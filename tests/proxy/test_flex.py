@@ -6,7 +6,10 @@ from typing import Any
 import openai
 import pytest
 
+from carpool.engine import Keyring
+from carpool.keys import Profile, VirtualKey
 from carpool.mock import Constant, MockConfig, OpenAIConfig, expected_openai_text
+from carpool.model import Lane
 
 from .test_openai_batches import balanced
 from .test_openai_calls import CHAT_TOOL, MODEL, both, chat
@@ -98,3 +101,23 @@ async def test_one_member_is_set_and_every_other_byte_stays() -> None:
     assert OPENAI.flexed(body) == b' {"model" : "m",\n "service_tier":"flex" , "messages":[ ] } '
     assert OPENAI.flexed(b'{"model":"m" }') == b'{"model":"m","service_tier":"flex" }'
     assert json.loads(OPENAI.flexed(b"{}")) == {"service_tier": "flex"}
+
+
+async def test_a_virtual_key_without_the_lane_does_not_get_it() -> None:
+    async with both(QUICK) as stage:
+        pepper = Keyring(stage.store.pepper)
+        texts = {name: f"cpk-{name * 43}" for name in ("a", "b")}
+        lanes = {"a": (Lane.NOW, Lane.BATCH), "b": ()}
+        await stage.store.write_keys(
+            [
+                VirtualKey(
+                    pepper.digest(text), name, name, text[-4:], "openai", "HOUSE", "", Profile(lanes=lanes[name]), 1.0
+                )
+                for name, text in texts.items()
+            ]
+        )
+        await stage.engine.guests.open(lambda provider, env: [(("authorization", "Bearer k"),)])
+        for name, lane in (("a", "batch"), ("b", "flex")):
+            async with stage.client("/@budget=1h", api_key=texts[name]) as client:
+                raw = await client.chat.completions.with_raw_response.create(**chat())
+                assert raw.headers["x-carpool-lane"] == lane

@@ -9,6 +9,7 @@ from functools import partial
 from typing import Literal
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from carpool.dialects.early import Vigil
 from carpool.doors.asgi import EVENT_STREAM, Disconnected, Once, send_chunk, send_head, send_whole
@@ -84,7 +85,7 @@ class Caller:
         upstream = greeting.upstream
         assert upstream is not None
         decided = self._decided(upstream, greeting, raw)
-        if decided is None or not decided.direct:
+        if decided is None or not decided.direct or decided.decision.lane is not Lane.NOW:
             return decided
         call, decision = decided.call, decided.decision
         ticket = ticket_text(call.ticket)
@@ -130,6 +131,8 @@ class Caller:
         if understood is None:
             return None
         call, parsed = understood
+        if call.flexible and greeting.guest is not None and not greeting.guest.key.profile.allows(Lane.FLEX):
+            call = replace(call, flexible=False)
         decision = self._engine.decide(call, kept=greeting.hold is not None)
         direct = decision.lane is not Lane.BATCH and call.key is None and greeting.hold is None
         if direct and decision.lane is Lane.NOW:
