@@ -2,7 +2,9 @@
 
 The way of a call, top to bottom: `Engine.submit` routes it; `now` is bought by `sending`; `batch` is admitted to the
 store and waits in its pool until `buying` claims it into a batch, `following` sees that batch end, `collecting`
-settles its lines, and the waiter is woken. `rescuing` sends it on `now` when its batch would be late; `reconciling`
+settles its lines, and the waiter is woken. `flex` is tried by `flexing`, once. What a provider refuses is `refusing`'s:
+`queues` knows where there was no room, `learning` what is never allowed; `sweeping` deletes files that were needed at
+the provider. `rescuing` sends it on `now` when its batch would be late; `reconciling`
 finds out what became of a create that nobody answered.
 """
 
