@@ -39,7 +39,9 @@ def made(mock: MockServer, store: Store, wire: StraightWire, probe: Probe | None
 @pytest.mark.parametrize(
     ("point", "bought"), [("intended", 0), ("checked", 0), ("created", 1), ("bought", 1), ("ended", 1), ("settled", 1)]
 )
-async def test_a_successor_buys_nothing_twice(point: str, bought: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_successor_buys_nothing_twice(
+    point: str, bought: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("carpool.engine.reconciling.GRACE_S", 1.0)
     there = asyncio.Event()
 
