@@ -190,7 +190,7 @@ async def test_budgets_are_understood(how: dict[str, Any], lane: Lane) -> None:
         ({"deadline": datetime(2030, 1, 1)}, "with a time zone"),
         ({"deadline": 12345}, "with a time zone"),
         ({"lane": "slow"}, "The lanes are"),
-        ({"lane": "flex"}, "not available yet"),
+        ({"lane": "flex"}, "There is no lane flex for it"),
         ({"lane": 5}, "The lanes are"),
         ({"key": ""}, "A key has 1 to 255"),
         ({"key": "k" * 256}, "A key has 1 to 255"),

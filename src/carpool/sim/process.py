@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from typing import Any, cast
 
@@ -13,13 +14,15 @@ from carpool.doors.options import Options
 from carpool.engine import Engine, Event, Keyring, Reply, Upstream
 from carpool.engine.events import BatchAbandoned, Trouble
 from carpool.engine.tasks import Crew
-from carpool.model import Call, Headers
+from carpool.model import Call, Entry, Headers
 from carpool.policy import RoutingPolicy
 from carpool.ports import RawRequest, Store
 from carpool.prices import PriceBook
 from carpool.sim.network import Network, SimWire
 from carpool.sim.story import Story
 from carpool.sim.timeline import VirtualClock
+
+Told = Callable[[BaseException | None], None]
 
 BASE_URL = "http://provider.invalid"
 
@@ -34,6 +37,7 @@ class MortalStore:
         self._store = store
         self._rng = rng
         self._slowness = slowness
+        self._owed: deque[tuple[Entry, Told]] = deque()
         self.dead = False
 
     def __getattr__(self, name: str) -> Any:
@@ -55,8 +59,20 @@ class MortalStore:
     def subscribe(self, listener: Callable[[Sequence[int]], None]) -> Callable[[], None]:
         return self._store.subscribe(listener)
 
+    def attempted(self, entry: Entry) -> bool:
+        return False  # its moments can't be waited for
+
+    def completed(self, entry: Entry, told: Told) -> None:
+        self._owed.append((entry, told))
+        asyncio.get_running_loop().call_later(self._rng.random() * self._slowness, self._write)
+
+    def _write(self) -> None:
+        if self._owed and not self.dead:
+            self._store.completed(*self._owed.popleft())
+
     async def aclose(self) -> None:
-        return  # the disk outlives the process
+        while self._owed and not self.dead:
+            self._write()  # the disk itself outlives the process
 
     @property
     def durable(self) -> bool:

@@ -13,6 +13,9 @@ class _Response(msgspec.Struct):
     status_code: int
     body: msgspec.Raw = msgspec.Raw(b"")
 
+    def __repr__(self) -> str:  # never the body
+        return f"<{type(self).__name__} {self.status_code}>"
+
 
 class _Error(msgspec.Struct):
     code: str | None = None
