@@ -91,7 +91,7 @@ def _ruled(options: Options, rule: Rule, book: RuleBook, now: float) -> Options:
         options = _suggested(options, rule, book)
     elif not options.timed and rule.budget is not None:
         options = replace(options, budget=rule.budget)
-    return _capped(options, rule, now)
+    return capped(options, rule.max_budget, f"The rule {rule.name}", now)
 
 
 def _refused(options: Options, rule: Rule) -> Options:
@@ -111,8 +111,8 @@ def _suggested(options: Options, rule: Rule, book: RuleBook) -> Options:
     return options if rule.refuse_budget else _by_default(options, book)
 
 
-def _capped(options: Options, rule: Rule, now: float) -> Options:
-    most = rule.max_budget
+def capped(options: Options, most: float | None, whose: str, now: float) -> Options:
+    """No more than `most` seconds, where there is such a bound; `whose` says who set it."""
     if most is None or options.lane is Lane.NOW:
         return options
     until = options.until(now)
@@ -120,7 +120,7 @@ def _capped(options: Options, rule: Rule, now: float) -> Options:
         return options  # it goes at once, which no bound forbids
     if until is not None and until <= now + most:
         return options
-    note = f"The rule {rule.name} allows a budget of at most {span(most)}."
+    note = f"{whose} allows a budget of at most {span(most)}."
     return replace(options, budget=most, deadline=None, note=f"{options.note} {note}".lstrip())
 
 

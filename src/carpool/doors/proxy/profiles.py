@@ -9,7 +9,7 @@ from carpool.errors import KeyForbidden
 from carpool.keys import VirtualKey
 from carpool.model import Lane
 from carpool.options import Options
-from carpool.rules.deciding import span
+from carpool.rules.deciding import capped, span
 
 
 def asked(key: VirtualKey, options: Options) -> Options:
@@ -45,7 +45,7 @@ def completed(key: VirtualKey, client: Options, ruled: Options, now: float) -> O
         )
     elif not client.timed and client.lane not in (None, Lane.NOW) and profile.budget is not None:
         options = replace(options, budget=profile.budget, deadline=None)
-    return _capped(key, _on_its_lanes(key, options), now)
+    return capped(_on_its_lanes(key, options), profile.max_budget, f"The key {key.name}", now)
 
 
 def _on_its_lanes(key: VirtualKey, options: Options) -> Options:
@@ -58,16 +58,3 @@ def _on_its_lanes(key: VirtualKey, options: Options) -> Options:
         note = f"The key {key.name} may not take the lane batch."
         return replace(options, lane=Lane.NOW, insists=False, note=note)
     return options
-
-
-def _capped(key: VirtualKey, options: Options, now: float) -> Options:
-    most = key.profile.max_budget
-    if most is None or options.lane is Lane.NOW:
-        return options
-    until = options.until(now)
-    if until is None and options.lane is None:
-        return options  # it goes at once, which no bound forbids
-    if until is not None and until <= now + most:
-        return options
-    note = f"The key {key.name} allows a budget of at most {span(most)}."
-    return replace(options, budget=most, deadline=None, note=f"{options.note} {note}".lstrip())
