@@ -6,6 +6,7 @@ and every view of the batch is a function of the time it is asked for.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from array import array
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -27,7 +28,7 @@ class Outcome(IntEnum):
 
 
 @dataclass(slots=True, kw_only=True)
-class Batch:
+class Batch(ABC):
     id: str
     workspace: str
     credential: str
@@ -70,9 +71,9 @@ class Batch:
         return self.id.rpartition("_")[2][:16]
 
     @property
+    @abstractmethod
     def status(self) -> str:
         """As its wire calls it."""
-        raise NotImplementedError
 
     # -- the schedule
 

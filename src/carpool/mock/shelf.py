@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from typing import Generic, TypeVar
 
@@ -14,7 +15,7 @@ from carpool.mock.bill import Bill, Charge, Usage
 B = TypeVar("B", bound=Batch)
 
 
-class Shelf(Generic[B]):
+class Shelf(ABC, Generic[B]):
     """What a wire adds: what a request uses (`_use`), and how that is charged (`_charge`)."""
 
     def __init__(self, id: str, bill: Bill, strangers_bill: Bill, now: float) -> None:  # noqa: A002
@@ -28,11 +29,11 @@ class Shelf(Generic[B]):
         self._charged = 0
         self._until = now
 
-    def _use(self, batch: B, index: int) -> Usage:
-        raise NotImplementedError
+    @abstractmethod
+    def _use(self, batch: B, index: int) -> Usage: ...
 
-    def _charge(self, batch: B, index: int, usage: Usage) -> Charge:
-        raise NotImplementedError
+    @abstractmethod
+    def _charge(self, batch: B, index: int, usage: Usage) -> Charge: ...
 
     def _ended(self, batch: B) -> None:
         """A batch has just ended."""
