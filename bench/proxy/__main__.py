@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).resolve().parent
-sys.path.insert(0, str(HERE))
+sys.path[:0] = [str(HERE), str(HERE.parent)]
 
 import draw  # noqa: E402
 from contestants import CONTESTANTS, Contestant, prepare, versions, without_rules  # noqa: E402

@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import json
-import math
-import re
 import sys
 from pathlib import Path
 from typing import Any
 
+from drawing import Bar, Contestant, Group, grid
+from drawing import picture as drawn
+from drawing import publish as place
 from summing import disturbed
-
-DOCS = Path(__file__).resolve().parents[2] / "docs"
-PAGE = DOCS / "performance.md"
-PICTURE = DOCS / "images" / "proxy.svg"
-PART = re.compile(r"(<!-- measured: proxy -->\n).*?(<!-- end of proxy -->)", re.DOTALL)
 
 NAMES = {
     "direct": "no proxy",
@@ -24,16 +20,10 @@ NAMES = {
     "autobatcher": "autobatcher",
 }
 COLOURS = {"nginx": "#8b949e", "carpool": "#1f6feb", "litellm": "#d29922", "autobatcher": "#a371f7"}
-WIDTH, BAR, GAP, LEFT, RIGHT = 720, 16, 18, 130, 110
 
 
 def heading(result: dict[str, Any], name: str) -> str:
     return f"{NAMES[name]} {result['versions'].get(name, '')}".strip()
-
-
-def grid(head: list[str], rows: list[list[str]]) -> str:
-    lines = [head, ["---:"] * len(head), *rows]
-    return "\n".join("| " + " | ".join(line) + " |" for line in lines) + "\n"
 
 
 def in_order(result: dict[str, Any]) -> list[str]:
@@ -68,8 +58,7 @@ def milliseconds(value: float) -> str:
 
 def judgement(result: dict[str, Any]) -> str:
     rows = [[one["what"], f"{one['value']:.3g}", one["wanted"], one["verdict"]] for one in result["verdicts"]]
-    lines = [["target", "measured", "wanted", "verdict"], ["---", "---:", "---:", "---"], *rows]
-    return "\n".join("| " + " | ".join(line) + " |" for line in lines) + "\n"
+    return grid(["target", "measured", "wanted", "verdict"], rows, left=True)
 
 
 def tables(result: dict[str, Any]) -> str:
@@ -77,37 +66,16 @@ def tables(result: dict[str, Any]) -> str:
 
 
 def picture(result: dict[str, Any]) -> str:
-    """Bars on a logarithmic scale: requests per second."""
     summed, names = result["summary"], [name for name in in_order(result) if name != "direct"]
-    counts = list(summed[names[0]]["levels"])
-    most = 10 ** math.ceil(math.log10(max(summed[name]["levels"][c]["per_s"] for name in names for c in counts)))
-    parts, y = [], 44
-    for count in counts:
-        said = f"{count} connection{'s' if count != '1' else ''}"
-        parts.append(f'<text x="8" y="{y + len(names) * BAR / 2 + 4:.0f}" class="size">{said}</text>')
-        for name in names:
-            parts.append(bar(name, summed[name]["levels"][count]["per_s"], y, most))
-            y += BAR
-        y += GAP
-    legend = "".join(
-        f'<rect x="{8 + 175 * place}" y="10" width="10" height="10" fill="{COLOURS[name]}"/>'
-        f'<text x="{24 + 175 * place}" y="19">{heading(result, name)}</text>'
-        for place, name in enumerate(names)
-    )
-    style = "text{font:12px sans-serif;fill:#57606a}.size{font-weight:bold}"
-    return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {y}" role="img" '
-        f'aria-label="Requests per second through each proxy, on a logarithmic scale"><style>{style}</style>'
-        f"{legend}{''.join(parts)}</svg>\n"
-    )
-
-
-def bar(name: str, rate: float, y: int, most: float) -> str:
-    width = (WIDTH - LEFT - RIGHT) * max(0.02, math.log10(max(rate, 1)) / math.log10(most))
-    return (
-        f'<rect x="{LEFT}" y="{y + 2}" width="{width:.0f}" height="{BAR - 4}" fill="{COLOURS[name]}"/>'
-        f'<text x="{LEFT + width + 6:.0f}" y="{y + 12}">{rate:,.0f}/s</text>'
-    )
+    groups = [
+        Group(
+            f"{count} connection{'s' if count != '1' else ''}",
+            [Bar(name, summed[name]["levels"][count]["per_s"]) for name in names],
+        )
+        for count in summed[names[0]]["levels"]
+    ]
+    contestants = {name: Contestant(heading(result, name), COLOURS[name]) for name in names}
+    return drawn("Requests per second through each proxy", contestants, groups, left=130)
 
 
 def section(result: dict[str, Any]) -> str:
@@ -124,10 +92,7 @@ def section(result: dict[str, Any]) -> str:
 
 
 def publish(result: dict[str, Any]) -> None:
-    PICTURE.parent.mkdir(exist_ok=True)
-    PICTURE.write_text(picture(result), "utf-8")
-    text = PAGE.read_text("utf-8")
-    PAGE.write_text(PART.sub(lambda part: part[1] + section(result) + part[2], text), "utf-8")
+    place("proxy", section(result), picture(result))
 
 
 if __name__ == "__main__":
