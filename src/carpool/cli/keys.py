@@ -283,24 +283,35 @@ def _document(key: VirtualKey, now: float) -> dict[str, Any]:
 
 
 def _table(found: Sequence[VirtualKey], now: float) -> Table:
+    """Four columns of a few lines each, so that it fits into a terminal of 80."""
     table = Table(box=SIMPLE_HEAD, pad_edge=False)
-    for head in ("name", "owner", "buys with", "profile", "created", "last use", "state"):
-        table.add_column(head, overflow="fold", no_wrap=head in ("name", "buys with", "created"))
+    for head in ("name", "buys with", "profile", "state"):
+        table.add_column(head, overflow="fold", no_wrap=head != "profile")
     for key in found:
-        state, unset = key.state(now), "" if os.environ.get(key.env) else "\nnot set here"
-        style = {KeyState.ACTIVE: "green", KeyState.ENDING: "yellow"}.get(state, "dim")
-        ends = [end for end in (key.ends_at, key.expires_at) if end is not None]
-        until = min(ends) if ends and key.live(now) else None
         table.add_row(
-            Text.assemble((key.name, "bold"), (f"\n{PREFIX}{key.hint}…", "dim")),
-            Text(key.owner),
-            Text.assemble(key.provider, (f"\n{key.env}{unset}", "dim")),
-            Text(described(key.profile)),
-            Text(datetime.fromtimestamp(key.created_at, UTC).strftime("%Y-%m-%d")),
-            Text("never" if key.last_used is None else f"{_ago(now - key.last_used)} ago"),
-            Text(f"{state}, {_ago(until - now)} left" if until is not None else str(state), style=style),
+            _whose(key), _bought_with(key), Text(described(key.profile)), _standing(key, now), end_section=True
         )
     return table
+
+
+def _whose(key: VirtualKey) -> Text:
+    owner = f"\n{key.owner}" if key.owner else ""
+    return Text.assemble((key.name, "bold"), owner, (f"\n{PREFIX}{key.hint}…", "dim"))
+
+
+def _bought_with(key: VirtualKey) -> Text:
+    unset = "" if os.environ.get(key.env) else "\nnot set here"
+    return Text.assemble(key.provider, (f"\n{key.env}{unset}", "dim"))
+
+
+def _standing(key: VirtualKey, now: float) -> Text:
+    state = key.state(now)
+    ends = [end for end in (key.ends_at, key.expires_at) if end is not None]
+    left = f", {_ago(min(ends) - now)} left" if ends and key.live(now) else ""
+    used = "never used" if key.last_used is None else f"used {_ago(now - key.last_used)} ago"
+    since = datetime.fromtimestamp(key.created_at, UTC).strftime("%Y-%m-%d")
+    style = {KeyState.ACTIVE: "green", KeyState.ENDING: "yellow"}.get(state, "dim")
+    return Text.assemble((f"{state}{left}", style), (f"\n{used}\nmade {since}", "dim"))
 
 
 def _ago(seconds: float) -> str:
