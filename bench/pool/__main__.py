@@ -9,14 +9,11 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import platform
 import statistics
 import subprocess
 import sys
 import tempfile
 import venv
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -27,9 +24,9 @@ sys.path[:0] = [str(HERE), str(HERE.parent)]
 
 import draw  # noqa: E402
 from job import Job  # noqa: E402
+from running import keep, machine, mock, say  # noqa: E402
 
 ENVS = HERE.parent / ".envs"
-RESULTS = HERE.parent / "results"
 LINGER_S, POLL_S = 0.5, 0.1
 PACKAGES = ("carpool", "anthropic", "httpx", "httpx2", "pyreqwest", "uvloop", "llmfleet", "inspect_ai")
 
@@ -62,17 +59,6 @@ def prepare(contestant: Contestant) -> None:
     venv.create(ENVS / contestant.name, with_pip=True)
     pip = [contestant.python, "-m", "pip", "install", "-qq", "--disable-pip-version-check"]
     subprocess.run([*pip, *contestant.packages], check=True)
-
-
-@contextmanager
-def mock() -> Iterator[str]:
-    command = [sys.executable, str(HERE / "mock.py")]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
-        try:
-            assert process.stdout is not None
-            yield process.stdout.readline().strip()
-        finally:
-            process.terminate()
 
 
 def run(contestant: Contestant, job: Job) -> dict[str, Any]:
@@ -137,25 +123,6 @@ def versions(contestant: Contestant) -> dict[str, str]:
     return dict(json.loads(out))
 
 
-def machine() -> dict[str, Any]:
-    lines = Path("/proc/cpuinfo").read_text("utf-8").splitlines()
-    cpu = next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), "")
-    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    return {
-        "cpu": cpu or platform.machine(),
-        "cores": os.cpu_count(),
-        "memory_gib": round(memory / 2**30),
-        "system": f"{platform.system()} {platform.release().partition('-')[0]}",
-        "python": platform.python_version(),
-        "load_at_start": os.getloadavg()[0],
-    }
-
-
-def say(text: str) -> None:
-    sys.stdout.write(text + "\n")
-    sys.stdout.flush()
-
-
 def options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="make bench-pool", description=__doc__)
     parser.add_argument("--rounds", type=int, default=3, help="for 1,000 and 10,000 calls")
@@ -176,18 +143,14 @@ def main() -> None:
         calls, _, one = plan.partition("-")
         rounds = chosen.large_rounds if int(calls) >= 100_000 else chosen.rounds
         comparisons.append(compare(contestants, int(calls), one == "one", rounds))
-    now = datetime.now(UTC)
     result = {
-        "date": now.date().isoformat(),
+        "date": datetime.now(UTC).date().isoformat(),
         "machine": facts | {"load_at_end": os.getloadavg()[0]},
         "settings": {"linger_s": LINGER_S, "poll_s": POLL_S, "store": "SQLite file, synchronous=FULL"},
         "versions": {contestant.name: versions(contestant) for contestant in contestants},
         "comparisons": comparisons,
     }
-    RESULTS.mkdir(exist_ok=True)
-    path = RESULTS / f"pool-{now:%Y-%m-%d-%H%M%S}.json"  # never over an earlier one
-    path.write_text(json.dumps(result, indent=1) + "\n", "utf-8")
-    say(f"Written: bench/results/{path.name}")
+    keep("pool", result)
     say(draw.table(result))
     if not chosen.no_docs:
         draw.publish(result)

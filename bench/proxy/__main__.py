@@ -8,9 +8,7 @@ docs/performance.md and its picture.
 from __future__ import annotations
 
 import argparse
-import json
 import os
-import platform
 import sys
 from dataclasses import asdict, replace
 from datetime import UTC, datetime
@@ -23,10 +21,9 @@ sys.path[:0] = [str(HERE), str(HERE.parent)]
 import draw  # noqa: E402
 from contestants import CONTESTANTS, Contestant, prepare, versions, without_rules  # noqa: E402
 from measuring import DIRECT, FULL, QUICK, Plan, check_machine, turn, waiting  # noqa: E402
+from running import keep, machine, say  # noqa: E402
 from servers import Trouble  # noqa: E402
 from summing import STRANGERS, disturbed, summary, verdicts  # noqa: E402
-
-RESULTS = HERE.parent / "results"
 
 
 def play(contestants: list[Contestant], plan: Plan, rounds: int) -> list[dict[str, Any]]:
@@ -47,24 +44,6 @@ def worded(found: dict[str, Any]) -> str:
     rates = "  ".join(f"{count:>3}: {level['per_s']:>9,.1f}/s" for count, level in found["levels"].items())
     failed = sum(level["bad_status"] + level["broken"] + level["timeouts"] for level in found["levels"].values())
     return f"{rates}  first byte {found['stream']['first_ms']:.2f} ms" + (f"  {failed} failed" if failed else "")
-
-
-def machine() -> dict[str, Any]:
-    lines = Path("/proc/cpuinfo").read_text("utf-8").splitlines()
-    cpu = next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), "")
-    return {
-        "cpu": cpu or platform.machine(),
-        "cores": os.cpu_count(),
-        "memory_gib": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30),
-        "system": f"{platform.system()} {platform.release().partition('-')[0]}",
-        "python": platform.python_version(),
-        "load_at_start": os.getloadavg()[0],
-    }
-
-
-def say(text: str) -> None:
-    sys.stdout.write(text + "\n")
-    sys.stdout.flush()
 
 
 def options() -> argparse.Namespace:
@@ -113,10 +92,8 @@ def main() -> None:
     except Trouble as trouble:
         raise SystemExit(f"bench-proxy: {trouble}") from None
     result |= {"verdicts": verdicts(result)}
-    RESULTS.mkdir(exist_ok=True)
-    path = RESULTS / f"proxy-{datetime.now(UTC):%Y-%m-%d-%H%M%S}.json"  # never over an earlier one
-    path.write_text(json.dumps(result, indent=1) + "\n", "utf-8")
-    say(f"Written: bench/results/{path.name}\n\n{draw.tables(result)}")
+    keep("proxy", result)
+    say("\n" + draw.tables(result))
     for verdict in result["verdicts"]:
         say(verdict["text"])
     if (most := disturbed(result["summary"])) > STRANGERS:
