@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
+from carpool.dialects.headers import retry_after
 from carpool.doors.options import Options
 from carpool.engine import Reply
 from carpool.errors import CarpoolError
@@ -67,7 +68,14 @@ class Agent:
                 turn.reply = reply
                 self._story.tell(self._plan.name, f"has the answer of {ticket_text(reply.ticket)}: {_said(reply)}")
                 return
-            await asyncio.sleep(turn.plan.away)
+            wanted = 0.0 if reply is None else self._refused(reply)
+            await asyncio.sleep(max(turn.plan.away, wanted))
+
+    def _refused(self, reply: Reply) -> float:
+        """Says so in the story, and how long it was asked to wait: SDKs obey that."""
+        wanted = retry_after(reply.outcome.headers) or 0.0
+        self._story.tell(self._plan.name, f"is refused: {_said(reply)}, try again in {wanted:g} s")
+        return wanted
 
     async def _try(self, turn: Turn) -> Reply | None:
         process = await self._find()
