@@ -21,7 +21,7 @@ from carpool.routing import pool_wait
 FILL: Final = 0.95  # of the provider's byte limit; the rest is for what we can't count exactly
 PATIENCE: Final = 300.0  # after so long a pool that nobody presses is as pressing as one that is due
 OWN_ACCOUNTS: Final[Mapping[str, str]] = MappingProxyType({})
-RECHECK: Final = 1.0  # while a count is taken, time alone changes nothing: look again anyway
+RECHECK: Final = 15.0  # while a count is taken, time alone changes nothing: look again anyway
 
 
 @dataclass(frozen=True, slots=True)
