@@ -37,7 +37,7 @@ PRESSED = "tests/proxy/test_pressure.py"
 PROXY = "src/carpool/doors/proxy"
 LIMITS = "tests/proxy/test_limits.py::{}"
 MUTANTS = (
-    Mutant("a 5xx on create is taken for a refusal", f"{ENGINE}/buying.py", "answer.status >= 500 or ", ""),
+    Mutant("a 5xx on create is taken for a refusal", f"{ENGINE}/buying.py", "answer.status < 500 and ", ""),
     Mutant(
         "a cut create is taken for one never sent",
         f"{ENGINE}/buying.py",
@@ -47,8 +47,8 @@ MUTANTS = (
     Mutant(
         "the lease is not checked before the bytes go out",
         f"{ENGINE}/buying.py",
-        "if not await desk.store.still_mine(",
-        "if await desk.store.still_mine(batch.id, 'x', 0) and await desk.store.still_mine(",
+        "            if not await self._still_mine(batch):\n                return  # another engine has it now",
+        "            if await self._still_mine(batch) is None:\n                return  # another engine has it now",
         test="tests/engine/test_buying.py",
     ),
     Mutant(
@@ -167,14 +167,14 @@ MUTANTS = (
     Mutant(
         "an attempt on now is written down after its answer",
         f"{ENGINE}/sending.py",
-        "                await write(entry)\n                response = await self._send(errand)\n",
-        "                response = await self._send(errand)\n                await write(entry)\n",
+        "                await write(entry)\n                response = await self.send(errand)\n",
+        "                response = await self.send(errand)\n                await write(entry)\n",
     ),
     Mutant(
         "a ticket is shown to any key",
         "src/carpool/doors/proxy/returning.py",
-        "if provider == row.provider and self._engine.credential(provider, secret) == row.credential:",
-        "if provider == row.provider:",
+        "find(ticket, list(owners))\n        if row is not None and (passed := owners[row.credential]) is not None:",
+        "find(ticket, None)\n        if row is not None and (passed := owners.get(row.credential)) is not None:",
         test="tests/proxy/test_returning.py",
     ),
     Mutant(
@@ -187,8 +187,8 @@ MUTANTS = (
     Mutant(
         "the name in a target is not looked at",
         f"{PROXY}/connection.py",
-        '        if not self.url.startswith(b"/"):\n',
-        "        if not self.url:\n",
+        "        if target.host is not None:\n",
+        '        if target.host == b"":\n',
         test="tests/proxy/test_hosts.py",
     ),
     Mutant(
@@ -292,9 +292,16 @@ MUTANTS = (
     Mutant(
         "a batch is finished before its results are read",
         f"{ENGINE}/collecting.py",
-        "            tally = await self._stream(batch)\n",
+        "            tally = await self._stream(batch, upstream, places)\n",
         "            await desk.store.move(batch.id, BatchState.COLLECTED)\n"
-        "            tally = await self._stream(batch)\n",
+        "            tally = await self._stream(batch, upstream, places)\n",
+    ),
+    Mutant(
+        "a call that boarded while it waited for its turn is no rescue",
+        f"{ENGINE}/sending.py",
+        "        return replace(errand, kind=EntryKind.RESCUE) if aboard else errand\n",
+        "        return errand\n",
+        test="tests/engine/test_sending.py",
     ),
     Mutant(
         "a caller who comes back buys again",

@@ -71,8 +71,10 @@ def replies_are_the_providers(books: Books) -> Iterable[str]:
 
 
 def mistakes_come_back(books: Books) -> Iterable[str]:
+    """As the provider's 400; a pause that the provider asked for may outlast a budget, and then nobody has told it."""
     for turn in books.world.turns:
-        if turn.reply and "[error:" in turn.plan.text and turn.reply.outcome.status not in (400, 502, 504):
+        expected = (400, 502, 504) if turn.plan.budget is None else (400, 429, 502, 504)
+        if turn.reply and "[error:" in turn.plan.text and turn.reply.outcome.status not in expected:
             yield f"{_name(turn)} made a mistake and got {turn.reply.outcome.status} instead of its 400."
 
 
