@@ -144,3 +144,23 @@ def test_a_learned_limit_changes_the_pace_and_forgives_nothing() -> None:
     assert slower.requests.tokens == slower.requests.burst == 5
     assert road.learned(50) is road
     assert road.learned(0) is road
+
+
+def test_a_refusal_that_names_no_limit_halves_the_pace_and_what_is_taken_in_restores_it() -> None:
+    road = Road.new(50, 2, NOW).slowed(NOW)
+    assert (road.rpm, road.requests.rate_per_s) == (25, 25 / 60)
+    assert road.slowed(NOW).slowed(NOW).slowed(NOW).slowed(NOW).slowed(NOW).slowed(NOW).rpm == 1
+    assert road.eased().rpm == 26
+    for _ in range(100):
+        road = road.eased()
+    assert road.rpm == 50
+
+
+def test_the_refusals_of_one_burst_count_once() -> None:
+    road = Road.new(50, 2, NOW).slowed(NOW).paused(NOW + 5)
+    assert road.slowed(NOW + 1).rpm == 25
+    assert road.slowed(NOW + 6).rpm == 12
+
+
+def test_a_limit_that_is_named_ends_the_guessing() -> None:
+    assert Road.new(50, 2, NOW).slowed(NOW).learned(50).rpm == 50

@@ -53,6 +53,7 @@ class Road:
     poll_interval: float
     requests: Bucket
     creates: Bucket
+    most: int  # requests per minute, as far as is known; `rpm` is what refusals leave of it
     paused_until: float = 0.0
 
     @classmethod
@@ -64,6 +65,7 @@ class Road:
             poll_interval,
             Bucket(rpm / 60, burst, burst, now),
             Bucket(creates, CREATE_BURST, CREATE_BURST, now),
+            most=rpm,
         )
 
     def create_ready_at(self, now: float) -> float:
@@ -94,7 +96,18 @@ class Road:
 
     def learned(self, rpm: int) -> Road:
         """The provider named another limit. What was spent stays spent."""
-        if rpm == self.rpm or rpm < 1:
+        return self if rpm < 1 or rpm == self.rpm == self.most else replace(self._paced(rpm), most=rpm)
+
+    def slowed(self, now: float) -> Road:
+        """The provider said 429 and does not name its limit: half of the pace. The refusals of one burst are one."""
+        return self if now < self.paused_until else self._paced(max(1, self.rpm // 2))
+
+    def eased(self) -> Road:
+        """A request was taken in: a little more may go, up to what is known to be allowed."""
+        return self._paced(min(self.rpm + 1, self.most))
+
+    def _paced(self, rpm: int) -> Road:
+        if rpm == self.rpm:
             return self
         requests = self.requests.paced(rpm / 60, _burst(rpm))
         creates = self.creates.paced(create_rate(rpm, self.poll_interval) / 60, CREATE_BURST)

@@ -125,6 +125,7 @@ class Buyer:
         desk.set_road(credential, desk.road(credential).spend(desk.now()))
         try:
             answer = await self._send(batch, upstream, ask, self._body(batch, upstream))
+            desk.heard(upstream, credential, answer)
             if answer.ok:
                 return upstream.dialect.uploaded(answer.body)
             refusal = upstream.dialect.refusal(answer.status, answer.headers, answer.body)

@@ -177,6 +177,7 @@ class Collector:
         await desk.turn(credential)
         ask = upstream.dialect.results(batch.key.headers, place)
         response = await upstream.ask(ask, desk.keyring.secret(credential), timeout=RESULTS_SILENCE_S)
+        desk.heard(upstream, credential, response)
         if response.status != 200:
             answer = await whole(response)
             refusal = upstream.dialect.refusal(answer.status, answer.headers, answer.body)

@@ -116,9 +116,13 @@ class Desk:
         offset = clock_offset(answer, self.now())
         if offset is not None:
             self.offsets[upstream.provider] = offset
-        rpm = upstream.dialect.requests_per_minute(answer.headers)
+        rpm, road = upstream.dialect.requests_per_minute(answer.headers), self.road(credential)
         if rpm is not None:  # what is set explicitly is obeyed as far as the account allows
-            self.set_road(credential, self.road(credential).learned(min(rpm, self.policy.batch_rpm or rpm)))
+            self.set_road(credential, road.learned(min(rpm, self.policy.batch_rpm or rpm)))
+        elif answer.status == 429:
+            self.set_road(credential, road.slowed(self.now()))
+        elif 200 <= answer.status < 300:
+            self.set_road(credential, road.eased())
 
     def why_not(self, lane: Lane, credential: str, model: str) -> str | None:
         """Why a credential's account may not take a lane with a model; None where nobody refused it lately."""
