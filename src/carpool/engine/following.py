@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from carpool.engine.collecting import Collector
 from carpool.engine.desk import Desk
@@ -179,8 +180,15 @@ class Follower:
             await self._collector.lose(batch, "the provider no longer has its results")
         elif report.ended:
             await self._ended(batch, report)
+        elif self._withheld(batch, report):
+            await self._ended(batch, replace(report, ended=True, results=()))
         elif report.cancelling and batch.state is BatchState.OPEN:
             await desk.store.move(batch.id, BatchState.CANCELLING, note="cancelled by somebody at the provider")
+
+    def _withheld(self, batch: Batch, report: BatchReport) -> bool:
+        """It is over, speaks of results, and has not named them for so long that it never will."""
+        there = self._desk.now() + self._desk.offsets.get(batch.key.provider, batch.clock_offset)
+        return report.ended_at is not None and there - report.ended_at >= GONE_S
 
     async def _ended(self, batch: Batch, report: BatchReport) -> None:
         desk, whose = self._desk, batch.key.credential

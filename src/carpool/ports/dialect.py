@@ -84,7 +84,7 @@ class BatchReport:
     count: int
     created_at: float
     expires_at: float | None
-    ended_at: float | None
+    ended_at: float | None  # may be there before `ended` is: its results are promised, and not named yet
     results: tuple[str, ...] | None  # where its results lie, to be read in this order; None: not (yet, or any more)
     archived: bool
     nonce: str | None = None  # from its metadata, empty for a stranger's; None where the provider has no such thing
