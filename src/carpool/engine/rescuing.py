@@ -10,6 +10,7 @@ from msgspec.structs import replace
 from carpool.budget import Bucket
 from carpool.engine.desk import Desk
 from carpool.engine.events import CallRescued
+from carpool.engine.gating import KEPT_PATIENCE_S
 from carpool.engine.sending import Errand, Sender
 from carpool.engine.upstream import whole
 from carpool.engine.waiting import Reply
@@ -158,7 +159,9 @@ class Rescuer:
         again = batch is not None or parcel.requeues > 0  # a batch may have bought it, or may yet
         reason = "its batch would be late" if batch is not None else "no batch could take it in time"
         kind = EntryKind.RESCUE if again else EntryKind.PURCHASE
-        return _errand(parcel, one.deadline, kind, parcel.reason if one.lane is Lane.NOW and parcel.reason else reason)
+        why = parcel.reason if one.lane is Lane.NOW and parcel.reason else reason
+        until = self._desk.now() + KEPT_PATIENCE_S  # it had all the time in the world, and its outcome is for ever
+        return replace(_errand(parcel, one.deadline, kind, why), until=until)
 
     async def _cancel(self, batch: Batch) -> None:
         """Asks the provider to stop, so that what did not run is not billed. Only a batch whose id is surely ours."""

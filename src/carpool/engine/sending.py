@@ -65,6 +65,7 @@ class Errand(Value, frozen=True, gc=False):
     as_is: Ask | None = None
     lane: Lane = Lane.NOW
     tried: int = 0  # purchases that were tried before, and stand in the ledger
+    until: float | None = None  # how long one without a deadline is tried again, which waited for a batch in vain
 
     @classmethod
     def of(cls, call: Call, reason: str, *, kept: bool = False, as_is: Ask | None = None) -> Errand:
@@ -334,18 +335,19 @@ class Sender:
         return replace(errand, kind=EntryKind.RESCUE) if aboard else errand
 
     async def _retry_after(self, errand: Errand, number: int, response: WireResponse, slot: Slot) -> float | None:
-        if response.status < 400 or errand.deadline is None:
+        if response.status < 400:
             return None
         refusal = self._upstream(errand).dialect.refusal(response.status, response.headers, b"")
         return self._delay(errand, number, refusal.retry_after, slot) if refusal.retryable else None
 
     def _delay(self, errand: Errand, number: int, asked: float | None, slot: Slot) -> float | None:
         """How long to wait before the next try; None when the deadline allows none."""
-        if errand.deadline is None:
+        until = errand.until if errand.deadline is None else errand.deadline
+        if until is None:
             return None
         delay: float = min(BACKOFF_S * 2 ** (number - 1), BACKOFF_MAX_S) * (0.75 + self._desk.rng.random() / 2)
         delay = max(delay, asked or 0.0, slot.retry_wait())
-        if self._desk.now() + delay >= errand.deadline:
+        if self._desk.now() + delay >= until:
             return None
         slot.retried()
         return delay
