@@ -8,12 +8,15 @@ from dataclasses import replace
 import pytest
 from msgspec import structs
 
-from carpool.model import EntryKind
-from carpool.sim import draw
+from carpool.model import EntryKind, Lane, OutcomeKind
+from carpool.sim import Fleet, draw
 from carpool.sim.checks import (
     deadlines_are_kept,
     everybody_is_answered,
+    files_are_flawless,
     ledger_is_the_bill,
+    missed_deadlines_have_a_reason,
+    nothing_mixes,
     open_books,
     replies_are_the_providers,
     second_purchases_are_recorded,
@@ -25,20 +28,20 @@ from carpool.sim.world import World, run_world
 SEED = 100
 
 
-def _world(seed: int = SEED) -> tuple[World, Timeline]:
+def _world(seed: int = SEED, fleet: Fleet = "anthropic") -> tuple[World, Timeline]:
     timeline = Timeline()
     loop_world: list[World] = []
 
     async def make() -> None:
-        loop_world.append(await run_world(draw(seed), timeline))
+        loop_world.append(await run_world(draw(seed, fleet), timeline))
 
     runner = asyncio.Runner(loop_factory=lambda: timeline)
     runner.run(make())
     return loop_world[0], timeline
 
 
-def _sentences(check, change) -> list[str]:
-    world, timeline = _world()
+def _sentences(check, change, fleet: Fleet = "anthropic", seed: int = SEED) -> list[str]:
+    world, timeline = _world(seed, fleet)
     books = timeline.run_until_complete(open_books(world)) if not timeline.is_closed() else None
     assert books is not None
     assert list(check(books)) == []
@@ -88,10 +91,57 @@ def test_a_hidden_second_purchase_is_seen() -> None:
 
 def test_a_cancelled_stranger_is_seen() -> None:
     def change(world: World, books) -> None:
-        stranger = world.provider.add_stranger(world.plan.agents[0].key, 1)
-        world.provider._state.canceled.append(stranger.id)
+        provider = world.providers["anthropic"]
+        stranger = provider.add_stranger(world.plan.agents[0].key, 1)
+        provider._state.canceled.append(stranger.id)
 
     assert _sentences(strangers_are_left_alone, change)
+
+
+def test_a_strangers_file_that_was_deleted_is_seen() -> None:
+    def change(world: World, books) -> None:
+        provider = world.providers["openai"]
+        stranger = provider.add_openai_stranger(world.plan.agents[0].key, 1)
+        provider.end_batch(stranger.id)
+        assert stranger.output_file_id in provider.files
+        for project in provider._state.projects.values():
+            if project.find(stranger.id):
+                project.files.remove(stranger.output_file_id)
+
+    assert _sentences(strangers_are_left_alone, change, fleet="openai")
+
+
+def test_models_in_one_file_are_seen() -> None:
+    def change(world: World, books) -> None:
+        turn = next(turn for turn in world.turns if any(entry.lane is Lane.BATCH for entry in books.of(turn)))
+        turn.calls = [structs.replace(call, model="gpt-4o-mini", endpoint="/v1/elsewhere") for call in turn.calls]
+
+    assert _sentences(nothing_mixes, change, fleet="openai")
+
+
+def test_a_file_that_can_not_be_read_is_seen() -> None:
+    def change(world: World, books) -> None:
+        batch = next(batch for _, batch in books.batches)
+        batch.flaw = {"code": "mismatched_model", "message": "Two models.", "line": 2, "param": None}
+
+    assert _sentences(files_are_flawless, change, fleet="openai")
+
+
+def test_a_flex_call_that_stands_as_now_is_seen() -> None:
+    def change(world: World, books) -> None:
+        ticket = next(t for t, entries in books.entries.items() if any(e.lane is Lane.FLEX and e.paid for e in entries))
+        books.entries[ticket] = [structs.replace(entry, lane=Lane.NOW) for entry in books.entries[ticket]]
+
+    assert _sentences(ledger_is_the_bill, change, fleet="openai", seed=107)
+
+
+def test_a_deadline_that_was_missed_for_no_reason_is_seen() -> None:
+    def change(world: World, books) -> None:
+        reply = world.turns[0].reply
+        outcome = structs.replace(reply.outcome, kind=OutcomeKind.DEADLINE, reason="")
+        world.turns[0].reply = structs.replace(reply, outcome=outcome)
+
+    assert _sentences(missed_deadlines_have_a_reason, change)
 
 
 def test_a_missed_deadline_is_seen() -> None:

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import pytest
 
-from carpool.sim import draw, simulate
+from carpool.sim import Fleet, draw, openai, simulate
 
-# Worlds that once broke a promise stay here for ever; the rest is a plain sample.
+# Worlds that once broke a promise stay here for ever, with the fleet that they had; the rest is a plain sample.
 BROKE_ONCE = (3, 15, 47, 49, 77, 1028, 1082, 1806, 2324, 3006, 3038)
+BROKE_AT_OPENAI = (51,)
 SAMPLE = tuple(range(100, 124))
+FLEETS: dict[int, Fleet] = {**dict.fromkeys(BROKE_ONCE, "anthropic"), **dict.fromkeys(BROKE_AT_OPENAI, "openai")}
 
 
-@pytest.mark.parametrize("seed", BROKE_ONCE + SAMPLE)
+@pytest.mark.parametrize("seed", BROKE_ONCE + BROKE_AT_OPENAI + SAMPLE)
 def test_a_world_keeps_the_promises(seed: int) -> None:
-    report = simulate(seed)
-    assert not report.problems, f"make sim SEED={seed}\n" + "\n".join(report.problems)
+    fleet = FLEETS.get(seed)
+    report = simulate(seed, fleet)
+    again = f"make sim SEED={seed}" + (f' ARGS="--fleet {fleet}"' if fleet else "")
+    assert not report.problems, f"{again}\n" + "\n".join(report.problems)
 
 
 def test_a_seed_replays_exactly() -> None:
@@ -23,9 +27,22 @@ def test_a_seed_replays_exactly() -> None:
 
 def test_the_sample_has_everything_in_it() -> None:
     """A simulation in which nothing goes wrong proves nothing."""
-    plans = [draw(seed) for seed in BROKE_ONCE + SAMPLE]
+    plans = [draw(seed, FLEETS.get(seed)) for seed in BROKE_ONCE + BROKE_AT_OPENAI + SAMPLE]
     assert any(plan.crashes for plan in plans)
     assert any(plan.engines > 1 for plan in plans)
     assert any(plan.clock_offset for plan in plans)
     assert any(plan.calm for plan in plans)
-    assert any(plan.mock.faults.stranger and plan.mock.faults.create_accepted_cut for plan in map(draw, range(300)))
+    assert {tuple(plan.mocks) for plan in plans} == {("anthropic",), ("openai",), ("anthropic", "openai")}
+    assert any(
+        mock.faults.stranger and mock.faults.create_accepted_cut
+        for plan in map(draw, range(300))
+        for mock in plan.mocks.values()
+    )
+
+
+def test_every_fault_of_openai_is_in_some_world() -> None:
+    mocks = [plan.mocks["openai"] for plan in map(draw, range(200)) if "openai" in plan.mocks]
+    for name in openai.FAULTS:
+        assert any(getattr(mock.faults, name) for mock in mocks), name
+    assert any(mock.openai.webhook_url and mock.faults.hook_lost for mock in mocks)
+    assert any(mock.openai.enqueued_tokens for mock in mocks)

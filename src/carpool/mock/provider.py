@@ -64,6 +64,13 @@ class MockAnthropic:
                 return batch
         raise KeyError(batch_id)
 
+    @property
+    def files(self) -> Sequence[str]:
+        """Ids of the files that lie at OpenAI, uploads and results, expired ones excepted."""
+        self._state.advance()
+        now = self._state.now()
+        return [file.id for project in self._state.projects.values() for file in project.files.newest_first(now)]
+
     def workspace_of(self, credential: str) -> str:
         return self._state.workspace(credential).id
 

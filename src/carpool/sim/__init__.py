@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from carpool.sim.checks import problems
-from carpool.sim.plan import Plan, draw
+from carpool.sim.plan import Fleet, Plan, draw
 from carpool.sim.timeline import Timeline, run
 from carpool.sim.world import World, run_world
 
-__all__ = ["Plan", "Report", "World", "draw", "simulate"]
+__all__ = ["Fleet", "Plan", "Report", "World", "draw", "simulate"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,10 +22,10 @@ class Report:
     simulated_s: float
 
 
-def simulate(seed: int) -> Report:
-    """One world, from its seed to the verdict."""
+def simulate(seed: int, fleet: Fleet | None = None) -> Report:
+    """One world, from its seed to the verdict. `fleet` says whom its agents call, in place of what is drawn."""
     timeline = Timeline()
-    return run(_simulate(draw(seed), timeline), timeline)
+    return run(_simulate(draw(seed, fleet), timeline), timeline)
 
 
 async def _simulate(plan: Plan, timeline: Timeline) -> Report:
@@ -36,7 +36,7 @@ async def _simulate(plan: Plan, timeline: Timeline) -> Report:
             problems=tuple(await problems(world)),
             story=world.story.text(),
             calls=len(world.turns),
-            batches=len(world.provider.batches),
+            batches=sum(len(provider.batches) for provider in world.providers.values()),
             simulated_s=timeline.time(),
         )
     finally:

@@ -6,15 +6,12 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
-import msgspec
-
 from carpool.dialects.headers import retry_after
 from carpool.doors.options import Options
 from carpool.engine import Reply
 from carpool.errors import CarpoolError
-from carpool.mock import fingerprint
 from carpool.model import Call, OutcomeKind, ticket_text
-from carpool.ports import RawRequest
+from carpool.sim.asking import Body, body_of, request
 from carpool.sim.plan import AgentPlan, TurnPlan
 from carpool.sim.process import Process
 from carpool.sim.story import Story
@@ -30,8 +27,7 @@ class Turn:
 
     agent: AgentPlan
     plan: TurnPlan
-    body: dict[str, object]
-    fingerprint: str
+    body: Body
     asked_at: float = 0.0
     answered_at: float = 0.0
     reply: Reply | None = None
@@ -46,12 +42,7 @@ class Agent:
         self._find = find
         self._now = now
         self._story = story
-        self.turns = [self._turn(turn) for turn in plan.turns]
-
-    def _turn(self, plan: TurnPlan) -> Turn:
-        message = {"role": "user", "content": plan.text}
-        body: dict[str, object] = {"model": plan.model, "max_tokens": plan.max_tokens, "messages": [message]}
-        return Turn(self._plan, plan, body, fingerprint(body))
+        self.turns = [Turn(plan, turn, body_of(turn)) for turn in plan.turns]
 
     async def run(self) -> None:
         await asyncio.sleep(self._plan.starts)
@@ -79,9 +70,11 @@ class Agent:
 
     async def _try(self, turn: Turn) -> Reply | None:
         process = await self._find()
-        call = process.call(self._raw(turn), self._options(turn))
+        raw = request(self._plan, turn.plan, turn.body)
+        call = process.call(self._plan.provider, raw, self._options(turn))
         turn.calls.append(call)
-        self._story.tell(self._plan.name, f"submits {ticket_text(call.ticket)} to {process.name}, {_terms(turn.plan)}")
+        asks = f"for {self._plan.provider}'s {turn.plan.model} {turn.plan.endpoint}, {_terms(turn.plan)}"
+        self._story.tell(self._plan.name, f"submits {ticket_text(call.ticket)} to {process.name}, {asks}")
         patience = turn.plan.leaves_after if len(turn.calls) == 1 else None
         try:
             async with asyncio.timeout(patience):
@@ -98,12 +91,6 @@ class Agent:
             turn.interrupted = True
             self._story.tell(self._plan.name, f"loses its connection with {ticket_text(call.ticket)}")
         return reply
-
-    def _raw(self, turn: Turn) -> RawRequest:
-        headers = [*self._plan.secret, ("anthropic-version", self._plan.version)]
-        if self._plan.beta:
-            headers.append(("anthropic-beta", self._plan.beta))
-        return RawRequest("POST", "/v1/messages", "", tuple(headers), msgspec.json.encode(turn.body))
 
     def _options(self, turn: Turn) -> Options:
         key = f"{self._plan.name}/{turn.plan.text}" if turn.plan.keyed else None

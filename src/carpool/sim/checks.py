@@ -6,12 +6,11 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable
 from itertools import pairwise
 
-import msgspec
-
 from carpool.lifecycle import UNFINISHED
-from carpool.mock import Charge, expected_text
+from carpool.mock import Batch, Charge, OpenAIBatch
 from carpool.model import Entry, EntryKind, Lane, OutcomeKind, ticket_number, ticket_text
 from carpool.sim.agents import Turn
+from carpool.sim.asking import is_its_answer, names
 from carpool.sim.world import World
 
 LATE_S = 3.0
@@ -30,9 +29,25 @@ class Books:
         self.entries = entries
         self.counts = counts
         self.abandoned = abandoned  # nonces of batches that were given up as unknown
-        self.charges: dict[str, list[Charge]] = defaultdict(list)
-        for charge in world.provider.bill.charges:
-            self.charges[charge.fingerprint].append(charge)
+        self.charges: dict[tuple[str, str], list[Charge]] = defaultdict(list)  # by provider and fingerprint
+        for name, provider in world.providers.items():
+            for charge in provider.bill.charges:
+                self.charges[name, charge.fingerprint].append(charge)
+
+    @property
+    def batches(self) -> Iterable[tuple[str, Batch]]:
+        """Every batch that is somebody's of this fleet, with the name of its provider."""
+        for name, provider in self.world.providers.items():
+            yield from ((name, batch) for batch in provider.batches if not batch.stranger)
+
+    def billed(self, turn: Turn) -> Counter[tuple[Lane, int]]:
+        """What the provider charged for a turn, lane by lane. Each charge is told once."""
+        found: Counter[tuple[Lane, int]] = Counter()
+        for fingerprint, flex in names(turn.plan, turn.body):
+            for charge in self.charges.pop((turn.agent.provider, fingerprint), ()):
+                sync = Lane.FLEX if flex else Lane.NOW
+                found[Lane.BATCH if charge.kind == "batch" else sync, charge.nano_usd] += 1
+        return found
 
     def of(self, turn: Turn) -> list[Entry]:
         return [entry for call in turn.calls for entry in self.entries.get(call.ticket, ())]
@@ -64,10 +79,8 @@ def replies_are_the_providers(books: Books) -> Iterable[str]:
         outcome = turn.reply.outcome if turn.reply else None
         if outcome is None or outcome.kind is not OutcomeKind.SUCCEEDED:
             continue
-        message = msgspec.json.decode(outcome.body)
-        text = "".join(block.get("text", "") for block in message["content"])
-        if "[tool]" not in turn.plan.text and text != expected_text(turn.body):
-            yield f"{_name(turn)} got somebody else's answer: {text!r}."
+        if not is_its_answer(turn.plan, turn.body, outcome.body):
+            yield f"{_name(turn)} got somebody else's answer: {outcome.body[:200]!r}."
 
 
 def mistakes_come_back(books: Books) -> Iterable[str]:
@@ -81,17 +94,16 @@ def mistakes_come_back(books: Books) -> Iterable[str]:
 def ledger_is_the_bill(books: Books) -> Iterable[str]:
     """Every charge has its line, to the nano-dollar; an unknown line may stand for one charge or for none."""
     for turn in books.world.turns:
-        entries, charges = books.of(turn), books.charges.pop(turn.fingerprint, [])
-        known = Counter((e.lane is Lane.BATCH, e.paid) for e in entries if e.paid)
-        billed = Counter((c.kind == "batch", c.nano_usd) for c in charges)
-        for (batch, paid), times in (known - billed).items():
-            yield f"{_name(turn)}: the ledger has {times} times {paid} (batch: {batch}) that nobody billed."
+        entries, billed = books.of(turn), books.billed(turn)
+        known = Counter((e.lane, e.paid) for e in entries if e.paid)
+        for (lane, paid), times in (known - billed).items():
+            yield f"{_name(turn)}: the ledger has {times} times {paid} (on {lane}) that nobody billed."
         unknown = sum(entry.paid is None for entry in entries)
         missing = billed - known
         if missing.total() > unknown:
             yield f"{_name(turn)}: billed {dict(missing)}, and only {unknown} purchases stand as unknown."
-    for charges in books.charges.values():
-        yield f"Something was bought that nobody asked for: {charges[0].custom_id} ({len(charges)} charges)."
+    for (provider, _), charges in books.charges.items():
+        yield f"{provider} sold what nobody asked for: {charges[0].custom_id} ({len(charges)} charges)."
 
 
 def second_purchases_are_recorded(books: Books) -> Iterable[str]:
@@ -116,22 +128,21 @@ def nobody_buys_again_by_coming_back(books: Books) -> Iterable[str]:
 
 def what_shows_itself_is_found(books: Books) -> Iterable[str]:
     """A create that was accepted is given up only where something kept its proof from us."""
-    faults = books.world.plan.mock.faults
-    hidden = (name for name in BLINDING if getattr(faults, name))
-    if any(hidden) or books.world.plan.crashes:
-        return
-    for batch in books.world.provider.batches:
-        if not batch.stranger and batch.custom_ids[0].partition("-")[0] in books.abandoned:
-            yield f"Batch {batch.id} was ours and there to be seen, and was given up."
+    plan = books.world.plan
+    for provider, batch in books.batches:
+        faults = plan.mocks[provider].faults
+        if plan.crashes or any(getattr(faults, name) for name in BLINDING):
+            continue
+        if batch.custom_ids and batch.custom_ids[0].partition("-")[0] in books.abandoned:
+            yield f"{provider}'s batch {batch.id} was ours and there to be seen, and was given up."
 
 
 def no_call_is_in_two_live_batches(books: Books) -> Iterable[str]:
     rides: dict[str, list[tuple[float, float, str]]] = defaultdict(list)
-    for batch in books.world.provider.batches:
-        if not batch.stranger:
-            for custom_id in batch.custom_ids:
-                nonce, _, ticket = custom_id.partition("-")
-                rides[ticket].append((batch.created, batch.ends_at, nonce))
+    for _, batch in books.batches:
+        for custom_id in batch.custom_ids:
+            nonce, _, ticket = custom_id.partition("-")
+            rides[ticket].append((batch.created, batch.ends_at, nonce))
     for ticket, spans in rides.items():
         for (_, end, nonce), (start, _, other) in pairwise(sorted(spans)):
             if start < end and not {nonce, other} & books.abandoned:
@@ -140,20 +151,35 @@ def no_call_is_in_two_live_batches(books: Books) -> Iterable[str]:
 
 def nothing_mixes(books: Books) -> Iterable[str]:
     calls = {call.ticket: (turn, call) for turn in books.world.turns for call in turn.calls}
-    for batch in books.world.provider.batches:
-        if batch.stranger:
-            continue
+    for provider, batch in books.batches:
         riders = [calls[ticket_number(custom_id.partition("-")[2])] for custom_id in batch.custom_ids]
         if len({(call.credential, call.headers) for _, call in riders}) > 1:
             yield f"Batch {batch.id} mixes calls of different credentials, versions or betas."
         if any(turn.agent.key != batch.credential for turn, _ in riders):
             yield f"Batch {batch.id} was bought with somebody else's key."
+        if any(turn.agent.provider != provider for turn, _ in riders):
+            yield f"Batch {batch.id} was bought at {provider}, and some of its calls are another provider's."
+        if isinstance(batch, OpenAIBatch) and len({(call.model, call.endpoint) for _, call in riders}) > 1:
+            yield f"Batch {batch.id} mixes models or endpoints, which {provider} does not allow."
+
+
+def files_are_flawless(books: Books) -> Iterable[str]:
+    """Nothing that is wrong with a file is its callers' mistake; but a model may turn out not to be offered."""
+    for provider, batch in books.batches:
+        flaw = batch.flaw if isinstance(batch, OpenAIBatch) else None
+        if flaw is not None and flaw["code"] != "model_not_found":
+            yield f"{provider} could not read the file of batch {batch.id}: {flaw['message']}"
 
 
 def strangers_are_left_alone(books: Books) -> Iterable[str]:
-    strangers = {batch.id for batch in books.world.provider.batches if batch.stranger}
-    for batch_id in strangers.intersection(books.world.provider.canceled):
-        yield f"A stranger's batch was cancelled: {batch_id}."
+    for name, provider in books.world.providers.items():
+        strangers = [batch for batch in provider.batches if batch.stranger]
+        for batch in strangers:
+            if batch.id in provider.canceled:
+                yield f"A stranger's batch was cancelled at {name}: {batch.id}."
+            left = (batch.output_file_id, batch.error_file_id) if isinstance(batch, OpenAIBatch) else ()
+            for file_id in {file_id for file_id in left if file_id}.difference(provider.files):
+                yield f"A stranger's file was deleted at {name}: {file_id}."
 
 
 def deadlines_are_kept(books: Books) -> Iterable[str]:
@@ -165,6 +191,13 @@ def deadlines_are_kept(books: Books) -> Iterable[str]:
         late = turn.answered_at - turn.asked_at - turn.plan.budget
         if late > LATE_S and turn.plan.budget > LATE_S:
             yield f"{_name(turn)} was {late:.1f} s late, and nothing in this world excuses that."
+
+
+def missed_deadlines_have_a_reason(books: Books) -> Iterable[str]:
+    for turn in books.world.turns:
+        outcome = turn.reply.outcome if turn.reply else None
+        if outcome is not None and outcome.kind is OutcomeKind.DEADLINE and not outcome.reason:
+            yield f"{_name(turn)} missed its deadline, and nobody says why."
 
 
 def nothing_is_left_over(books: Books) -> Iterable[str]:
@@ -198,8 +231,10 @@ CHECKS: tuple[Check, ...] = (
     what_shows_itself_is_found,
     no_call_is_in_two_live_batches,
     nothing_mixes,
+    files_are_flawless,
     strangers_are_left_alone,
     deadlines_are_kept,
+    missed_deadlines_have_a_reason,
     nothing_is_left_over,
     no_task_died,
 )

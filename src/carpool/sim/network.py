@@ -7,26 +7,33 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncIterator
+import re
+from collections.abc import AsyncIterator, Mapping
 from typing import Any
 from urllib.parse import urlsplit
 
 from carpool.engine.tasks import Crew
-from carpool.errors import NotConnected, Severed, TimedOut
+from carpool.errors import NotConnected, Severed, TimedOut, WireError
 from carpool.mock import ConnectionCut, MockAnthropic
 from carpool.model import Headers
 from carpool.ports import WireRequest, WireResponse
+from carpool.sim.story import Story
 
 _END = b""
+_FILE = re.compile(rb'"input_file_id":"([^"]+)"')
+
+
+def address(provider: str) -> str:
+    return f"http://{provider}.invalid"
 
 
 class Network:
-    """One way to the provider for all processes. Its tasks outlive whoever sent the request."""
+    """One way to the providers for all processes. Its tasks outlive whoever sent the request."""
 
     def __init__(
-        self, provider: MockAnthropic, rng: random.Random, *, refuse: float = 0.0, latency: float = 0.05
+        self, providers: Mapping[str, MockAnthropic], rng: random.Random, *, refuse: float = 0.0, latency: float = 0.05
     ) -> None:
-        self._provider = provider
+        self._providers = {urlsplit(address(name)).netloc: provider for name, provider in providers.items()}
         self._rng = rng
         self._refuse = refuse
         self._latency = latency
@@ -46,8 +53,9 @@ class Network:
         return exchange
 
     async def _carry(self, request: WireRequest, data: bytes, exchange: Exchange) -> None:
+        provider = self._providers[urlsplit(request.url).netloc]
         try:
-            await self._provider.app(_scope(request), _receiver(data), exchange.take)
+            await provider.app(_scope(request), _receiver(data), exchange.take)
             exchange.finish(None)
         except ConnectionCut:
             exchange.finish(Severed("The connection was cut."))
@@ -123,18 +131,41 @@ class Exchange:
 class SimWire:
     """`ports.Wire` of one process. When the process is dead nothing leaves it any more."""
 
-    def __init__(self, network: Network) -> None:
+    def __init__(self, network: Network, who: str, story: Story) -> None:
         self._network = network
+        self._who = who
+        self._story = story
         self.dead = False
 
     async def send(self, request: WireRequest) -> WireResponse:
         if self.dead:
             raise asyncio.CancelledError
-        exchange = await self._network.open(request)
-        return await exchange.head()
+        try:
+            exchange = await self._network.open(request)
+            response = await exchange.head()
+        except WireError as error:
+            self._tell(request, f"{error}")
+            raise
+        self._tell(request, f"{response.status}")
+        return response
+
+    def _tell(self, request: WireRequest, answer: str) -> None:
+        """Looks that succeed are too many to be told."""
+        url = urlsplit(request.url)
+        if self.dead or (request.method == "GET" and answer == "200" and "/v1/batches" in url.path):
+            return
+        self._story.tell(self._who, f"asks {url.netloc}: {request.method} {url.path}{_about(request)} -> {answer}")
 
     async def aclose(self) -> None:
         return
+
+
+def _about(request: WireRequest) -> str:
+    if not isinstance(request.body, bytes):
+        form = next((value for name, value in request.headers if name == "content-type"), "")
+        return f" ({request.body.length} bytes, {form})"
+    file = _FILE.search(request.body)
+    return f" (of {file[1].decode()})" if file else ""
 
 
 def _scope(request: WireRequest) -> dict[str, Any]:

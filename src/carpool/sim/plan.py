@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from typing import Literal
 
 from carpool.mock import Constant, Faults, Latency, LogNormal, Mixture, MockConfig, Uniform
 from carpool.model import Headers
 from carpool.policy import RoutingPolicy
+from carpool.sim import openai
 
+Fleet = Literal["anthropic", "openai", "mixed"]
+FLEETS: tuple[Fleet, ...] = ("anthropic",) * 9 + ("openai",) * 3 + ("mixed",) * 8
+MESSAGES = "/v1/messages"
 MODELS = ("claude-sonnet-5", "claude-haiku-4-5", "claude-opus-4-8")
 VERSIONS = ("2023-06-01", "2026-10-21")
 BUDGETS = (None, None, 2.0, 30.0, 90.0, 300.0, 900.0, 3600.0, 6 * 3600.0)
@@ -73,10 +79,23 @@ class AgentPlan:
     beta: str | None
     starts: float
     turns: tuple[TurnPlan, ...]
+    provider: str = "anthropic"
+    project: str | None = None  # at OpenAI: who pays
 
     @property
     def secret(self) -> Headers:
-        return (("authorization", f"Bearer {self.key}"),) if self.bearer else (("x-api-key", self.key),)
+        bearer = ("authorization", f"Bearer {self.key}")
+        if self.project is not None:
+            return (bearer, ("openai-project", self.project))
+        return (bearer,) if self.bearer else (("x-api-key", self.key),)
+
+    @property
+    def headers(self) -> Headers:
+        """What else it sends, and what travels with its calls."""
+        if self.provider == "openai":
+            return (("openai-beta", self.beta),) if self.beta else ()
+        beta = (("anthropic-beta", self.beta),) if self.beta else ()
+        return (("anthropic-version", self.version), *beta)
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +108,7 @@ class TurnPlan:
     pause: float
     leaves_after: float | None  # the client gives up waiting, and comes back
     away: float
+    endpoint: str = MESSAGES
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +121,7 @@ class Crash:
 @dataclass(frozen=True, slots=True)
 class Plan:
     seed: int
-    mock: MockConfig
+    mocks: Mapping[str, MockConfig]  # one stand-in for each provider that somebody calls
     policy: RoutingPolicy
     agents: tuple[AgentPlan, ...]
     crashes: tuple[Crash, ...]
@@ -112,7 +132,9 @@ class Plan:
     notes: tuple[str, ...] = field(default=())
 
 
-def draw(seed: int) -> Plan:
+def draw(seed: int, fleet: Fleet | None = None) -> Plan:
+    """Whom the fleet calls is drawn apart from the rest, so that a world that had a number before there were several
+    providers is the same world still where its fleet is Anthropic's."""
     rng = random.Random(seed)  # noqa: S311  a world must be the same every time
     keys = [f"sk-sim-{number}" for number in range(rng.choice([1, 1, 2, 3]))]
     crashes = _crashes(rng)
@@ -120,11 +142,51 @@ def draw(seed: int) -> Plan:
     engines = rng.choice([1, 1, 1, 2])
     refuse = rng.choice([0.0, 0.0, 0.1])
     mock = _pressed(_mock(rng, seed, faults, sync_faults, keys))
-    bursts = mock.faults.sync_429_burst > 0
-    calm = not crashes and not sync_faults and not bursts and refuse == 0.0 and mock.sync_rpm is None
     agents = tuple(_agent(rng, number, keys) for number in range(rng.choice([1, 3, 8, 20])))
     offset = rng.choice([0.0, 0.0, -40.0, 35.0, 600.0])
-    return Plan(seed, mock, _policy(rng), agents, crashes, engines, offset, refuse, calm)
+    policy = _policy(rng)
+    other = random.Random(f"fleet {seed}")  # noqa: S311
+    drawn = other.choice(FLEETS)
+    agents, openai_mock = _abroad(other, agents, fleet or drawn), _openai_mock(other, seed, keys)
+    every: dict[str, MockConfig] = {"anthropic": mock, "openai": openai_mock}
+    mocks = {provider: every[provider] for provider in sorted({agent.provider for agent in agents})}
+    calm = not crashes and refuse == 0.0 and all(map(_calm, mocks.values()))
+    return Plan(seed, mocks, policy, agents, crashes, engines, offset, refuse, calm)
+
+
+def _calm(mock: MockConfig) -> bool:
+    """Whether a synchronous call is always taken in, and answered."""
+    return mock.sync_rpm is None and not any(getattr(mock.faults, name) for name in (*SYNC_FAULTS, "sync_429_burst"))
+
+
+def _abroad(rng: random.Random, agents: tuple[AgentPlan, ...], fleet: Fleet) -> tuple[AgentPlan, ...]:
+    share = {"anthropic": 0.0, "openai": 1.0, "mixed": 0.5}[fleet]
+    menu, together = openai.menu(rng), rng.random() < 0.4
+    abroad = [_at_openai(rng, agent, menu) if rng.random() < share else agent for agent in agents]
+    return tuple(_at_once(agent) if together and agent.provider == "openai" else agent for agent in abroad)
+
+
+def _at_openai(rng: random.Random, agent: AgentPlan, menu: openai.Menu) -> AgentPlan:
+    project = rng.choice([None, None, "proj_sim"])
+    turns = tuple(_turn_at_openai(rng, turn, menu) for turn in agent.turns)
+    return replace(agent, provider="openai", bearer=True, project=project, turns=turns)
+
+
+def _turn_at_openai(rng: random.Random, turn: TurnPlan, menu: openai.Menu) -> TurnPlan:
+    endpoint, model = rng.choice(menu)
+    text = turn.text if endpoint in (openai.CHAT, openai.RESPONSES) else turn.text.partition(" [")[0]
+    tokens = rng.choice([200, turn.max_tokens])  # flex is for short answers
+    return replace(turn, endpoint=endpoint, model=model, text=text, max_tokens=tokens)
+
+
+def _at_once(agent: AgentPlan) -> AgentPlan:
+    """Where calls come together and are alike, their batches have many lines."""
+    turns = (replace(turn, pause=0.0, max_tokens=200, budget=turn.budget and 3600.0) for turn in agent.turns)
+    return replace(agent, starts=0.0, beta=None, project=None, turns=tuple(turns))
+
+
+def _openai_mock(rng: random.Random, seed: int, keys: list[str]) -> MockConfig:
+    return openai.with_its_own(rng, _pressed(_mock(rng, seed + 1_000_000, *_faults(rng), keys)), keys)
 
 
 def _crashes(rng: random.Random) -> tuple[Crash, ...]:

@@ -5,26 +5,26 @@ from __future__ import annotations
 import asyncio
 import random
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from typing import Any, cast
 
 from carpool.dialects import get as get_dialect
 from carpool.doors.intake import make_call
 from carpool.doors.options import Options
+from carpool.doors.proxy.hooks import PREFIX, Hooks
 from carpool.engine import Engine, Event, Keyring, Reply, Upstream
 from carpool.engine.events import BatchAbandoned, Trouble
 from carpool.engine.tasks import Crew
+from carpool.errors import CarpoolError
 from carpool.model import Call, Entry, Headers
 from carpool.policy import RoutingPolicy
 from carpool.ports import RawRequest, Store
 from carpool.prices import PriceBook
-from carpool.sim.network import Network, SimWire
+from carpool.sim.network import Network, SimWire, address
 from carpool.sim.story import Story
 from carpool.sim.timeline import VirtualClock
 
 Told = Callable[[BaseException | None], None]
-
-BASE_URL = "http://provider.invalid"
 
 
 class MortalStore:
@@ -99,24 +99,27 @@ class Process:
         prices: PriceBook,
         story: Story,
         rng: random.Random,
+        providers: Sequence[str],
+        hook_secrets: Mapping[str, str],
     ) -> None:
         self.name = name
         self.died: asyncio.Event = asyncio.Event()
         self._story = story
         self._clock = clock
         self._store = MortalStore(store, rng, slowness=rng.choice([0.0, 0.002, 0.05]))
-        self._wire = SimWire(network)
-        self._upstream = Upstream("anthropic", BASE_URL, get_dialect("anthropic"), self._wire)
+        self._wire = SimWire(network, name, story)
+        self._upstreams = {one: Upstream(one, address(one), get_dialect(one), self._wire) for one in providers}
         self.engine = Engine(
             store=cast("Store", self._store),
             clock=clock,
-            upstreams={"anthropic": self._upstream},
+            upstreams=self._upstreams,
             keyring=Keyring(store.pepper),
             policy=policy,
             prices=prices,
             hooks=(self._tell,),
             rng=rng,
         )
+        self._hooks = Hooks(self.engine, clock, hook_secrets)
         self.abandoned: list[int] = []
         self.illegal: list[str] = []
         self._clients = Crew()
@@ -131,13 +134,29 @@ class Process:
     async def start(self) -> None:
         await self.engine.start()
 
-    def show(self, secrets: Iterable[Headers]) -> None:
+    def show(self, secrets: Iterable[tuple[str, Headers]]) -> None:
         """Lets the process know these keys, so that what waits for them goes on."""
-        for secret in secrets:
-            self.engine.enrol("anthropic", secret)
+        for provider, secret in secrets:
+            self.engine.enrol(provider, secret)
 
-    def call(self, raw: RawRequest, options: Options) -> Call:
-        return make_call(self.engine, self._upstream, self._clock, raw, options)
+    def call(self, provider: str, raw: RawRequest, options: Options) -> Call:
+        return make_call(self.engine, self._upstreams[provider], self._clock, raw, options)
+
+    async def hook(self, provider: str, headers: Headers, body: bytes) -> int:
+        """A provider's webhook reaches the door."""
+        answered: list[int] = []
+
+        async def receive() -> dict[str, Any]:
+            return {"type": "http.request", "body": body, "more_body": False}
+
+        async def send(message: Any) -> None:
+            answered.append(message.get("status", 0))
+
+        try:
+            await self._hooks.answer("POST", f"{PREFIX}{provider}", headers, receive, send)
+        except CarpoolError as error:
+            return error.status
+        return answered[0]
 
     async def submit(self, call: Call) -> Reply | None:
         """The reply, or None when the process died first: then the client's connection is simply gone."""

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import random
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import partial
 
 from carpool.engine.tasks import Crew
 from carpool.lifecycle import UNFINISHED
@@ -28,7 +30,7 @@ class World:
     """Everything that a finished run leaves behind, for the checks."""
 
     plan: Plan
-    provider: MockAnthropic
+    providers: Mapping[str, MockAnthropic]
     store: SqliteStore
     story: Story
     turns: list[Turn]
@@ -42,19 +44,21 @@ class Run:
         self._timeline = timeline
         self._rng = random.Random(plan.seed + 1)  # noqa: S311  a world must be the same every time
         self._story = Story(timeline.now)
-        self._provider = MockAnthropic(plan.mock, now=timeline.now)
-        self._network = Network(self._provider, self._rng, refuse=plan.refuse)
+        self._providers = {name: MockAnthropic(mock, now=timeline.now) for name, mock in plan.mocks.items()}
+        self._network = Network(self._providers, self._rng, refuse=plan.refuse)
         self._crew = Crew()
         self._live: list[Process] = []
         self._somebody = asyncio.Event()
         agents = [Agent(agent, self._find, timeline.now, self._story) for agent in plan.agents]
         self._agents = agents
-        self.world = World(plan, self._provider, store, self._story, [t for agent in agents for t in agent.turns])
+        self.world = World(plan, self._providers, store, self._story, [t for agent in agents for t in agent.turns])
 
     async def go(self) -> World:
         for number in range(self._plan.engines):
             await self._boot(f"engine {number}")
         crashing = self._crew.lend(self._crash_all(), "crashes")
+        for name, provider in self._providers.items():
+            self._crew.lend(provider.carry_hooks(partial(self._post, name)), "webhooks")
         agents = [self._crew.lend(agent.run(), "agent") for agent in self._agents]
         try:
             async with asyncio.timeout(LONGEST_S):
@@ -81,6 +85,8 @@ class Run:
             PRICES,
             self._story,
             random.Random(self._rng.random()),  # noqa: S311
+            tuple(self._providers),
+            {name: mock.openai.webhook_secret for name, mock in self._plan.mocks.items()},
         )
         self.world.processes.append(process)
         await process.start()
@@ -93,6 +99,16 @@ class Run:
             self._somebody.clear()
             await self._somebody.wait()
         return self._rng.choice(self._live)
+
+    async def _post(self, provider: str, url: str, headers: Mapping[str, str], body: bytes) -> int:
+        """A webhook reaches one of the processes, whichever that is, or nobody."""
+        await asyncio.sleep(self._rng.random())
+        if not self._live:
+            raise ConnectionRefusedError
+        process = self._rng.choice(self._live)
+        status = await process.hook(provider, tuple(headers.items()), body)
+        self._story.tell(process.name, f"is told by {provider}: {body.decode()} -> {status}")
+        return status
 
     async def _crash_all(self) -> None:
         for number, crash in enumerate(self._plan.crashes):
@@ -113,7 +129,7 @@ class Run:
     async def _aftermath(self) -> None:
         """Gives what was bought the time to be collected."""
         for process in self._live:
-            process.show(agent.secret for agent in self._plan.agents)
+            process.show((agent.provider, agent.secret) for agent in self._plan.agents)
         waited = 0.0
         while waited < AFTERMATH_S and await self._unfinished():
             await asyncio.sleep(1800.0)

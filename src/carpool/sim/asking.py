@@ -1,0 +1,65 @@
+"""A simulated turn as its client sends it, and what the provider must have answered to it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from carpool.mock import expected_openai_text, expected_text, fingerprint, openai_fingerprint
+from carpool.mock.openai_embeddings import embeddings
+from carpool.mock.openai_models import find_model
+from carpool.ports import RawRequest
+from carpool.sim.openai import CHAT
+from carpool.sim.plan import MESSAGES, AgentPlan, TurnPlan
+
+Body = dict[str, Any]
+
+
+def body_of(turn: TurnPlan) -> Body:
+    message = {"role": "user", "content": turn.text}
+    match turn.endpoint:
+        case "/v1/messages":
+            return {"model": turn.model, "max_tokens": turn.max_tokens, "messages": [message]}
+        case "/v1/chat/completions":
+            return {"model": turn.model, "max_completion_tokens": turn.max_tokens, "messages": [message]}
+        case "/v1/responses":
+            return {"model": turn.model, "max_output_tokens": turn.max_tokens, "input": turn.text}
+        case _:
+            return {"model": turn.model, "input": turn.text, "dimensions": 8}
+
+
+def request(agent: AgentPlan, turn: TurnPlan, body: Body) -> RawRequest:
+    return RawRequest("POST", turn.endpoint, "", (*agent.secret, *agent.headers), msgspec.json.encode(body))
+
+
+def names(turn: TurnPlan, body: Body) -> Sequence[tuple[str, bool]]:
+    """How the provider's bill names what this buys, and whether it was bought on flex."""
+    if turn.endpoint == MESSAGES:
+        return ((fingerprint(body), False),)
+    return ((openai_fingerprint(body), False), (openai_fingerprint(_flexed(body)), True))
+
+
+def is_its_answer(turn: TurnPlan, body: Body, answer: bytes) -> bool:
+    told = msgspec.json.decode(answer)
+    match turn.endpoint:
+        case "/v1/messages":
+            said = "".join(block.get("text", "") for block in told["content"])
+            return "[tool]" in turn.text or said == expected_text(body)
+        case "/v1/embeddings":
+            spec = find_model(turn.model)
+            return spec is not None and bool(told["data"] == embeddings(body, spec)["data"])
+        case _:
+            return _said(turn.endpoint, told) in (expected_openai_text(body), expected_openai_text(_flexed(body)))
+
+
+def _said(endpoint: str, told: Body) -> str:
+    if endpoint == CHAT:
+        return str(told["choices"][0]["message"]["content"])
+    parts = [part for item in told["output"] for part in item.get("content") or ()]
+    return "".join(part.get("text", "") for part in parts if part["type"] == "output_text")
+
+
+def _flexed(body: Body) -> Body:
+    return {**body, "service_tier": "flex"}

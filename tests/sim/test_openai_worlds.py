@@ -1,0 +1,115 @@
+"""Worlds made by hand, each for one thing that may happen at OpenAI."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import replace
+
+from carpool.mock import Constant, Faults, MockConfig, OpenAIConfig
+from carpool.policy import RoutingPolicy
+from carpool.sim.checks import problems
+from carpool.sim.openai import CHAT, EMBEDDINGS, HOOK_URL
+from carpool.sim.plan import AgentPlan, Crash, Plan, TurnPlan
+from carpool.sim.timeline import Timeline
+from carpool.sim.world import World, run_world
+
+MODELS = ("gpt-6-luna", "gpt-5-mini", "gpt-5.2", "gpt-4o-mini")
+
+
+def _agent(number: int, model: str, budget: float | None, starts: float) -> AgentPlan:
+    endpoint = EMBEDDINGS if model.startswith("text-") else CHAT
+    turn = TurnPlan(f"agent {number}", model, 200, budget, False, 0.0, None, 0.1, endpoint)
+    return AgentPlan(f"agent {number}", "sk-one", True, "", None, starts, (turn,), provider="openai")
+
+
+def _plan(
+    mock: MockConfig,
+    count: int = 8,
+    models: tuple[str, ...] = MODELS[:1],
+    *,
+    budget: float | None = None,
+    crashes: tuple[Crash, ...] = (),
+    policy: RoutingPolicy | None = None,
+    apart: float = 0.01,
+) -> Plan:
+    agents = tuple(_agent(number, models[number % len(models)], budget, apart * number) for number in range(count))
+    return Plan(7, {"openai": mock}, policy or RoutingPolicy(), agents, crashes, 1, 0.0, 0.0, not crashes)
+
+
+def _after(plan: Plan, look: Callable[[World], None] = lambda world: None) -> None:
+    """Runs the world to its end, finds every promise kept, and looks at what is left."""
+    timeline = Timeline()
+
+    async def go() -> None:
+        world = await run_world(plan, timeline)
+        try:
+            found = await problems(world)
+            assert not found, world.story.text() + "\n" + "\n".join(found)
+            look(world)
+        finally:
+            await world.store.aclose()
+
+    with asyncio.Runner(loop_factory=lambda: timeline) as runner:
+        runner.run(go())
+
+
+def _mock(**settings: object) -> MockConfig:
+    return MockConfig(**{"seed": 7, "batch_latency": Constant(60.0), **settings})  # type: ignore[arg-type]
+
+
+def test_a_pace_that_nobody_names_is_found() -> None:
+    """An upload and a create for every batch: whoever goes on at his own pace gets one of the two, and never both."""
+
+    def look(world: World) -> None:
+        seen = world.providers["openai"].requests_seen
+        assert seen.count("upload") <= 30
+        assert seen.count("create") <= 20
+
+    _after(_plan(_mock(batch_rpm=5.0), count=12, models=MODELS), look)
+
+
+def test_results_that_are_promised_and_never_named_are_not_waited_for() -> None:
+    """Its counts speak of a line, and no file has one."""
+
+    def look(world: World) -> None:
+        assert "missing" in world.story.text()
+
+    _after(_plan(_mock(faults=Faults(line_missing=0.4)), count=3, models=MODELS), look)
+
+
+def test_a_part_of_an_expired_batch_is_kept_and_the_rest_bought_anew() -> None:
+    def look(world: World) -> None:
+        provider = world.providers["openai"]
+        assert {batch.status for batch in provider.batches} == {"expired", "completed"}
+        assert len(provider.bill.charges) == len(world.turns)
+
+    mock = _mock(expiry_s=600.0, faults=Faults(batch_stuck=0.3, stuck_s=900.0))
+    spread = replace(mock, per_request=True)
+    _after(_plan(spread, count=20, policy=RoutingPolicy(batch_max_size=5)), look)
+
+
+def test_what_finds_no_room_waits_for_it_and_costs_nothing() -> None:
+    def look(world: World) -> None:
+        provider = world.providers["openai"]
+        assert "failed" in {batch.status for batch in provider.batches}
+        assert len(provider.bill.charges) == len(world.turns)
+
+    crowded = OpenAIConfig(enqueued_tokens={"*": 30}, validation_latency=Constant(2.0))
+    _after(_plan(_mock(openai=crowded), count=12, policy=RoutingPolicy(batch_max_size=2)), look)
+
+
+def test_webhooks_are_a_hint_whether_they_come_twice_late_or_never() -> None:
+    def look(world: World) -> None:
+        assert {sent.status for sent in world.providers["openai"].hooks_sent} == {200}
+
+    faults = Faults(hook_lost=0.3, hook_double=0.5, hook_late=0.5, hook_late_s=900.0)
+    _after(_plan(_mock(faults=faults, openai=OpenAIConfig(webhook_url=HOOK_URL)), count=12, models=MODELS), look)
+
+
+def test_flex_that_has_no_room_is_free_and_another_lane_is_on_time() -> None:
+    def look(world: World) -> None:
+        assert world.providers["openai"].faults_struck["flex_429"] > 0
+        assert {str(turn.reply.outcome.lane) for turn in world.turns if turn.reply} > {"flex"}
+
+    _after(_plan(_mock(faults=Faults(flex_429=0.5)), count=16, budget=300.0, apart=40.0), look)
