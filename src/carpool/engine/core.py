@@ -339,6 +339,7 @@ class Engine:
         await desk.crew.rest(timeout=min(5.0, timeout + 1.0))
         await self._housekeeper.stop()
         desk.waiters.fail_all(self._parting)
+        desk.crowd.shrank(0)
         await desk.store.aclose()
 
     def abort(self) -> None:

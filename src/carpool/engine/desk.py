@@ -10,6 +10,7 @@ from typing import TypeVar
 
 from carpool.budget import Road
 from carpool.crashes import named
+from carpool.engine.crowd import Crowd
 from carpool.engine.events import Bulletin, Trouble
 from carpool.engine.keyring import Keyring
 from carpool.engine.learning import Learned
@@ -51,6 +52,7 @@ class Desk:
     probe: Probe | None = None
     crew: Crew = field(default_factory=Crew)
     waiters: Waiters = field(default_factory=Waiters)
+    crowd: Crowd = field(default_factory=Crowd)
     stats: Stats = field(default_factory=Stats)
     roads: dict[str, Road] = field(default_factory=dict)  # by account
     offsets: dict[str, float] = field(default_factory=dict)

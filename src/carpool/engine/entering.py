@@ -57,6 +57,7 @@ class Entrance:
         self._rescuer = rescuer
         self._leave = leave
         self._arrivals: list[_Newcomer] = []
+        self._standing = 0  # let in, and not seated yet
         self._coming: dict[str, set[int]] = {}  # by credential, where each has its share of room
 
     def enter(self, call: Call, decision: Decision, gone: Gone, *, told: bool = False) -> Seat:
@@ -101,6 +102,8 @@ class Entrance:
     def _let_in(self) -> None:
         if self._arrivals:
             group, self._arrivals = self._arrivals, []
+            self._standing += len(group)
+            self._desk.crowd.grew(len(self._desk.waiters) + self._standing)
             writing = self._desk.store.admit_all([admission for admission, _ in group])
             self._desk.crew.spawn(self._seat_all(group, writing), "admit")
 
@@ -108,6 +111,7 @@ class Entrance:
         try:
             await self._seat_each(group, writing)
         finally:  # whatever went wrong, nobody is left standing at the door
+            self._standing -= len(group)
             for admission, seat in group:
                 if self._coming:
                     self._came(admission.call)
@@ -120,6 +124,7 @@ class Entrance:
         except CarpoolError as error:
             if len(group) > 1:  # what one of them can't have must not keep the others out
                 for one in group:
+                    self._standing += 1
                     await self._seat_all([one], self._desk.store.admit_all([one[0]]))
                 return
             admitted = [error]

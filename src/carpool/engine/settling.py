@@ -18,6 +18,7 @@ async def settle(desk: Desk, settlements: Sequence[Settlement]) -> None:
         _count(desk, settlement, won)
         if won:
             _wake(desk, settlement)
+    desk.crowd.shrank(len(desk.waiters))
 
 
 def _count(desk: Desk, settlement: Settlement, won: bool) -> None:
