@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from decimal import Decimal
+from functools import lru_cache
 
 from msgspec.structs import replace
 
 from carpool.model import Entry, EntryKind, Lane, Totals, Usage
-from carpool.prices import PriceBook
+from carpool.prices import PriceBook, half_even
 
-_NANO = Decimal(1_000_000_000)
+_NANO = 1_000_000_000
 _DIGITS = 4  # of an amount below a dollar
 
 
@@ -74,12 +74,19 @@ def priced(entry: Entry, dialect: str, usage: Usage | None, book: PriceBook) -> 
     """
     if usage is None:
         return entry
-    paid = book.price(dialect, entry.model, usage, entry.lane, entry.at)
-    would = paid
-    if paid is not None and entry.lane is not Lane.NOW:
-        plain = replace(usage, speed=None) if entry.lane is Lane.FLEX else usage  # the tier was carpool's choice
-        would = book.price(dialect, entry.model, plain, Lane.NOW, entry.at)
+    paid, would = money(dialect, entry.model, usage, entry.lane, entry.at, book)
     return replace(entry, usage=usage, paid=paid, would_have_paid=would)
+
+
+def money(
+    dialect: str, model: str, usage: Usage, lane: Lane, at: float, book: PriceBook
+) -> tuple[int | None, int | None]:
+    """What was paid, and what would have been paid on `now`."""
+    paid = book.price(dialect, model, usage, lane, at)
+    if paid is None or lane is Lane.NOW:
+        return paid, paid
+    plain = replace(usage, speed=None) if lane is Lane.FLEX else usage  # the tier was carpool's choice
+    return paid, book.price(dialect, model, plain, Lane.NOW, at)
 
 
 def free(entry: Entry, reason: str = "") -> Entry:
@@ -117,10 +124,10 @@ class Summary:
         return self.saved / self.would_have_paid if self.would_have_paid else None
 
 
+@lru_cache(maxsize=256)  # half price: what was paid is what was saved
 def dollars(nano: int) -> str:
     """Nano-dollars for people: cents from a dollar on, below it four digits, and never finer than they are."""
-    amount = abs(Decimal(nano) / _NANO)
-    places = 2 if amount >= 1 or not amount else max(2, min(9, _DIGITS - 1 - amount.adjusted()))
-    text = f"{round(amount, places):,f}"
-    whole, _, cents = text.partition(".")
-    return f"{'-' if nano < 0 else ''}${whole}.{cents.rstrip('0').ljust(2, '0')}"
+    amount = abs(nano)
+    finest = 10_000_000 if amount >= _NANO else 10 ** max(0, len(str(amount)) - _DIGITS)
+    whole, rest = divmod(half_even(amount, finest) * finest, _NANO)
+    return f"{'-' if nano < 0 else ''}${whole:,}.{f'{rest:09}'.rstrip('0').ljust(2, '0')}"

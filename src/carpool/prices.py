@@ -133,6 +133,9 @@ class PriceBook:
 
 
 def _cost(rates: Rates, usage: Usage) -> int | None:
+    rest = usage.cache_read_tokens or usage.cache_write_5m_tokens or usage.cache_write_1h_tokens or usage.web_searches
+    if not rest and rates.input is not None and rates.output is not None:  # as a rule
+        return half_even(usage.input_tokens * rates.input + usage.output_tokens * rates.output, rates.scale)
     total = 0
     counts = (  # as the rates stand
         usage.input_tokens,
@@ -147,10 +150,10 @@ def _cost(rates: Rates, usage: Usage) -> int | None:
             if rate is None:
                 return None
             total += count * rate
-    return _half_even(total, rates.scale)
+    return half_even(total, rates.scale)
 
 
-def _half_even(numerator: int, denominator: int) -> int:
+def half_even(numerator: int, denominator: int) -> int:
     whole, rest = divmod(numerator, denominator)
     if 2 * rest > denominator or (2 * rest == denominator and whole % 2):
         return whole + 1

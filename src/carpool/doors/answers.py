@@ -11,16 +11,15 @@ from types import ModuleType
 from typing import Any
 
 from carpool.errors import Closed, NotConnected, TimedOut, WireError
-from carpool.model import Headers
+from carpool.model import Headers, Value
 
 
-@dataclass(frozen=True, slots=True)
-class Whole:
+class Whole(Value, frozen=True, gc=False):
     """An answer that is complete: JSON, or the events of a finished message."""
 
     status: int
-    headers: Headers = field(repr=False)
-    body: bytes = field(repr=False)
+    headers: Headers
+    body: bytes
 
 
 @dataclass(frozen=True, slots=True)

@@ -37,6 +37,7 @@ _MEANING: dict[OutcomeKind, str] = {
     OutcomeKind.LOST: "was bought, but its answer is lost",
     OutcomeKind.DEADLINE: "could not be answered before its deadline",
 }
+_JSON = ("content-type", "application/json")
 # Ours to say anew: the body is no longer framed or compressed as it was on the provider's wire.
 _FRAMING = frozenset({"content-length", "transfer-encoding", "connection", "content-encoding", "keep-alive"})
 
@@ -135,16 +136,17 @@ def failure(reply: Reply) -> CallFailed | None:
 
 def answer_headers(reply: Reply) -> Headers:
     """The provider's own headers, and what carpool says of the way the call took."""
-    outcome = reply.outcome
-    kept = [(name, value) for name, value in outcome.headers if name not in _FRAMING]
+    if not reply.outcome.headers:  # of an answer out of a batch
+        return (_JSON, *carpool_headers(reply))
+    kept = [(name, value) for name, value in reply.outcome.headers if name not in _FRAMING]
     if not any(name == "content-type" for name, _ in kept):
-        kept.append(("content-type", "application/json"))
+        kept.append(_JSON)
     return (*kept, *carpool_headers(reply))
 
 
 def carpool_headers(reply: Reply) -> Headers:
     outcome, entry = reply.outcome, reply.entry
-    said = [("x-carpool-lane", str(outcome.lane)), ("x-carpool-ticket", ticket_text(reply.ticket))]
+    said = [("x-carpool-lane", outcome.lane._value_), ("x-carpool-ticket", ticket_text(reply.ticket))]
     if reason := reply.reason or outcome.reason:
         said.append(("x-carpool-reason", latin(reason)))
     if outcome.batch:

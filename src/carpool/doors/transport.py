@@ -66,7 +66,11 @@ class Exchange:
             raise settled
         if settled is not None:
             return self._whole(settled, stream=False)
-        return await self.carry(self.understood(raw, options), raw.body)
+        call = self.understood(raw, options)
+        if call.stream:
+            return await self.carry(call, raw.body)
+        # As `carry` does it, with one coroutine less for each of so many who may wait here.
+        return self._whole(self._given(await self._engine.submit(call, self._default, "cancel")), stream=False)
 
     async def settled(self, raw: RawRequest, options: Options) -> Settled:
         """The call from arrival to outcome, without an HTTP answer made of it."""

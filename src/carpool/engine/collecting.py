@@ -20,6 +20,7 @@ from carpool.lifecycle import BatchState, TicketState
 from carpool.model import (
     Batch,
     Entry,
+    EntryKind,
     Lane,
     Outcome,
     OutcomeKind,
@@ -200,7 +201,8 @@ class Collector:
         mine = list(self._own(batch, chunk, tally))
         again = {ticket for ticket, line in mine if line.retryable}
         views = {view.ticket: view for view in await desk.store.views(sorted(again))} if again else {}
-        await settle(desk, [self._settlement(batch, upstream, t, line, views.get(t)) for t, line in mine])
+        now = desk.now()
+        await settle(desk, [self._settlement(batch, upstream, t, line, views.get(t), now) for t, line in mine])
         await desk.reached("settled")
 
     def _own(self, batch: Batch, chunk: Iterable[ResultLine], tally: Counter[str]) -> Iterable[tuple[int, ResultLine]]:
@@ -218,21 +220,15 @@ class Collector:
             yield ticket, line
 
     def _settlement(
-        self, batch: Batch, upstream: Upstream, ticket: int, line: ResultLine, view: TicketView | None
+        self, batch: Batch, upstream: Upstream, ticket: int, line: ResultLine, view: TicketView | None, now: float
     ) -> Settlement:
-        desk = self._desk
+        entry = self._entry(batch, upstream, ticket, line, now)
         if line.retryable and view is not None and (lane := self._again(view)) is not None:
             reason = f"the batch gave it back as {line.result}"
-            return Settlement(ticket, entry=self._entry(batch, upstream, ticket, line), requeue=lane, reason=reason)
-        outcome = Outcome(
-            kind=_KINDS[line.result],
-            status=line.status,
-            body=line.body,
-            at=desk.now(),
-            lane=Lane.BATCH,
-            batch=batch.provider_id,
-        )
-        return Settlement(ticket, outcome, self._entry(batch, upstream, ticket, line))
+            return Settlement(ticket, entry=entry, requeue=lane, reason=reason)
+        kind = _KINDS[line.result]
+        outcome = Outcome(kind, line.status, line.body, now, Lane.BATCH, batch=batch.provider_id)
+        return Settlement(ticket, outcome, entry)
 
     def _again(self, view: TicketView) -> Lane | None:
         """Where a call goes that the batch did not answer: into another batch, or `now`; None: give the failure."""
@@ -241,19 +237,20 @@ class Collector:
         attempts = view.requeues + 1
         return must_retry(True, attempts, desk.policy, view.deadline, desk.now(), asking, awaited=view.awaited)
 
-    def _entry(self, batch: Batch, upstream: Upstream, ticket: int, line: ResultLine) -> Entry:
-        entry = ledger.attempt(
-            ticket=ticket,
-            purchase=batch.id,
-            at=self._desk.now(),
-            provider=batch.key.provider,
-            credential=batch.key.credential,
-            model=line.model or batch.key.model,
-            lane=Lane.BATCH,
-        )
+    def _entry(self, batch: Batch, upstream: Upstream, ticket: int, line: ResultLine, now: float) -> Entry:
+        key, usage = batch.key, line.usage
+        model = line.model or key.model
+        paid = would_have_paid = None
+        reason = ""
         if line.result != "succeeded":
-            return ledger.free(entry, f"the batch gave it back as {line.result}")
-        return ledger.priced(entry, upstream.dialect.name, line.usage, self._desk.prices)
+            usage, paid, would_have_paid = None, 0, 0  # what was given back is not billed
+            reason = f"the batch gave it back as {line.result}"
+        elif usage is not None:
+            book = self._desk.prices
+            paid, would_have_paid = ledger.money(upstream.dialect.name, model, usage, Lane.BATCH, now, book)
+        kind = EntryKind.PURCHASE
+        bought = ticket, batch.id, now, Lane.BATCH, kind, key.provider, key.credential, model
+        return Entry(*bought, usage, paid, would_have_paid, reason)
 
     async def _forgotten(self, batch: Batch) -> int:
         """Calls that the results do not mention. Whether they were billed is unknown; their callers still wait."""

@@ -65,8 +65,13 @@ class Waiters:
         return not rest
 
     def resolve(self, reply: Reply) -> None:
-        futures = self._all(reply.ticket)
-        self._forget(reply.ticket)
+        ticket = reply.ticket
+        if self._more or self._whose:
+            futures = self._all(ticket)
+            self._forget(ticket)
+        else:  # as a rule
+            first = self._one.pop(ticket, None)
+            futures = [] if first is None else [first]
         for future in futures:
             if not future.done():  # a cancelled waiter must not stop the others
                 future.set_result(reply)
