@@ -6,6 +6,7 @@ import asyncio
 from collections import Counter
 from collections.abc import AsyncGenerator, Iterable, Sequence
 from contextlib import aclosing
+from operator import itemgetter
 
 from msgspec.structs import replace
 
@@ -40,6 +41,7 @@ RETRY_S = 2.0
 RETRY_MAX_S = 60.0
 GONE_S = 600.0  # results that are denied for so long after the end are gone
 
+_TICKET = itemgetter(0)
 _KINDS = {
     "succeeded": OutcomeKind.SUCCEEDED,
     "errored": OutcomeKind.ERRORED,
@@ -198,7 +200,8 @@ class Collector:
 
     async def _settle(self, batch: Batch, upstream: Upstream, chunk: Sequence[ResultLine], tally: Counter[str]) -> None:
         desk = self._desk
-        mine = list(self._own(batch, chunk, tally))
+        # By ticket, which is the order of the disk: neighbours lie on the same pages. Lines of one ticket keep theirs.
+        mine = sorted(self._own(batch, chunk, tally), key=_TICKET)
         again = {ticket for ticket, line in mine if line.retryable}
         views = {view.ticket: view for view in await desk.store.views(sorted(again))} if again else {}
         now = desk.now()

@@ -29,9 +29,8 @@ class Books:
         self._session = session
         row = session.row("standing_entries", (tickets,))
         found = msgspec.json.decode(row[0]) if row else []
-        self._lines = {(ticket, purchase): _Line(*rest) for ticket, purchase, *rest in found}
+        self._stood = {(ticket, purchase): _Line(*rest) for ticket, purchase, *rest in found}
         self._rows: dict[tuple[int, int], Row] = {}
-        self._sums: dict[tuple[int, str, str], list[int]] = {}
 
     def write(self, entry: Entry, late: bool = False, tags: str | None = None) -> None:
         """Inserts, or completes what stands as unknown; what is complete stays.
@@ -39,31 +38,62 @@ class Books:
         `late`: its outcome came second, and what it would have cost stands with the first. `tags`: the call's.
         """
         identity = (entry.ticket, entry.purchase)
-        standing = self._lines.get(identity)
-        if standing is not None and standing.paid is not None:
-            return
-        kind = _kind(entry.kind, standing, late)
-        would_have_paid = None if late else entry.would_have_paid
-        line = _Line(entry.lane._value_, kind._value_, entry.paid, would_have_paid)
+        kind = entry.kind
+        if (standing := self._standing(identity)) is not None:
+            if standing.paid is not None:
+                return
+            kind = _kind(kind, standing, late)
+        elif late:
+            kind = _kind(kind, None, late)
         credential = self._session.credential(entry.credential)
-        if standing is not None:
-            self._add(credential, standing, -1)
-        self._add(credential, line, 1)
-        self._lines[identity] = line
+        would_have_paid = None if late else entry.would_have_paid
         self._rows[identity] = entry_row(self._session.sealing, entry, credential, kind, would_have_paid, tags)
 
-    def _add(self, credential: int, line: _Line, sign: int) -> None:
-        sums = self._sums.setdefault((credential, line.lane, line.kind), [0, 0, 0, 0])
-        sums[0] += sign
-        sums[1] += sign * (line.paid is None)
-        sums[2] += sign * (line.paid or 0)
-        sums[3] += sign * (line.would_have_paid or 0)
+    def _standing(self, identity: tuple[int, int]) -> _Line | None:
+        """What this transaction wrote already, or else what stood before it."""
+        row = self._rows.get(identity)
+        return self._stood.get(identity) if row is None else _line(row)
 
     def close(self) -> None:
         self._session.insert("write_entries", list(self._rows.values()))
-        for identity, sums in self._sums.items():
+        for identity, sums in self._sums().items():
             if any(sums):
                 self._session.run("add_totals", (*identity, *sums))
+
+    def _sums(self) -> dict[tuple[int, str, str], list[int]]:
+        """By what the sums change: what was written comes in, what stood in its place goes out."""
+        sums: dict[tuple[int, str, str], list[int]] = {}
+        for row in self._rows.values():
+            _add(sums, row[6], row[3], row[4], row[9], row[10], 1)
+        for identity in self._stood.keys() & self._rows.keys():
+            _add(sums, self._rows[identity][6], *self._stood[identity], -1)
+        return sums
+
+
+def _line(row: Row) -> _Line:
+    """Of an entry's row, as `entry_row` makes it."""
+    return _Line(row[3], row[4], row[9], row[10])
+
+
+def _add(
+    sums: dict[tuple[int, str, str], list[int]],
+    credential: int,
+    lane: str,
+    kind: str,
+    paid: int | None,
+    would_have_paid: int | None,
+    sign: int,
+) -> None:
+    found = sums.get((credential, lane, kind))
+    if found is None:
+        found = sums[credential, lane, kind] = [0, 0, 0, 0]
+    found[0] += sign
+    if paid is None:
+        found[1] += sign
+    else:
+        found[2] += sign * paid
+    if would_have_paid:
+        found[3] += sign * would_have_paid
 
 
 def _kind(given: EntryKind, standing: _Line | None, late: bool) -> EntryKind:

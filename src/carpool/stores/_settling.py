@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import Final
 
 import msgspec
+from msgspec import Struct
 
 from carpool.lifecycle import TicketState
 from carpool.model import Lane, Outcome, Settlement
 from carpool.stores._codec import Row, outcome_row, to_json
 from carpool.stores._ledger import Books
 from carpool.stores._session import Session
+
+_SETTLED: Final = TicketState.SETTLED.value
 
 Asked = tuple[Sequence[Settlement], float]
 
@@ -24,15 +27,18 @@ def settle(session: Session, asked: list[Asked]) -> list[list[bool]]:
     return results
 
 
-@dataclass(slots=True)
-class _Standing:
-    """A ticket as it stands in the middle of the transaction."""
+class _Standing(Struct, array_like=True, gc=False):
+    """A ticket as it stands in the middle of the transaction; at first as the tables have it, read from JSON."""
 
+    ticket: int
     state: str
     batch: int | None
     winner: int | None  # the purchase that gave its outcome
-    submitting: bool | None  # its batch is being sent, so its body is still wanted
+    submitting: int | None  # its batch is being sent, so its body is still wanted
     tags: str | None
+
+
+_found = msgspec.json.Decoder(list[_Standing])
 
 
 class _Settling:
@@ -43,7 +49,7 @@ class _Settling:
         self._now = now  # of those that ask together the earliest: due at once means due for the first
         asked = to_json(sorted(tickets))
         row = session.row("standing_calls", (asked,))
-        self._calls = {ticket: _Standing(*rest) for ticket, *rest in msgspec.json.decode(row[0])} if row else {}
+        self._calls = {call.ticket: call for call in _found.decode(row[0])} if row else {}
         self._books = Books(session, asked)
         self._settled: list[int] = []
         self._first = session.next_outcome()
@@ -53,21 +59,20 @@ class _Settling:
         self._useless_bodies: list[int] = []
 
     def take(self, settlement: Settlement) -> bool:
-        call = self._calls.get(settlement.ticket)
-        entry = settlement.entry
-        purchase = None if entry is None else entry.purchase
-        won = settlement.outcome is not None and call is not None and call.state != TicketState.SETTLED
-        if won and call is not None and settlement.outcome is not None:
-            self._settle(settlement.ticket, call, purchase, settlement.outcome)
+        ticket, outcome, entry = settlement.ticket, settlement.outcome, settlement.entry
+        call = self._calls.get(ticket)
+        won = outcome is not None and call is not None and call.state != _SETTLED
+        if won and call is not None and outcome is not None:
+            self._settle(ticket, call, None if entry is None else entry.purchase, outcome)
         elif settlement.requeue is not None and call is not None:
             self._requeue(settlement, call, settlement.requeue)
         if entry is not None:
-            late = settlement.outcome is not None and (call is None or call.winner != entry.purchase)
+            late = outcome is not None and (call is None or call.winner != entry.purchase)
             self._books.write(entry, late, None if call is None else call.tags)
         return won
 
     def _settle(self, ticket: int, call: _Standing, purchase: int | None, outcome: Outcome) -> None:
-        call.state = TicketState.SETTLED
+        call.state = _SETTLED
         call.winner = purchase
         self._settled.append(ticket)
         number = self._first + len(self._outcomes)
@@ -77,7 +82,7 @@ class _Settling:
 
     def _requeue(self, settlement: Settlement, call: _Standing, lane: Lane) -> None:
         entry = settlement.entry
-        if call.state == TicketState.SETTLED:
+        if call.state == _SETTLED:
             return
         if entry is not None and entry.purchase > 0 and entry.purchase != call.batch:
             return  # the ticket left that batch long ago, and may be aboard another
