@@ -58,6 +58,10 @@ class Document(msgspec.Struct, frozen=True):
         end = max(end for _, end in spans.values())
         return self.text[:end] + b"," + member + self.text[end:]
 
+    def _less(self, name: str) -> dict[str, Any]:
+        values = self.values
+        return {one: values[one] for one in values if one != name} if name in values else values
+
     def canonical(self, without: str) -> bytes:
         """Equal for equal JSON, whatever the order of names and the white space.
 
@@ -67,7 +71,7 @@ class Document(msgspec.Struct, frozen=True):
         if not self.exact:
             return self.without(without)
         try:
-            return _SORTED.encode({name: value for name, value in self.values.items() if name != without})
+            return _SORTED.encode(self._less(without))
         except RecursionError:  # nested so deep that it could only just be read
             return self.without(without)
 

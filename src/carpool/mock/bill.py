@@ -15,7 +15,7 @@ Kind = Literal["sync", "batch"]
 SEARCH_PICO = 10_000_000_000  # $10 per 1,000 searches, at the same price in a batch
 
 
-class Usage(msgspec.Struct, frozen=True):
+class Usage(msgspec.Struct, frozen=True, gc=False):
     input: int
     """Tokens neither read from nor written to a cache."""
     output: int
@@ -32,7 +32,7 @@ class Usage(msgspec.Struct, frozen=True):
         return self.input + self.write_5m + self.write_1h + self.read
 
 
-class Charge(msgspec.Struct, frozen=True):
+class Charge(msgspec.Struct, frozen=True, gc=False):
     workspace: str
     credential: str
     kind: Kind

@@ -16,7 +16,7 @@ _DIRECTIVE = re.compile(r"\[(tool|think|blocks|refuse|max|error:(\w+))\]")
 SNIPPET = 40
 
 
-class Digest(msgspec.Struct, frozen=True):
+class Digest(msgspec.Struct, frozen=True, gc=False):
     spec: ModelSpec
     model: str
     """The name the client used, which the answer repeats."""
@@ -32,7 +32,7 @@ class Digest(msgspec.Struct, frozen=True):
     stream: bool = False
 
 
-class Failure(msgspec.Struct, frozen=True):
+class Failure(msgspec.Struct, frozen=True, gc=False):
     """A request that will be refused, and with what."""
 
     kind: str

@@ -20,7 +20,7 @@ _CUSTOM_ID = re.compile(r"[a-zA-Z0-9_-]{1,64}")
 _YIELD_EVERY = 1000
 
 
-class _Member(msgspec.Struct):
+class _Member(msgspec.Struct, gc=False):
     custom_id: str
     params: msgspec.Raw
 
