@@ -72,5 +72,5 @@ def test_mistakes_are_told_in_a_sentence(value: object, said: str) -> None:
 
 
 def test_every_capability_can_be_set() -> None:
-    values = dict.fromkeys(KEYS, False) | {key: 1 for key in KEYS if key.endswith("tokens")}
+    values = dict.fromkeys(KEYS, False) | {key: 1 for key in KEYS if key.endswith(("tokens", "price"))}
     assert Capabilities({"x": read_models({"m": values}, "here")}).of("x", "openai", "m") == Capability(**values)

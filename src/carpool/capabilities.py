@@ -26,6 +26,8 @@ class Capability:
     context_tokens: int | None = None
     output_tokens: int | None = None
     cacheable_tokens: int | None = None  # a shorter prefix is not cached
+    batch_price: float = 0.5  # in a batch, of the price on `now`
+    flex_price: float = 0.5  # on `flex`, of the price on `now`
 
 
 _CLAUDE: Final = Capability(context_tokens=1_000_000, output_tokens=128_000, cacheable_tokens=512)
@@ -34,6 +36,19 @@ _GPT: Final = Capability(context_tokens=922_000, output_tokens=128_000, cacheabl
 _LONG_GPT: Final = replace(_GPT, context_tokens=1_050_000)
 _OLDER_GPT: Final = Capability(cacheable_tokens=1024)
 _NO_BATCH: Final = Capability(batch=False)
+
+_OPENAI: Final = (
+    *((pattern, _NO_BATCH) for pattern in ("*-codex*", "*-chat-latest", "*-cyber*", "*daybreak*")),
+    *((pattern, _NO_BATCH) for pattern in ("*realtime*", "*audio*", "*-transcribe*", "*-tts*")),
+    ("text-embedding-*", Capability(stream=False)),
+    ("gpt-6.1-terra*", replace(_GPT, flex=False)),
+    ("gpt-6*", _GPT),
+    ("gpt-5.6*", _GPT),
+    ("gpt-5.5*", _LONG_GPT),
+    ("gpt-5.4*", _LONG_GPT),
+    *((pattern, replace(_OLDER_GPT, flex=True)) for pattern in ("gpt-5*", "o3*", "o4-mini*")),
+    ("gpt-4*", _OLDER_GPT),
+)
 
 _TABLE: Final[Mapping[str, tuple[tuple[str, Capability], ...]]] = {
     "anthropic": (
@@ -49,17 +64,16 @@ _TABLE: Final[Mapping[str, tuple[tuple[str, Capability], ...]]] = {
         ("claude-haiku-4-5*", replace(_SMALLER, cacheable_tokens=4096)),
         ("claude-*-5*", _CLAUDE),
     ),
-    "openai": (
-        *((pattern, _NO_BATCH) for pattern in ("*-codex*", "*-chat-latest", "*-cyber*", "*daybreak*")),
-        *((pattern, _NO_BATCH) for pattern in ("*realtime*", "*audio*", "*-transcribe*", "*-tts*")),
-        ("text-embedding-*", Capability(stream=False)),
-        ("gpt-6.1-terra*", replace(_GPT, flex=False)),
-        ("gpt-6*", _GPT),
-        ("gpt-5.6*", _GPT),
-        ("gpt-5.5*", _LONG_GPT),
-        ("gpt-5.4*", _LONG_GPT),
-        *((pattern, replace(_OLDER_GPT, flex=True)) for pattern in ("gpt-5*", "o3*", "o4-mini*")),
-        ("gpt-4*", _OLDER_GPT),
+    "openai": _OPENAI,
+    # Flex is a preview there, for some kinds of deployment: off until the config says otherwise.
+    "azure": tuple((pattern, replace(row, flex=False)) for pattern, row in _OPENAI),
+    "groq": (("*", Capability(flex_price=1.0)),),
+    "mistral": (("*-embed*", Capability(stream=False)),),
+    # Where a batch costs what `now` does, it only costs time.
+    "together": (("meta-llama/*Llama-3.3-70B-Instruct-Turbo", Capability()), ("*", _NO_BATCH)),
+    "x-ai": (
+        *((pattern, Capability(batch_price=0.8)) for pattern in ("grok-4.3*", "grok-4.20*")),
+        ("*", _NO_BATCH),
     ),
 }
 _UNLISTED: Final = Capability()
@@ -67,6 +81,7 @@ _UNLISTED: Final = Capability()
 _CHECKS: Final[Mapping[str, Check]] = {
     **dict.fromkeys(("batch", "flex", "stream"), SWITCH),
     **dict.fromkeys(("context_tokens", "output_tokens", "cacheable_tokens"), Range(0, 1_000_000_000, whole=True)),
+    **dict.fromkeys(("batch_price", "flex_price"), Range(0, 1, whole=False)),
 }
 KEYS: Final = tuple(field.name for field in fields(Capability))
 
@@ -78,9 +93,9 @@ class Capabilities:
         self._overrides = overrides or {}
         self.of = lru_cache(maxsize=4096)(self._of)
 
-    def _of(self, provider: str, dialect: str, model: str) -> Capability:
-        """By the name of the provider, which the config may speak of, and of its dialect, which the table does."""
-        rows = _TABLE.get(dialect, ())
+    def _of(self, provider: str, seller: str, model: str) -> Capability:
+        """By the name of the provider, which the config may speak of, and of the seller, which the table does."""
+        rows = _TABLE.get(seller, ())
         listed = next((row for pattern, row in rows if fnmatchcase(model, pattern)), _UNLISTED)
         said = self._overrides.get(provider, {})
         found = said.get(model) or next((one for pattern, one in said.items() if fnmatchcase(model, pattern)), {})

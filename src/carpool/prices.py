@@ -46,6 +46,11 @@ _US_ONLY_SINCE = (4, 6)
 _FAST = Fraction(2)
 # Prices in batches that genai-prices lacks, as a share of those on `now`.
 _IN_BATCHES = {("openai", f"text-embedding-3-{size}"): Fraction(1, 2) for size in ("large", "small")}
+# The same for all models of a seller. What is read from a cache is then unknown: nobody says whether both go together.
+_ALL_IN_BATCHES = {"groq": Fraction(1, 2), "mistral": Fraction(1, 2)}
+_TIERED = frozenset({"openai", "azure"})  # their answers tell the service tier
+_FLEX_FOR_ROOM = frozenset({"groq"})  # there it has larger limits, and the price of `now`
+_INSTEAD = {("mistral", "mistral-large-latest"): "mistral-large-2512"}  # names that the table takes for older models
 _EVERYWHERE = (None, "", "global", "not_available")
 _UNHURRIED = (None, "", "standard")
 _VERSION = re.compile(r"claude-[a-z]+-(\d{1,2})(?:[-.](\d{1,2}))?(?![\d.])")
@@ -93,7 +98,7 @@ Card = tuple[tuple[int, Rates], ...]  # (applies above so many input tokens, rat
 
 
 class PriceBook:
-    """Prices usage in integer nano-dollars. `provider` is the name of the dialect."""
+    """Prices usage in integer nano-dollars. `provider` is the seller that the dialect names."""
 
     def __init__(self, overrides: Overrides | None = None) -> None:
         self._overrides = overrides or {}
@@ -214,9 +219,11 @@ def _lane_factor(price: Price, lane: Lane) -> Fraction | None:
 def _context(provider: str, lane: Lane, speed: str | None) -> Mapping[str, str]:
     """The way of travelling as the table names it. OpenAI's answers tell the tier that served them, flex or priority,
     and the table has its price; a tier that it does not have is unknown."""
-    if provider == "openai" and lane is Lane.NOW and speed not in _UNHURRIED:
+    if provider in _FLEX_FOR_ROOM and lane is not Lane.BATCH:
+        return _STANDARD
+    if provider in _TIERED and lane is Lane.NOW and speed not in _UNHURRIED:
         return {"service_tier": str(speed)}
-    if provider == "openai" and lane is Lane.FLEX and speed != _CONTEXTS[lane]["service_tier"]:
+    if provider in _TIERED and lane is Lane.FLEX and speed != _CONTEXTS[lane]["service_tier"]:
         return _STANDARD if speed in _UNHURRIED else {"service_tier": str(speed)}  # flex was asked for, and not given
     return _CONTEXTS[lane]
 
@@ -228,6 +235,9 @@ def _card_of_table(
     share = _IN_BATCHES.get((provider, model)) if context is _CONTEXTS[Lane.BATCH] else None
     if table is None and share is not None:
         return _card_of_table(provider, model, _STANDARD, at, surcharge * share)
+    if table is None and context is _CONTEXTS[Lane.BATCH] and provider in _ALL_IN_BATCHES:
+        card = _card_of_table(provider, model, _STANDARD, at, surcharge * _ALL_IN_BATCHES[provider])
+        return None if card is None else tuple((above, rates._replace(cache_read=None)) for above, rates in card)
     if table is None:
         return None
     starts = sorted({-1, *(tier.start for price in table.values() for tier in _tiers(price))}, reverse=True)
@@ -270,7 +280,7 @@ def _snapshot() -> Any:
 
 def _find_model(provider: str, model: str) -> Any | None:
     try:
-        _, found = _snapshot().find_provider_model(model, None, provider, None)
+        _, found = _snapshot().find_provider_model(_INSTEAD.get((provider, model), model), None, provider, None)
     except LookupError:
         return None
     return found

@@ -20,6 +20,7 @@ DEFAULT_WINDOW_MS: Final = 30_000.0  # how long a minimum size may be waited for
 FLEX_STRETCH: Final = 3.0  # how much longer than `now` flex takes, with room to spare
 SURE: Final = 0.99  # of a batch: then it is taken although flex costs the same, and leaves the synchronous rate alone
 NO_FLEX: Final = "There is no lane flex for it."
+NO_GAIN: Final = "The lane flex costs no less than now."
 _FITS: Final = "A budget of {} has room for flex."
 
 

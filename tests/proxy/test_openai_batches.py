@@ -182,7 +182,7 @@ async def test_results_that_the_provider_lost_are_said_to_be_lost(monkeypatch: p
     monkeypatch.setattr("carpool.engine.collecting.GONE_S", 0.2)
     monkeypatch.setattr("carpool.engine.collecting.RETRY_S", 0.1)
     gone = Ask("GET", "/v1/files/file-gone/content", ())
-    monkeypatch.setattr("carpool.dialects.openai.batches.results", lambda headers, place: gone)
+    monkeypatch.setattr("carpool.dialects.openai.batches.Batches.results", lambda batches, headers, place: gone)
     async with both(QUICK) as stage, stage.client() as client:
         with pytest.raises(openai.APIStatusError) as caught:
             await client.chat.completions.create(**chat(), **BATCH)

@@ -8,14 +8,13 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
 from carpool.config import Config, Flag, Provider, Serving, read_config
-from carpool.dialects import DIALECTS
-from carpool.dialects import get as get_dialect
+from carpool.dialects import DIALECTS, RELATIVES, speaking
 from carpool.doors.proxy.lending import forms, key_header
 from carpool.engine import Upstream
 from carpool.engine.guests import Lender
 from carpool.errors import ConfigError
 from carpool.model import Headers
-from carpool.ports import Wire
+from carpool.ports import Dialect, Wire
 from carpool.stores import sqlite_path
 from carpool.wires import OutgoingProxy, StraightWire
 
@@ -53,10 +52,10 @@ def _provider(text: str) -> list[Flag]:
         )
     name, shown = name.strip(), f"--provider {name.strip()}"
     dialect, _, rest = url.strip().partition(":")
-    if dialect not in DIALECTS:
+    if dialect not in DIALECTS and dialect not in RELATIVES:
         return [Flag(("providers", name, "base_url"), url.strip(), shown)]
     return [
-        Flag(("providers", name, "dialect"), dialect, shown),
+        Flag(("providers", name, "dialect" if dialect in DIALECTS else "relative"), dialect, shown),
         Flag(("providers", name, "base_url"), rest, shown),
     ]
 
@@ -115,9 +114,11 @@ def _roots(one: Provider) -> bytes | None:
 
 
 def upstreams_of(config: Config, wire_to: Callable[[Provider], Wire]) -> dict[str, Upstream]:
-    return {
-        one.name: Upstream(one.name, one.base_url, get_dialect(one.dialect), wire_to(one)) for one in config.providers
-    }
+    return {one.name: Upstream(one.name, one.base_url, dialect_of(one), wire_to(one)) for one in config.providers}
+
+
+def dialect_of(one: Provider) -> Dialect:
+    return speaking(one.dialect, one.base_url, one.relative or None, window=one.window, api_version=one.api_version)
 
 
 def defaults_of(config: Config) -> list[str]:
@@ -126,11 +127,11 @@ def defaults_of(config: Config) -> list[str]:
 
 def lender_of(config: Config, environ: Mapping[str, str]) -> Lender:
     """What virtual keys buy with: the key in a variable, in every form in which its provider is sent one."""
-    dialects = {one.name: one.dialect for one in config.providers}
+    wires = {one.name: (one.dialect, one.relative) for one in config.providers}
 
     def lend(provider: str, variable: str) -> list[Headers]:
         key = environ.get(variable, "").strip()
-        return forms(dialects[provider], key) if key and provider in dialects else []
+        return forms(wires[provider][0], key, wires[provider][1]) if key and provider in wires else []
 
     return lend
 
@@ -138,7 +139,7 @@ def lender_of(config: Config, environ: Mapping[str, str]) -> Lender:
 def house_keys(config: Config, environ: Mapping[str, str]) -> list[tuple[str, Headers]]:
     """The keys of `api_key_env`, in every form in which a client may have passed them."""
     named = [(one, environ.get(one.api_key_env, "").strip()) for one in config.providers if one.api_key_env]
-    return [(one.name, secret) for one, key in named if key for secret in forms(one.dialect, key)]
+    return [(one.name, secret) for one, key in named if key for secret in forms(one.dialect, key, one.relative)]
 
 
 def hook_secrets_of(config: Config, environ: Mapping[str, str]) -> dict[str, str]:
@@ -153,5 +154,5 @@ def keys_of(config: Config, environ: Mapping[str, str]) -> dict[str, tuple[str, 
     for one in config.providers:
         key = environ.get(one.api_key_env, "").strip() if one.api_key_env else ""
         if key:
-            keys[one.name] = key_header(one.dialect, key)
+            keys[one.name] = key_header(one.dialect, key, one.relative)
     return keys

@@ -14,8 +14,9 @@ from carpool.config.layering import CACHING_KEYS, PROVIDER_KEYS, Document, Flag,
 from carpool.config.limits import read_limits
 from carpool.config.networking import DIRECT, check_reach, is_loopback, pem, proxy, read_serving, variable
 from carpool.config.networking import base_url as read_url
+from carpool.config.relatives import OTHERS, Habits, based, batchable, home_of, read_habits
 from carpool.config.values import BUILT_IN, DEFAULT_BODY_MB, DEFAULT_STORE, Config, Provider, Serving
-from carpool.dialects import DIALECTS
+from carpool.dialects import DIALECTS, OPENAI, RELATIVES
 from carpool.errors import ConfigError
 from carpool.policy import RoutingPolicy, read_settings, sections
 from carpool.rules import RuleBook, read_rules
@@ -94,36 +95,49 @@ def _provider(name: str, value: object, document: Document) -> Provider:
         )
     given = {known(key, PROVIDER_KEYS, f"{path}."): one for key, one in content.items() if one is not None}
     built_in = BUILT_IN.get(name)
-    dialect = given.get("dialect", built_in.dialect if built_in else name if name in DIALECTS else None)
+    dialect = given.get("dialect", built_in.dialect if built_in else _usual_dialect(name, given))
     shown = document.shown
     if dialect is None:
         raise ConfigError(f"{path}.dialect is missing: say which wire it speaks, {' or '.join(sorted(DIALECTS))}.")
     check(Choice(tuple(DIALECTS), f"one of {', '.join(sorted(DIALECTS))}"), dialect, shown(f"{path}.dialect"))
-    base_url = given.get("base_url", built_in.base_url if built_in and dialect == built_in.dialect else None)
+    home = built_in.base_url if built_in and dialect == built_in.dialect else home_of(name, given)
+    base_url = given.get("base_url", home)
     if base_url is None:
         raise ConfigError(f"{path}.base_url is missing: say where the provider is, as in https://api.openai.com/v1.")
+    base_url = read_url(base_url, shown(f"{path}.base_url"))
+    habits = read_habits(given, path, str(dialect), base_url, shown)
     return _reached(
         Provider(
             name,
             str(dialect),
-            read_url(base_url, shown(f"{path}.base_url")),
+            based(habits, base_url),
             variable(given.get("api_key_env"), shown(f"{path}.api_key_env"), "ANTHROPIC_API_KEY"),
             _allowed(given, "default", path, document),
             allow_http=_allowed(given, "allow_http", path, document),
             allow_link_local=_allowed(given, "allow_link_local", path, document),
             proxy=proxy(given.get("proxy"), shown(f"{path}.proxy")),
             ca_file=pem(given.get("ca_file"), shown(f"{path}.ca_file")),
-            webhook_secret_env=_hook_variable(given, str(dialect), shown(f"{path}.webhook_secret_env")),
-            models=read_models(given.get("models"), shown(f"{path}.models")),
+            webhook_secret_env=_hook_variable(given, str(dialect), habits, shown(f"{path}.webhook_secret_env")),
+            models=batchable(given, path, read_models(given.get("models"), shown(f"{path}.models")), shown),
+            relative=habits.relative,
+            window=habits.window,
+            api_version=habits.api_version,
         ),
         shown,
     )
 
 
-def _hook_variable(given: Mapping[str, object], dialect: str, shown: str) -> str | None:
+def _usual_dialect(name: str, given: Mapping[str, object]) -> str | None:
+    if name in DIALECTS:
+        return name
+    return OPENAI.name if "relative" in given or name in OTHERS else None
+
+
+def _hook_variable(given: Mapping[str, object], dialect: str, habits: Habits, shown: str) -> str | None:
     found = variable(given.get("webhook_secret_env"), shown, "OPENAI_WEBHOOK_SECRET")
-    if found is not None and dialect != "openai":
-        raise ConfigError(f"{shown} is for providers with webhooks, and the dialect {dialect} has none: take it out.")
+    family = RELATIVES.get(habits.relative or dialect)
+    if found is not None and (family is None or not family.hooks):
+        raise ConfigError(f"{shown} is for providers with webhooks, and this one has none: take it out.")
     return found
 
 

@@ -29,6 +29,9 @@ class Provider:
     ca_file: str | None = None  # who else may vouch for it
     webhook_secret_env: str | None = None  # the variable with the secret of its webhooks
     models: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # what they can do, where the table is wrong
+    relative: str = ""  # which of OpenAI's, where it speaks its wire
+    window: float | None = None  # of its batches, in seconds, where it is not the usual one
+    api_version: str = ""  # on every request, as a query
 
 
 ANTHROPIC = Provider("anthropic", "anthropic", "https://api.anthropic.com", None, True)

@@ -2,14 +2,26 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import MappingProxyType
 
 from carpool.dialects.anthropic import Anthropic
-from carpool.dialects.openai import OpenAI
+from carpool.dialects.openai import RELATIVES, OpenAI, Relative, recognised
 from carpool.errors import ConfigError
 from carpool.ports import Dialect
 
-__all__ = ["ANTHROPIC", "DIALECTS", "OPENAI", "Anthropic", "OpenAI", "get"]
+__all__ = [
+    "ANTHROPIC",
+    "DIALECTS",
+    "OPENAI",
+    "RELATIVES",
+    "Anthropic",
+    "OpenAI",
+    "Relative",
+    "get",
+    "relative_at",
+    "speaking",
+]
 
 ANTHROPIC: Dialect = Anthropic()
 OPENAI: Dialect = OpenAI()
@@ -22,3 +34,26 @@ def get(name: str) -> Dialect:
     except KeyError:
         known = ", ".join(sorted(DIALECTS))
         raise ConfigError(f"There is no dialect {name!r}. carpool knows: {known}.") from None
+
+
+def relative_at(base_url: str, named: str | None = None) -> Relative:
+    """Which of OpenAI's relatives is meant: the one that is named, else the one that is known to live there."""
+    if named is None:
+        return recognised(base_url)
+    try:
+        return RELATIVES[named]
+    except KeyError:
+        known = ", ".join(sorted(RELATIVES))
+        raise ConfigError(f"OpenAI has no relative {named[:40]!r} here. carpool knows: {known}.") from None
+
+
+def speaking(
+    name: str, base_url: str, relative: str | None = None, *, window: float | None = None, api_version: str = ""
+) -> Dialect:
+    """The dialect of one provider, with its habits."""
+    if name != OPENAI.name:
+        return get(name)
+    found = relative_at(base_url, relative)
+    if window is not None:
+        found = found.with_window(window)
+    return OpenAI(replace(found, api_version=api_version or found.api_version))

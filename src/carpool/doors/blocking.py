@@ -11,12 +11,11 @@ from types import TracebackType
 from typing import Any, Self
 
 from carpool.clock import SystemClock
-from carpool.dialects import get as get_dialect
-from carpool.doors.clients import create_of, http_flavour, inner_http, known_kind
+from carpool.doors.clients import create_of, http_flavour, inner_http, known_kind, upstream_of
 from carpool.doors.library import build_engine, make_options, raise_translated, retries_itself
 from carpool.doors.quick import Quick
 from carpool.doors.transport import HELLO, Exchange, Submission, blocking_transport, current, wait_for
-from carpool.engine import Engine, Hook, Stats, Upstream
+from carpool.engine import Engine, Hook, Stats
 from carpool.errors import Closed, NotStarted
 from carpool.model import Lane
 from carpool.policy import RoutingPolicy
@@ -40,8 +39,10 @@ class Fleet:
         hooks: tuple[Hook, ...] | list[Hook] = (),
         prices: PriceBook | None = None,
         close_timeout: float = 10.0,
+        relative: str | None = None,
     ) -> None:
         self._client = client
+        self._relative = relative
         self._lib = http_flavour(client, "Client")
         self._kind = known_kind(client)
         self.policy = policy or RoutingPolicy()
@@ -77,10 +78,8 @@ class Fleet:
         clock = SystemClock()
         store = await open_store(self._store_url)
         try:
-            base_url = str(self._client.base_url).rstrip("/")
             wire = ThreadedHttpxWire(inner_http(self._client))
-            provider = self._kind.provider
-            upstream = Upstream(provider, base_url, get_dialect(provider), wire)
+            upstream = upstream_of(self._client, wire, self._relative)
             engine = build_engine(store, clock, upstream, self.policy, self._prices, self._hooks)
             await engine.start()
         except BaseException:

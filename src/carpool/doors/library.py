@@ -10,8 +10,7 @@ from types import TracebackType
 from typing import Any, NoReturn, Self
 
 from carpool.clock import SystemClock
-from carpool.dialects import get as get_dialect
-from carpool.doors.clients import create_of, http_flavour, inner_http, known_kind
+from carpool.doors.clients import create_of, http_flavour, inner_http, known_kind, upstream_of
 from carpool.doors.options import Options, parse_key, parse_lane
 from carpool.doors.quick import Quick
 from carpool.doors.transport import CARRIED, HELLO, Exchange, Submission, async_transport, current
@@ -30,8 +29,9 @@ class FleetDispatcher:
 
     ``async with FleetDispatcher(AsyncAnthropic(), policy=RoutingPolicy(...), store="fleet.db") as fleet:``
 
-    `client` is an `AsyncAnthropic` or an `AsyncOpenAI`; everything is sent through it, so its TLS, proxies, auth and
-    base URL hold.
+    `client` is an `AsyncAnthropic`, an `AsyncOpenAI` or an `AsyncGroq`; everything is sent through it, so its TLS,
+    proxies, auth and base URL hold. `relative` names the one of OpenAI's relatives that it asks ("mistral", say), where
+    its base URL does not tell.
     `store` None keeps the calls in memory; a path keeps them in a file, where they survive a crash.
     `hooks` are called with every event. `close_timeout` bounds the end of the `async with` block, in seconds.
     `probe` is awaited at every named point on the way of a call, so that tests can stop the process there.
@@ -47,8 +47,10 @@ class FleetDispatcher:
         prices: PriceBook | None = None,
         close_timeout: float = 10.0,
         probe: Probe | None = None,
+        relative: str | None = None,
     ) -> None:
         self._client = client
+        self._relative = relative
         self._lib = http_flavour(client, "AsyncClient")
         self._kind = known_kind(client)
         self.policy = policy or RoutingPolicy()
@@ -77,9 +79,7 @@ class FleetDispatcher:
 
     async def _start(self, store: Store) -> None:
         clock = SystemClock()
-        base_url = str(self._client.base_url).rstrip("/")
-        provider, wire = self._kind.provider, HttpxWire(inner_http(self._client))
-        upstream = Upstream(provider, base_url, get_dialect(provider), wire)
+        upstream = upstream_of(self._client, HttpxWire(inner_http(self._client)), self._relative)
         self._engine = build_engine(store, clock, upstream, self.policy, self._prices, self._hooks, self._probe)
         self._loop = asyncio.get_running_loop()
         await self._engine.start()

@@ -17,6 +17,7 @@ from carpool.pooling import Flush, FlushPlan, plan
 from carpool.ports import Ask, Refusal, StreamedBody
 
 CREATE_SILENCE_S = 120.0  # a create may be large, and the provider slow to take it in
+NOT_IMPLEMENTED = 501  # the one server error that says what did not happen
 UNSEEN_TRIES = 7  # of a create whose file can't be seen yet
 UNSEEN_S = 0.5  # before the second of them; then twice as long each time
 
@@ -151,7 +152,8 @@ class Buyer:
         """Sends the create, once. False when its file can't be seen yet and it may be sent `again`."""
         desk = self._desk
         await desk.reached("checked")
-        ask = upstream.dialect.create(batch.key.headers, batch.key.endpoint, batch.nonce, file_id)
+        key = batch.key
+        ask = upstream.dialect.create(key.headers, key.endpoint, batch.nonce, file_id, key.model)
         try:
             answer = await self._send(batch, upstream, ask, self._body(batch, upstream) if file_id is None else None)
         except NotConnected as error:
@@ -161,7 +163,7 @@ class Buyer:
         else:
             await desk.reached("created")
             desk.heard(upstream, batch.key.credential, answer)
-            if not answer.ok and answer.status < 500 and answer.status != 408:
+            if not answer.ok and _surely(answer.status):
                 refusal = upstream.dialect.refusal(answer.status, answer.headers, answer.body)
                 if refusal.unseen and again:
                     return False
@@ -236,3 +238,8 @@ class Buyer:
         )
         desk.stats.batches_unknown += 1
         desk.bulletin.tell(BatchUnknown(desk.now(), batch.id, batch.count, reason, credential=batch.key.credential))
+
+
+def _surely(status: int) -> bool:
+    """Whether an answer to a create that is none says for sure that nothing was bought."""
+    return (status < 500 and status != 408) or status == NOT_IMPLEMENTED

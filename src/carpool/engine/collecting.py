@@ -29,7 +29,7 @@ from carpool.model import (
     TicketView,
     ticket_number,
 )
-from carpool.ports import BatchReport, ResultLine
+from carpool.ports import BatchReport, ResultLine, WireResponse
 from carpool.tracking import must_retry
 
 CHUNK = 8000  # a larger one writes fewer pages of the store; the first answers wait for the last of it
@@ -170,12 +170,34 @@ class Collector:
         self, batch: Batch, upstream: Upstream, places: Sequence[str]
     ) -> AsyncGenerator[list[bytes], None]:
         """Whole lines, as many as came at a time. Memory does not grow with the batch."""
+        read = self._leaves if upstream.dialect.pages_results else self._file
         for place in places:
-            async with aclosing(self._file(batch, upstream, place)) as pieces:
+            async with aclosing(read(batch, upstream, place)) as pieces:
                 async for lines in pieces:
                     yield lines
 
+    async def _leaves(self, batch: Batch, upstream: Upstream, place: str) -> AsyncGenerator[list[bytes], None]:
+        """Results that come in pages, each read as a whole."""
+        following: str | None = place
+        while following is not None:
+            answer = await whole(await self._open(batch, upstream, following))
+            lines, following = upstream.dialect.result_page(following, answer.body)
+            yield lines
+
     async def _file(self, batch: Batch, upstream: Upstream, place: str) -> AsyncGenerator[list[bytes], None]:
+        response = await self._open(batch, upstream, place)
+        try:
+            rest = b""
+            async for piece in response.chunks():
+                *lines, rest = (rest + piece).split(b"\n")
+                yield [line for line in lines if line and not line.isspace()]
+            if rest.strip():
+                yield [rest]
+        finally:
+            await response.aclose()
+
+    async def _open(self, batch: Batch, upstream: Upstream, place: str) -> WireResponse:
+        """The results at a place, once the provider gives them."""
         desk, credential = self._desk, batch.key.credential
         await desk.turn(credential)
         ask = upstream.dialect.results(batch.key.headers, place)
@@ -188,15 +210,7 @@ class Collector:
                 desk.pause(credential, RETRY_S if refusal.retry_after is None else refusal.retry_after)
             error = ResultsGone if answer.status in (404, 410) else Garbled
             raise error(f"The provider answered {answer.status} instead of a batch's results.")
-        try:
-            rest = b""
-            async for piece in response.chunks():
-                *lines, rest = (rest + piece).split(b"\n")
-                yield [line for line in lines if line and not line.isspace()]
-            if rest.strip():
-                yield [rest]
-        finally:
-            await response.aclose()
+        return response
 
     async def _settle(self, batch: Batch, upstream: Upstream, chunk: Sequence[ResultLine], tally: Counter[str]) -> None:
         desk = self._desk
@@ -250,7 +264,7 @@ class Collector:
             reason = f"the batch gave it back as {line.result}"
         elif usage is not None:
             book = self._desk.prices
-            paid, would_have_paid = ledger.money(upstream.dialect.name, model, usage, Lane.BATCH, now, book)
+            paid, would_have_paid = ledger.money(upstream.dialect.seller, model, usage, Lane.BATCH, now, book)
         kind = EntryKind.PURCHASE
         bought = ticket, batch.id, now, Lane.BATCH, kind, key.provider, key.credential, model
         return Entry(*bought, usage, paid, would_have_paid, reason)

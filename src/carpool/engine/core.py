@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from msgspec.structs import replace
 
-from carpool.capabilities import Capabilities
+from carpool.capabilities import Capabilities, Capability
 from carpool.engine.buying import Buyer
 from carpool.engine.collecting import Collector
 from carpool.engine.desk import Desk, Probe
@@ -34,7 +34,7 @@ from carpool.model import Call, EntryKind, Headers, Lane, Value, ticket_text
 from carpool.policy import RoutingPolicy
 from carpool.ports import Ask, Clock, News, Store
 from carpool.prices import PriceBook
-from carpool.routing import NO_FLEX, Decision, noted, route
+from carpool.routing import NO_FLEX, NO_GAIN, Decision, noted, route
 from carpool.warmth import Warmth, kept_warm
 
 TROUBLE_PAUSE_S = 1.0
@@ -294,6 +294,7 @@ class Engine:
             can_batch=self._why_not(Lane.BATCH, call),
             can_flex=self._why_not(Lane.FLEX, call),
             default=default,
+            beta=self._able(call).batch_price,
         )
         return kept_warm(call, noted(call, decision), self._warmth, desk.now())
 
@@ -302,10 +303,16 @@ class Engine:
         desk = self._desk
         if lane is Lane.FLEX and (not call.flexible or call.key is not None):
             return NO_FLEX
-        able = self._capabilities.of(call.provider, call.dialect, call.model)
+        able = self._able(call)
         if not (able.batch if lane is Lane.BATCH else able.flex):
             return f"The model {call.model[:80]} is not offered on the lane {lane}."
+        if lane is Lane.FLEX and able.flex_price >= 1 and call.lane is not Lane.FLEX:
+            return NO_GAIN  # whoever asks for it by name has other reasons
         return desk.why_not(lane, call.credential, call.model)
+
+    def _able(self, call: Call) -> Capability:
+        seller = self._desk.upstreams[call.provider].dialect.seller
+        return self._capabilities.of(call.provider, seller, call.model)
 
     def _check_tokens(self, call: Call) -> None:
         policy = self._desk.policy

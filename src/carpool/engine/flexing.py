@@ -17,7 +17,7 @@ from carpool.model import Call, Entry, EntryKind, Lane, Value
 from carpool.ports import Ask, WireResponse
 from carpool.routing import flex_until
 
-_NO_ROOM = frozenset({408, 429, 503})
+_NO_ROOM = frozenset({408, 429, 498, 503})
 _UNSURE = _NO_ROOM | {400, 404}  # their words tell what is refused: the tier, or the call
 
 

@@ -78,9 +78,14 @@ class Follower:
     def _due(self, account: str, batches: Sequence[Batch], now: float) -> float:
         last = self._looked.get(account)
         looks = [self._look(batch, last) for batch in batches if _ours(batch)]
-        times = [next_poll(looks, self._desk.policy.poll_interval_s, now)] if looks else []
+        times = [next_poll(looks, self._pace(batches[0]), now)] if looks else []
         times += [self._reconciler.due(batch, last) for batch in batches if not _ours(batch)]
         return max(self._not_before.get(account, 0.0), min(times))
+
+    def _pace(self, batch: Batch) -> float | None:
+        """What is set, else what the provider asks for."""
+        chosen = self._desk.policy.poll_interval_s
+        return self._desk.upstreams[batch.key.provider].dialect.limits.pace if chosen is None else chosen
 
     def _look(self, batch: Batch, last: float | None) -> tuple[float, float, float]:
         bought_at = batch.resolved_at or batch.intended_at
@@ -130,11 +135,21 @@ class Follower:
             answer = await self._ask(
                 credential, upstream, upstream.dialect.listing(batches[0].key.headers, cursor, limit)
             )
-            page, cursor = upstream.dialect.page(_body(answer))
+            page, cursor = upstream.dialect.page(_body(answer), cursor)
             reports.update((report.provider_id, report) for report in page)
             if cursor is None or (wanted <= reports.keys() and not unresolved) or page[-1].created_at < oldest:
                 break
-        return reports
+        return await self._named(credential, upstream, batches[0], reports) if unresolved else reports
+
+    async def _named(
+        self, credential: str, upstream: Upstream, batch: Batch, reports: dict[str, BatchReport]
+    ) -> dict[str, BatchReport]:
+        """The same with their nonces, where only the names of uploads tell them."""
+        ask = upstream.dialect.naming(batch.key.headers)
+        if ask is None or not reports:
+            return reports
+        nonces = upstream.dialect.nonces(_body(await self._ask(credential, upstream, ask)))
+        return {name: replace(one, nonce=nonces.get(one.source or "", "")) for name, one in reports.items()}
 
     async def _look_at(self, batch: Batch, upstream: Upstream, reports: Mapping[str, BatchReport]) -> bool:
         """Whether it could be looked at. One batch that can't must not hide the others."""
@@ -208,8 +223,9 @@ class Follower:
         """Before the provider drops what nobody collected, somebody should hear of it."""
         if batch.provider_id is None or batch.id in self._alerted:
             return
-        drops_at = batch.intended_at + self._desk.upstreams[batch.key.provider].dialect.limits.retention
-        if now >= drops_at - ALERT_BEFORE_S:
+        retention = self._desk.upstreams[batch.key.provider].dialect.limits.retention
+        drops_at = batch.intended_at + retention
+        if now >= drops_at - min(ALERT_BEFORE_S, retention / 4):
             self._alerted.add(batch.id)
             whose = batch.key.credential
             self._desk.bulletin.tell(RetentionNear(now, batch.id, batch.provider_id, drops_at, credential=whose))

@@ -105,7 +105,7 @@ class Purchase(Struct, eq=False):
         self.outlet.fail(error, entry)
 
     def _closed(self, usage: Usage | None) -> Entry:
-        return self.books.close(self.attempt, self.status, self.dialect.name, usage)
+        return self.books.close(self.attempt, self.status, self.dialect.seller, usage)
 
     # ------------------------------------------------------------ held by the door
 

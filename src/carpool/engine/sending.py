@@ -163,7 +163,7 @@ class Sender:
 
     def passing(self, errand: Errand, response: WireResponse, entry: Entry) -> Passage:
         dialect = self._upstream(errand).dialect
-        finish = partial(self.close, entry, response.status, dialect.name)
+        finish = partial(self.close, entry, response.status, dialect.seller)
         chunks = Tapped(response, dialect.usage_tap(), finish)
         return Passage(errand.ticket, response.status, response.headers, chunks, errand.reason, errand.lane)
 
@@ -382,7 +382,7 @@ class Sender:
         if not answer.ok:
             return ledger.free(entry)
         dialect = self._upstream(errand).dialect
-        return ledger.priced(entry, dialect.name, dialect.usage(answer.body), self._desk.prices)
+        return ledger.priced(entry, dialect.seller, dialect.usage(answer.body), self._desk.prices)
 
 
 class _Taken(Exception):

@@ -90,6 +90,7 @@ class BatchReport:
     nonce: str | None = None  # from its metadata, empty for a stranger's; None where the provider has no such thing
     failure: Refusal | None = None  # it ended as a whole before anything was bought
     files: tuple[str, ...] = ()  # what lies at the provider because of this batch, and may be deleted after it
+    source: str | None = None  # the upload that it was made of, where it says so
 
 
 class ResultLine(Value, frozen=True, gc=False):
@@ -110,6 +111,7 @@ class Limits:
     max_bytes: int
     window: float  # seconds after which the provider expires a batch
     retention: float  # seconds for which it keeps results
+    pace: float | None = None  # seconds between two looks at a batch, where the provider asks for it
 
 
 class News(Value, frozen=True, gc=False):
@@ -152,6 +154,11 @@ class Dialect(Protocol):
     @property
     def name(self) -> str: ...
     @property
+    def seller(self) -> str:
+        """Whose models and prices these are: providers of one dialect differ in that."""
+        ...
+
+    @property
     def limits(self) -> Limits: ...
     @property
     def mixes_models(self) -> bool:
@@ -160,7 +167,13 @@ class Dialect(Protocol):
 
     @property
     def tells_nonces(self) -> bool:
-        """Whether a LIST says of each batch which nonce it was created with: then nobody is ever a suspect."""
+        """Whether a LIST, with the help of `naming`, says of each batch which nonce it was created with: then nobody is
+        ever a suspect."""
+        ...
+
+    @property
+    def pages_results(self) -> bool:
+        """Whether results come in pages, for `result_page` to read, and not in lines."""
         ...
 
     # from clients
@@ -198,11 +211,16 @@ class Dialect(Protocol):
         carries them."""
         ...
 
-    def create(self, headers: Headers, endpoint: str, nonce: str, file_id: str | None) -> Ask:
-        """The purchase. `file_id` names what was uploaded; without an upload the lines are the body."""
+    def create(self, headers: Headers, endpoint: str, nonce: str, file_id: str | None, model: str = "") -> Ask:
+        """The purchase. `file_id` names what was uploaded; without an upload the lines are the body. `model` is that of
+        all its calls, where the provider does not mix them."""
         ...
 
     def listing(self, headers: Headers, after: str | None, limit: int) -> Ask: ...
+    def naming(self, headers: Headers) -> Ask | None:
+        """Asks for the uploads, where only their names carry the nonce; None where batches tell it themselves."""
+        ...
+
     def retrieve(self, headers: Headers, provider_id: str) -> Ask: ...
     def cancel(self, headers: Headers, provider_id: str) -> Ask: ...
     def results_at(self, provider_id: str) -> tuple[str, ...] | None:
@@ -223,8 +241,17 @@ class Dialect(Protocol):
         ...
 
     def report(self, body: bytes) -> BatchReport: ...
-    def page(self, body: bytes) -> tuple[list[BatchReport], str | None]:
-        """The batches of a LIST page, newest first, and the cursor of the next page if there is one."""
+    def page(self, body: bytes, after: str | None = None) -> tuple[list[BatchReport], str | None]:
+        """The batches of the LIST page at the cursor `after`, newest first, and the cursor of the next page if there is
+        one."""
+        ...
+
+    def nonces(self, body: bytes) -> dict[str, str]:
+        """The nonces of uploads, by their ids, from what `naming` asked for."""
+        ...
+
+    def result_page(self, place: str, body: bytes) -> tuple[list[bytes], str | None]:
+        """The lines of one page of results, and the place of the next page if there is one."""
         ...
 
     def result_line(self, line: bytes) -> ResultLine: ...

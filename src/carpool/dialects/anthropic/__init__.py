@@ -18,10 +18,11 @@ __all__ = ["Anthropic"]
 class Anthropic:
     """`ports.Dialect` for the Claude API."""
 
-    name = "anthropic"
+    name = seller = "anthropic"
     limits = Limits(max_count=100_000, max_bytes=256_000_000, window=24 * 3600.0, retention=29 * 24 * 3600.0)
     mixes_models = True
     tells_nonces = False
+    pages_results = False
 
     # from clients
     def handles(self, method: str, path: str) -> bool:
@@ -55,11 +56,14 @@ class Anthropic:
     def upload(self, headers: Headers, nonce: str) -> Ask | None:
         return None
 
-    def create(self, headers: Headers, endpoint: str, nonce: str, file_id: str | None) -> Ask:
+    def create(self, headers: Headers, endpoint: str, nonce: str, file_id: str | None, model: str = "") -> Ask:
         return batches.create(headers)
 
     def listing(self, headers: Headers, after: str | None, limit: int) -> Ask:
         return batches.listing(headers, after, limit)
+
+    def naming(self, headers: Headers) -> Ask | None:
+        return None
 
     def retrieve(self, headers: Headers, provider_id: str) -> Ask:
         return batches.retrieve(headers, provider_id)
@@ -83,8 +87,14 @@ class Anthropic:
     def report(self, body: bytes) -> BatchReport:
         return batches.report(body)
 
-    def page(self, body: bytes) -> tuple[list[BatchReport], str | None]:
+    def page(self, body: bytes, after: str | None = None) -> tuple[list[BatchReport], str | None]:
         return batches.page(body)
+
+    def nonces(self, body: bytes) -> dict[str, str]:
+        raise Misuse("Nothing is uploaded here, so that nothing has a name.")
+
+    def result_page(self, place: str, body: bytes) -> tuple[list[bytes], str | None]:
+        raise Misuse("Results come in lines here.")
 
     def result_line(self, line: bytes) -> ResultLine:
         return results.result_line(line)

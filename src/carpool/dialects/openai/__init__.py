@@ -1,36 +1,44 @@
-"""OpenAI's API: chat completions, Responses, embeddings, completions, and batches of each."""
+"""OpenAI's API, and that of its relatives: chat completions, Responses, embeddings, completions, batches of each."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
 from carpool.dialects import faithful, limiting
-from carpool.dialects.openai import batches, errors, hooks, replay, results, usage
+from carpool.dialects.openai import errors, hooks, replay, reports, results, usage
+from carpool.dialects.openai.batches import Batches
 from carpool.dialects.openai.headers import secret
 from carpool.dialects.openai.parse import handles, parse
+from carpool.dialects.openai.relatives import OPENAI, RELATIVES, Relative, recognised
 from carpool.model import Headers, Usage
-from carpool.ports import Allowances, Ask, BatchReport, Limits, News, Parsed, RawRequest, Refusal, ResultLine, UsageTap
+from carpool.ports import Allowances, Ask, BatchReport, News, Parsed, RawRequest, Refusal, ResultLine, UsageTap
 
-__all__ = ["OpenAI"]
+__all__ = ["RELATIVES", "OpenAI", "Relative", "recognised"]
 
 _IDENTITY = ("accept-encoding", "identity")
 _JSON = ("content-type", "application/json")
 
 
 class OpenAI:
-    """`ports.Dialect` for OpenAI's API."""
+    """`ports.Dialect` for OpenAI's API, with the habits of a relative."""
 
     name = "openai"
-    limits = Limits(max_count=50_000, max_bytes=200_000_000, window=24 * 3600.0, retention=30 * 24 * 3600.0)
     mixes_models = False
     tells_nonces = True
+
+    def __init__(self, relative: Relative = OPENAI) -> None:
+        self.relative = relative
+        self.seller = relative.seller
+        self.limits = relative.limits
+        self.pages_results = relative.pages_results
+        self._batches = Batches(relative)
 
     # from clients
     def handles(self, method: str, path: str) -> bool:
         return handles(method, path)
 
     def parse(self, raw: RawRequest) -> Parsed:
-        return parse(raw)
+        return parse(raw, self.relative)
 
     def secret(self, headers: Headers) -> Headers:
         return secret(headers)
@@ -40,68 +48,77 @@ class OpenAI:
 
     # to the provider
     def send(self, endpoint: str, headers: Headers, body: bytes) -> Ask:
-        return Ask("POST", endpoint, (*headers, _JSON, _IDENTITY), body)
+        return Ask("POST", self._batches.at(endpoint), (*headers, *self.relative.headers, _JSON, _IDENTITY), body)
 
     def flexed(self, body: bytes) -> bytes:
         return faithful.read(body).having("service_tier", b'"flex"')
 
     def line_overhead(self, endpoint: str) -> int:
-        return batches.line_overhead(endpoint)
+        return self._batches.line_overhead(endpoint)
 
     def line(self, endpoint: str, custom_id: str, body: bytes) -> bytes:
-        return batches.line(endpoint, custom_id, body)
+        return self._batches.line(endpoint, custom_id, body)
 
     def frame(self, nonce: str) -> tuple[bytes, bytes, bytes]:
-        return batches.frame(nonce)
+        return self._batches.frame(nonce)
 
     def upload(self, headers: Headers, nonce: str) -> Ask | None:
-        return batches.upload(headers, nonce)
+        return self._batches.upload(headers, nonce)
 
-    def create(self, headers: Headers, endpoint: str, nonce: str, file_id: str | None) -> Ask:
-        return batches.create(headers, endpoint, nonce, file_id)
+    def create(self, headers: Headers, endpoint: str, nonce: str, file_id: str | None, model: str = "") -> Ask:
+        return self._batches.create(headers, endpoint, nonce, file_id, model)
 
     def listing(self, headers: Headers, after: str | None, limit: int) -> Ask:
-        return batches.listing(headers, after, limit)
+        return self._batches.listing(headers, after, limit)
+
+    def naming(self, headers: Headers) -> Ask | None:
+        return self._batches.naming(headers)
 
     def retrieve(self, headers: Headers, provider_id: str) -> Ask:
-        return batches.retrieve(headers, provider_id)
+        return self._batches.retrieve(headers, provider_id)
 
     def cancel(self, headers: Headers, provider_id: str) -> Ask:
-        return batches.cancel(headers, provider_id)
+        return self._batches.cancel(headers, provider_id)
 
     def results_at(self, provider_id: str) -> tuple[str, ...] | None:
         return None  # files have ids of their own
 
     def results(self, headers: Headers, place: str) -> Ask:
-        return batches.results(headers, place)
+        return self._batches.results(headers, place)
 
     def forget(self, headers: Headers, file_id: str) -> Ask | None:
-        return batches.forget(headers, file_id)
+        return self._batches.forget(headers, file_id)
 
     # from the provider
     def uploaded(self, body: bytes) -> str:
-        return batches.uploaded(body)
+        return reports.uploaded(body)
 
     def report(self, body: bytes) -> BatchReport:
-        return batches.report(body)
+        return reports.report(self.relative, body)
 
-    def page(self, body: bytes) -> tuple[list[BatchReport], str | None]:
-        return batches.page(body)
+    def page(self, body: bytes, after: str | None = None) -> tuple[list[BatchReport], str | None]:
+        return reports.page(self.relative, body, after)
+
+    def nonces(self, body: bytes) -> dict[str, str]:
+        return reports.nonces(body)
+
+    def result_page(self, place: str, body: bytes) -> tuple[list[bytes], str | None]:
+        return results.result_page(place, body)
 
     def result_line(self, line: bytes) -> ResultLine:
-        return results.result_line(line)
+        return results.result_line(self.relative, line)
 
     def usage(self, body: bytes) -> Usage | None:
-        return usage.of_answer(body)
+        return usage.of_answer(body, self.relative.reasoning_apart)
 
     def usage_tap(self) -> UsageTap:
-        return usage.tap()
+        return usage.tap(self.relative.reasoning_apart)
 
     def news(self, secret: str, headers: Headers, body: bytes, now: float) -> News:
         return hooks.news(secret, headers, body, now)
 
     def refusal(self, status: int, headers: Headers, body: bytes) -> Refusal:
-        return errors.refusal(status, headers, body)
+        return errors.refusal(self.relative, status, headers, body)
 
     def requests_per_minute(self, headers: Headers) -> int | None:
         return None  # its headers speak of synchronous calls only
@@ -117,7 +134,8 @@ class OpenAI:
         return replay.wish(body)
 
     def replay(self, body: bytes, wish: str = "") -> Iterator[bytes]:
-        return replay.replay(body, include_usage=wish == replay.USAGE)
+        whole = self.relative.whole_calls
+        return replay.replay(body, include_usage=whole or wish == replay.USAGE, whole_calls=whole)
 
     def stream_error(self, body: bytes) -> bytes:
         return replay.stream_error(body)

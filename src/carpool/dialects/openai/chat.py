@@ -14,8 +14,9 @@ _NOTHING = (b"null", b"[]")
 _CUT = frozenset({"role", "content", "refusal", "tool_calls", "function_call"})  # told in deltas; the rest comes whole
 
 
-def chunks(body: bytes, include_usage: bool) -> Iterator[bytes]:
-    """`include_usage` is the client's wish, from `stream_options`: a chunk without choices breaks who did not ask."""
+def chunks(body: bytes, include_usage: bool, whole_calls: bool = False) -> Iterator[bytes]:
+    """`include_usage` is the client's wish, from `stream_options`: a chunk without choices breaks who did not ask.
+    `whole_calls`: its SDK knows no tool call in pieces."""
     answer = MEMBERS.decode(body)
     common: dict[str, Any] = {name: value for name, value in answer.items() if name not in _OWN}
     kind = "text_completion" if text_of(answer, "object") == "text_completion" else "chat.completion.chunk"
@@ -23,7 +24,7 @@ def chunks(body: bytes, include_usage: bool) -> Iterator[bytes]:
     if include_usage:
         common["usage"] = None
     for choice in LIST.decode(answer["choices"]):
-        for part in _legacy(choice) if kind == "text_completion" else _parts(choice):
+        for part in _legacy(choice) if kind == "text_completion" else _parts(choice, whole_calls):
             yield data(common | {"choices": [{"index": choice["index"], **part}]})
     if include_usage:
         yield data(common | {"choices": [], "usage": answer.get("usage", NULL)})
@@ -38,14 +39,14 @@ def _legacy(choice: Members) -> Iterator[dict[str, Any]]:
     yield {"text": "", "finish_reason": choice.get("finish_reason", NULL), "logprobs": choice.get("logprobs", NULL)}
 
 
-def _parts(choice: Members) -> Iterator[dict[str, Any]]:
+def _parts(choice: Members, whole_calls: bool) -> Iterator[dict[str, Any]]:
     message = MEMBERS.decode(choice["message"])
     deltas: list[dict[str, Any]] = [
         {"role": message.get("role", "assistant"), "content": _first_content(message), "refusal": None}
     ]
     deltas += [{"content": piece} for piece in pieces(text_of(message, "content"))]
     deltas += [{"refusal": piece} for piece in pieces(text_of(message, "refusal"))]
-    deltas += [{"tool_calls": [call]} for call in _calls(message)]
+    deltas += [{"tool_calls": [call]} for call in _calls(message, whole_calls)]
     deltas += _function(message)
     deltas += [{name: message[name]} for name in message if name not in _CUT and bytes(message[name]) not in _NOTHING]
     for position, delta in enumerate(deltas):
@@ -59,10 +60,10 @@ def _first_content(message: Members) -> str | None:
     return "" if opens(message, "content", b'"') else None
 
 
-def _calls(message: Members) -> Iterator[dict[str, Any]]:
+def _calls(message: Members, whole: bool) -> Iterator[dict[str, Any]]:
     """The first delta of a call names it, the others carry its arguments alone. Other kinds of tools come whole."""
     for index, call in enumerate(objects(message, "tool_calls")):
-        if not opens(call, "function", b"{"):
+        if whole or not opens(call, "function", b"{"):
             yield {"index": index, **call}
             continue
         function = MEMBERS.decode(call["function"])

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 
 import msgspec
 
+from carpool.dialects.openai.relatives import Relative
 from carpool.dialects.refusing import refused
 from carpool.model import Headers
 from carpool.ports import Refusal
@@ -41,11 +42,33 @@ class _Error(msgspec.Struct):
     param: str | None = None
 
 
+class _Detail(msgspec.Struct):
+    msg: str | None = None
+
+
 class _Envelope(msgspec.Struct):
-    error: _Error
+    """OpenAI's, or what relatives have in its place: a text, the error itself, or what a form lacks."""
+
+    error: _Error | str | None = None
+    message: str | None = None
+    detail: list[_Detail] | str | None = None
+    type: str | None = None
+    code: str | int | None = None
+    param: str | None = None
+
+    def read(self) -> _Error | None:
+        if isinstance(self.error, _Error):
+            return self.error
+        if self.error is not None or self.message is not None:  # the code beside a text is its kind, in words
+            return _Error(self.error or self.message, self.type, self.code, self.param)
+        if isinstance(self.detail, list):
+            return _Error("; ".join(one.msg for one in self.detail if one.msg))
+        return None if self.detail is None else _Error(self.detail)
 
 
 _ENVELOPE = msgspec.json.Decoder(_Envelope)
+_NOT_HERE = frozenset({405, 501})  # no such road, as 404 is
+_KEY = re.compile(r"api key|authenticat|unauthori[sz]ed", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,8 +82,10 @@ class ProviderError:
 def read(body: bytes) -> ProviderError | None:
     """An error as an answer carries it; None when it is none."""
     try:
-        error = _ENVELOPE.decode(body).error
+        error = _ENVELOPE.decode(body).read()
     except _UNREADABLE:
+        return None
+    if error is None:
         return None
     code = "" if error.code is None else str(error.code)
     return ProviderError(error.message or "", error.type or "", code, error.param or "")
@@ -72,10 +97,14 @@ def is_passing(status: int, error: ProviderError | None) -> bool:
     return (status in (408, 409, 429) or status >= 500) and not spent
 
 
-def refusal(status: int, headers: Headers, body: bytes) -> Refusal:
+def refusal(relative: Relative, status: int, headers: Headers, body: bytes) -> Refusal:
     error = read(body)
     spent = error is not None and _SPENT in (error.code, error.type)
     plain = refused(status, headers, error.message if error else "", spent=spent)
+    if status in relative.busy:
+        return replace(plain, retryable=not spent)
+    if status in _NOT_HERE or (status in relative.keyless and error is not None and _KEY.search(error.message)):
+        return replace(plain, cannot_batch=True, retryable=False)
     if error is None or status not in (400, 404):
         return plain
     if _UNSEEN.search(error.message):  # a 404 that says nothing about the batch road

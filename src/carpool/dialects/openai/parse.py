@@ -7,6 +7,7 @@ from typing import Any
 
 from carpool.dialects import faithful
 from carpool.dialects.openai import headers as rules
+from carpool.dialects.openai.relatives import OPENAI, Relative
 from carpool.errors import BadCall
 from carpool.model import Headers
 from carpool.ports import Parsed, RawRequest
@@ -37,7 +38,7 @@ def handles(method: str, path: str) -> bool:
     return method == "POST" and path in _LIMITS
 
 
-def parse(raw: RawRequest) -> Parsed:
+def parse(raw: RawRequest, relative: Relative = OPENAI) -> Parsed:
     if not handles(raw.method, raw.path):
         raise BadCall(f"carpool does not understand {raw.method} {raw.path}, only POST {', '.join(_LIMITS)}.")
     _check_encoding(raw.headers)
@@ -56,7 +57,7 @@ def parse(raw: RawRequest) -> Parsed:
         max_output_tokens=_max_tokens(values, raw.path),
         headers=headers.travelling,
         secret=headers.secret,
-        unbatchable=" ".join(_obstacles(values, model, raw.query)) or None,
+        unbatchable=" ".join((*_obstacles(values, model, _query(raw, relative)), *_not_there(raw, relative))) or None,
         document=document,
         retry=headers.retry,
         flexible=raw.path in _FLEXIBLE
@@ -121,6 +122,20 @@ def _obstacles(values: dict[str, Any], model: str, query: str) -> Iterator[str]:
         yield "A batch must know the model, and this call leaves it to a stored prompt."
     if query.strip("?&"):
         yield "A batch can't carry the query of a request."
+
+
+def _query(raw: RawRequest, relative: Relative) -> str:
+    """What a request's query says beyond what all requests of the relative say."""
+    expected = relative.api_version and f"api-version={relative.api_version}"
+    return "" if raw.query.strip("?&") == expected else raw.query
+
+
+def _not_there(raw: RawRequest, relative: Relative) -> Iterator[str]:
+    """Why the provider's batches have no place for a request like this."""
+    if relative.endpoints is not None and raw.path not in relative.endpoints:
+        yield f"{relative.said} takes no {raw.path} in batches."
+    if relative.max_line is not None and len(raw.body) > relative.max_line:
+        yield f"A call in a batch of {relative.said} has at most {relative.max_line // 1_000_000} MB."
 
 
 def _names_container(tool: object) -> bool:

@@ -1,10 +1,13 @@
-"""One line of a batch's output file, or of its error file."""
+"""One line of a batch's output file, or of its error file; and the pages that xAI has instead of both."""
 
 from __future__ import annotations
+
+from urllib.parse import quote
 
 import msgspec
 
 from carpool.dialects.openai import errors, usage
+from carpool.dialects.openai.relatives import Relative
 from carpool.errors import Garbled
 from carpool.ports import ResultLine
 
@@ -28,7 +31,31 @@ class _Line(msgspec.Struct):
     error: _Error | None = None
 
 
+class _Fault(msgspec.Struct):
+    code: int | str | None = None
+    message: str | None = None
+
+
+class _Result(msgspec.Struct):
+    response: dict[str, msgspec.Raw] | None = None  # one member, named after the endpoint
+    error: str | _Fault | None = None
+
+
+class _PagedLine(msgspec.Struct):
+    batch_request_id: str
+    batch_result: _Result
+
+
+class _Page(msgspec.Struct):
+    results: list[msgspec.Raw]
+    pagination_token: str | None = None
+
+
 _LINE = msgspec.json.Decoder(_Line)
+_PAGED_LINE = msgspec.json.Decoder(_PagedLine)
+_PAGE = msgspec.json.Decoder(_Page)
+_UNREADABLE = (ValueError, RecursionError)
+_MINE = frozenset({"batch_client_error"})  # codes of a request that would fail anywhere
 _UNRUN = {  # as providers spell them
     "batch_expired": ("expired", 504, "timeout_error", "The batch expired before this request was processed."),
     "batch_cancelled": (
@@ -41,24 +68,48 @@ _UNRUN = {  # as providers spell them
 _UNRUN["batch_canceled"] = _UNRUN["batch_cancelled"]
 
 
-def result_line(line: bytes) -> ResultLine:
+def result_line(relative: Relative, line: bytes) -> ResultLine:
     try:
-        read = _LINE.decode(line)
-    except (ValueError, RecursionError) as error:
+        read = _paged(line) if relative.pages_results else _LINE.decode(line)
+    except _UNREADABLE as error:
         raise Garbled(f"A result line can't be understood: {error}.") from None
     if read.response is not None and read.response.status_code:
-        return _answered(read.custom_id, read.response)
+        return _answered(read.custom_id, read.response, relative)
     if read.error is not None:
         return _unanswered(read.custom_id, read.error)
     raise Garbled("A result line carries neither a response nor an error.")
 
 
-def _answered(custom_id: str, response: _Response) -> ResultLine:
+def result_page(place: str, body: bytes) -> tuple[list[bytes], str | None]:
+    try:
+        page = _PAGE.decode(body)
+    except _UNREADABLE as error:
+        raise Garbled(f"A page of results can't be understood: {error}.") from None
+    first = place.partition("&pagination_token=")[0]
+    token = page.pagination_token if page.results else None
+    return [bytes(one) for one in page.results], f"{first}&pagination_token={quote(token, safe='')}" if token else None
+
+
+def _paged(line: bytes) -> _Line:
+    """One of a page's results as a line."""
+    read = _PAGED_LINE.decode(line)
+    response, error = read.batch_result.response, read.batch_result.error
+    if response:
+        return _Line(read.batch_request_id, _Response(200, next(iter(response.values()))))
+    if error is None or isinstance(error, str):
+        return _Line(read.batch_request_id, None, None if error is None else _Error(None, error))
+    if isinstance(error.code, int) and 400 <= error.code < 600:
+        told = errors.error(error.code, "", error.message or "The batch could not run this request.")
+        return _Line(read.batch_request_id, _Response(error.code, msgspec.Raw(told)))
+    return _Line(read.batch_request_id, None, _Error(str(error.code or ""), error.message))
+
+
+def _answered(custom_id: str, response: _Response, relative: Relative) -> ResultLine:
     status, body = response.status_code, bytes(response.body)
     if 200 <= status < 300:
         if not body.startswith(b"{"):
             raise Garbled("A result line says that its call succeeded, but carries no answer.")
-        model, used = usage.model_and_usage(body)
+        model, used = usage.model_and_usage(body, relative.reasoning_apart)
         return ResultLine(custom_id, "succeeded", 200, body, model, used, False)
     if not 400 <= status < 600:
         raise Garbled(f"A result line has the status {status}, which is neither an answer nor an error.")
@@ -69,7 +120,10 @@ def _answered(custom_id: str, response: _Response) -> ResultLine:
 
 
 def _unanswered(custom_id: str, error: _Error) -> ResultLine:
-    """The request never ran. Why not is the batch's affair, so another one may run it."""
+    """The request never ran. Unless it is said to be its own fault, that is the batch's, and another one may run it."""
+    if error.code in _MINE:
+        body = errors.error(400, "invalid_request_error", error.message or "The batch refused this request.")
+        return ResultLine(custom_id, "errored", 400, body, "", None, False)
     result, status, code, said = _UNRUN.get(error.code or "", ("errored", 500, error.code or "server_error", ""))
     body = errors.error(status, code, error.message or said or "The batch did not run this request.")
     return ResultLine(custom_id, result, status, body, "", None, True)

@@ -27,6 +27,7 @@ class _Input(msgspec.Struct):
 
 class _Output(msgspec.Struct):
     audio_tokens: Count | None = None
+    reasoning_tokens: Count | None = None
 
 
 class _Usage(msgspec.Struct):
@@ -65,12 +66,13 @@ class _Answer(msgspec.Struct):
     tools: list[_Typed] | None = None
     tool_usage: _ToolUsage | None = None
 
-    def words(self) -> Usage | None:
-        """None while one of the counts that every bill needs is not said, or a fee is not: unknown is never zero."""
+    def words(self, apart: bool = False) -> Usage | None:
+        """None while one of the counts that every bill needs is not said, or a fee is not: unknown is never zero.
+        `apart`: what was thought is not part of the output, and is paid for beside it."""
         if self.usage is None or any(item.type in _WITH_FEES for item in self.output or ()):
             return None
         searches = self._searches()
-        tokens = _tokens(self.usage)
+        tokens = _tokens(self.usage, apart)
         if searches is None or tokens is None:
             return None
         fresh, output, read, written = tokens
@@ -86,7 +88,7 @@ class _Answer(msgspec.Struct):
         return None if count and dearer else count
 
 
-def _tokens(usage: _Usage) -> tuple[int, int, int, int] | None:
+def _tokens(usage: _Usage, apart: bool) -> tuple[int, int, int, int] | None:
     """Fresh input, output, cache reads, cache writes. OpenAI's input counts what was read and written as well, and its
     output what was thought. Sound has a price of its own, which is not told apart here."""
     total = usage.input_tokens if usage.prompt_tokens is None else usage.prompt_tokens
@@ -99,6 +101,8 @@ def _tokens(usage: _Usage) -> tuple[int, int, int, int] | None:
     answered = usage.output_tokens_details or usage.completion_tokens_details or _Output()
     if details.audio_tokens or answered.audio_tokens:
         return None
+    if apart:
+        output += answered.reasoning_tokens or 0
     read, written = details.cached_tokens or 0, details.cache_write_tokens or 0
     return (total - read - written, output, read, written) if read + written <= total else None
 
@@ -122,26 +126,27 @@ _TELLING = (b'"usage"', b'"service_tier"')
 _FINAL = frozenset({"response.completed", "response.incomplete", "response.failed"})
 
 
-def of_answer(body: bytes) -> Usage | None:
+def of_answer(body: bytes, apart: bool = False) -> Usage | None:
     try:
-        return _ANSWER.decode(body).words()
+        return _ANSWER.decode(body).words(apart)
     except (ValueError, RecursionError):
         return None
 
 
-def model_and_usage(body: bytes) -> tuple[str, Usage | None]:
+def model_and_usage(body: bytes, apart: bool = False) -> tuple[str, Usage | None]:
     """Of a batch's answer, which is read once."""
     try:
         answer = _ANSWER.decode(body)
     except (ValueError, RecursionError):
         return "", None
-    return answer.model, answer.words()
+    return answer.model, answer.words(apart)
 
 
 class _Listener:
     """Keeps what the last event said that said anything."""
 
-    def __init__(self) -> None:
+    def __init__(self, apart: bool) -> None:
+        self._apart = apart
         self._usage: Usage | None = None
         self._tier: str | None = None
 
@@ -154,14 +159,14 @@ class _Listener:
             return
         if event.response is not None:
             if event.type in _FINAL:
-                self._usage = event.response.words()
+                self._usage = event.response.words(self._apart)
             return
         self._tier = event.service_tier or self._tier
         if event.usage is not None:
-            self._usage = _Answer(self._tier, event.usage).words()
+            self._usage = _Answer(self._tier, event.usage).words(self._apart)
 
     def whole(self, body: bytes) -> Usage | None:
-        return of_answer(body)
+        return of_answer(body, self._apart)
 
     def tail(self, end: bytes) -> Usage | None:
         found = _IN_THE_TAIL.findall(end)
@@ -174,5 +179,5 @@ class _Listener:
         return self._usage
 
 
-def tap() -> Tap:
-    return Tap(_Listener())
+def tap(apart: bool = False) -> Tap:
+    return Tap(_Listener(apart))

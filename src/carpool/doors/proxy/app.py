@@ -25,7 +25,7 @@ from carpool.doors.asgi import (
 )
 from carpool.doors.proxy.admin import Admin
 from carpool.doors.proxy.calling import MAX_BODY, Caller, Note, Ride
-from carpool.doors.proxy.choosing import wire_of
+from carpool.doors.proxy.choosing import below, wire_of
 from carpool.doors.proxy.connection import Sink, informer
 from carpool.doors.proxy.greeting import LOCAL_ONLY, Greeter, Greeting
 from carpool.doors.proxy.hooks import PREFIX as HOOKS
@@ -199,7 +199,8 @@ class Proxy:
     def _shape(self, scope: Scope) -> Dialect:
         """In whose words an error is told where no provider was chosen: those of the wire that was spoken."""
         path = scope["raw_path"].decode("latin-1").partition("?")[0]
-        spoken = wire_of("/" + path[1:].partition("/")[2] if path.startswith("/@") else path, request_headers(scope))
+        path = below("/" + path[1:].partition("/")[2] if path.startswith("/@") else path)
+        spoken = wire_of(path, request_headers(scope))
         speakers = (upstream.dialect for upstream in self._upstreams.values())
         return next((dialect for dialect in speakers if dialect.name == spoken), self._first)
 

@@ -17,6 +17,12 @@ _OPENAI = frozenset(
     }
 )
 _SHARED = frozenset({"files", "models"})
+_UNDER_A_NAME = "/openai/v1/"  # where relatives of OpenAI have its paths
+
+
+def below(path: str) -> str:
+    """A path as every provider of a wire has it: some SDKs put OpenAI's under a name, and so do base URLs."""
+    return path.removeprefix("/openai") if path.startswith(_UNDER_A_NAME) else path
 
 
 def choose(

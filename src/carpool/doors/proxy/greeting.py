@@ -16,7 +16,7 @@ from carpool.dialects.headers import ONE_REQUEST
 from carpool.doors.asgi import Scope, end_to_end, request_headers
 from carpool.doors.options import PREFIX, Options, from_headers, split_path
 from carpool.doors.proxy import admin
-from carpool.doors.proxy.choosing import choose
+from carpool.doors.proxy.choosing import below, choose
 from carpool.doors.proxy.hosts import Hosts, of_the_way
 from carpool.doors.proxy.kinds import Client, recognise
 from carpool.doors.proxy.lending import Purse
@@ -114,6 +114,7 @@ class Greeter:
         headers = request_headers(scope)
         self._hosts.check(headers, trusted=trusted)
         options, path = split_path(scope["raw_path"].decode("latin-1").partition("?")[0])
+        path = below(path)
         if not path.startswith("/"):  # `OPTIONS *`: joined to a base URL it would change the host's name
             raise BadCall("This request asks for no path. Send one that begins with a slash, such as /v1/messages.")
         numbers: Iterable[int] = range(len(headers))
@@ -171,4 +172,6 @@ def _greeting(
 
 def _understands(upstream: Upstream, method: str, path: str, headers: Headers) -> bool:
     """A call without a key buys nothing on any lane: the provider says so best."""
-    return upstream.dialect.handles(method, path) and any(name in KEYS for name, _ in headers)
+    if not upstream.dialect.handles(method, path):
+        return False
+    return any(name in KEYS for name, _ in headers) or bool(upstream.dialect.secret(headers))

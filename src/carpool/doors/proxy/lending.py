@@ -13,17 +13,21 @@ from carpool.model import Headers
 
 LOCAL = frozenset({"127.0.0.1", "localhost", "::1"})
 _BEARER = ("authorization", "Bearer ")
-_FORMS = {"anthropic": (("x-api-key", ""), _BEARER), "openai": (_BEARER,)}
+_FORMS = {
+    "anthropic": (("x-api-key", ""), _BEARER),
+    "openai": (_BEARER,),
+    "azure": (("api-key", ""), _BEARER),
+}
 
 
-def key_header(dialect: str, key: str) -> tuple[str, str]:
-    """How a key is sent to a provider of this dialect."""
-    return forms(dialect, key)[0][0]
+def key_header(dialect: str, key: str, relative: str = "") -> tuple[str, str]:
+    """How a key is sent to a provider of this dialect, and of this relative where it has a way of its own."""
+    return forms(dialect, key, relative)[0][0]
 
 
-def forms(dialect: str, key: str) -> list[Headers]:
-    """Every way in which clients send a key of this dialect, the usual one first."""
-    return [((name, before + key),) for name, before in _FORMS[dialect]]
+def forms(dialect: str, key: str, relative: str = "") -> list[Headers]:
+    """Every way in which clients send such a key, the usual one first."""
+    return [((name, before + key),) for name, before in _FORMS.get(relative, _FORMS[dialect])]
 
 
 _PASSED_ON = frozenset({"forwarded", "via", "x-forwarded-for", "x-real-ip"})

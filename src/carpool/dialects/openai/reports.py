@@ -1,0 +1,138 @@
+"""What OpenAI and its relatives say about files and batches."""
+
+from __future__ import annotations
+
+import re
+from functools import lru_cache
+from typing import Any
+
+import msgspec
+
+from carpool.dialects.openai import errors
+from carpool.dialects.openai.relatives import Relative
+from carpool.dialects.openai.shapes import Shape, Told, nonce_of
+from carpool.errors import Garbled
+from carpool.ports import BatchReport
+
+FILES = "/v1/files"
+RESULTS_PAGE = 250  # results in a page, which is read as a whole
+
+_ID = re.compile(r"[a-zA-Z0-9_:.-]{1,200}")  # nothing that could turn a path elsewhere
+_DOTS = re.compile(r"\.+")
+_RUNNING = frozenset({"validating", "in_progress", "finalizing", "cancelling"})
+_ENDED = frozenset({"failed", "completed", "expired", "cancelled"})
+_UNREADABLE = (ValueError, RecursionError)
+
+
+class _File(msgspec.Struct):
+    id: str
+    filename: str = ""
+
+
+class _Files(msgspec.Struct):
+    data: list[_File]
+
+
+_MEMBERS = msgspec.json.Decoder(dict[str, msgspec.Raw])
+_FILE = msgspec.json.Decoder(_File)
+_FILES = msgspec.json.Decoder(_Files)
+_TEXT = msgspec.json.Decoder(str | None)
+_FLAG = msgspec.json.Decoder(bool | None)
+
+
+@lru_cache(maxsize=32)
+def _decoder(kind: Any) -> msgspec.json.Decoder[Any]:
+    return msgspec.json.Decoder(kind)
+
+
+def is_id(name: str) -> bool:
+    return _ID.fullmatch(name) is not None and not _DOTS.fullmatch(name)
+
+
+def uploaded(body: bytes) -> str:
+    try:
+        name = _FILE.decode(body).id
+    except _UNREADABLE as error:
+        raise Garbled(f"The provider's answer to an upload can't be understood: {error}.") from None
+    return _known(name)
+
+
+def nonces(body: bytes) -> dict[str, str]:
+    """Of a list of uploads: those that are named as carpool names them."""
+    try:
+        files = _FILES.decode(body).data
+    except _UNREADABLE as error:
+        raise Garbled(f"The provider's list of files can't be understood: {error}.") from None
+    return {file.id: nonce for file in files if (nonce := nonce_of(file.filename))}
+
+
+def report(relative: Relative, body: bytes) -> BatchReport:
+    try:
+        members = _MEMBERS.decode(body)
+        if relative.wrapped is not None and relative.wrapped in members:  # in answers to a create only
+            body = bytes(members[relative.wrapped])
+        told: Shape = _decoder(relative.shape).decode(body)
+    except _UNREADABLE as error:
+        raise Garbled(f"The provider's description of a batch can't be understood: {error}.") from None
+    return _report(relative, told.told())
+
+
+def page(relative: Relative, body: bytes, after: str | None) -> tuple[list[BatchReport], str | None]:
+    """One batch that can't be understood spoils the page: passing over it could hide a batch that is ours."""
+    items = relative.paging.items
+    try:
+        members = {} if items is None else _MEMBERS.decode(body)
+        listed: list[Shape] = _decoder(list[relative.shape]).decode(body if items is None else members[items])  # type: ignore[name-defined]
+        reports = [_report(relative, one.told()) for one in listed]
+        return reports, _next(relative, members, reports, after) if reports else None
+    except (KeyError, *_UNREADABLE) as error:
+        raise Garbled(f"The provider's list of batches can't be understood: {error}.") from None
+
+
+def _next(
+    relative: Relative, members: dict[str, msgspec.Raw], reports: list[BatchReport], after: str | None
+) -> str | None:
+    match relative.paging.next:
+        case "last_id":
+            more = "has_more" in members and _FLAG.decode(members["has_more"])
+            named = _TEXT.decode(members["last_id"]) if "last_id" in members else None
+            return (named or reports[-1].provider_id) if more else None
+        case "pagination_token":
+            return _TEXT.decode(members["pagination_token"]) or None if "pagination_token" in members else None
+        case "page":
+            return str(int(after or "0") + 1) if len(reports) >= relative.paging.most else None
+    return None
+
+
+def _report(relative: Relative, told: Told) -> BatchReport:
+    # A state that is not known yet must neither end a running batch nor be polled for ever.
+    ended = told.status in _ENDED or (told.status not in _RUNNING and told.ended_at is not None)
+    files = [_known(name) for name in told.files]
+    if ended and not files and not relative.pages_results and told.status == "completed" and told.done:
+        ended = False  # it says that there are results, and does not name them yet
+    failed = told.status == "failed" and not files
+    source = _known(told.source) if told.source else None
+    places = [f"{FILES}/{name}/content" for name in files]
+    if relative.pages_results:
+        places = [f"{relative.batches}/{_known(told.id)}/results?limit={RESULTS_PAGE}"]
+    return BatchReport(
+        provider_id=_known(told.id),
+        ended=ended,
+        cancelling=told.status == "cancelling",
+        count=told.count,
+        created_at=told.created_at,
+        expires_at=told.expires_at,
+        ended_at=told.ended_at,
+        results=tuple(places) if ended else None,
+        archived=False,
+        nonce=told.nonce,
+        failure=errors.failure(told.problems) if failed else None,
+        files=(*((source,) if source else ()), *files),
+        source=source,
+    )
+
+
+def _known(name: str) -> str:
+    if not is_id(name):
+        raise Garbled(f"The provider named something {name[:80]!r}, which can't be an id.")
+    return name
