@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-from carpool.dialects import ANTHROPIC, OPENAI
+from carpool.dialects import ANTHROPIC, OPENAI, RELATIVES, OpenAI
 from carpool.ports import Dialect, RawRequest
 
 
@@ -27,14 +28,29 @@ class Case:
     upload: dict[str, Any] | None = None  # what the provider says of an upload, where there is one
     ended: dict[str, Any] = field(default_factory=dict)  # what changes of `batch` when all is done
     places: int = 1  # how many files of results that makes
+    id_field: str = "id"
+    paged: Callable[[list[dict[str, Any]], tuple[str, ...], bool], Any] = lambda data, ids, more: {
+        "data": data,
+        "has_more": more,
+        "last_id": ids[-1] if ids else None,
+    }
+    counted: int = 3  # of the calls in `batch`, as it says
+    expires: bool = True  # the batch says when
+    next_page: str | None = "a"  # the cursor behind a page that ends with batch `a`
+    unrun: bool = True  # lines tell of calls that never ran
+    leaves_files: bool = True  # which the batch names
+    wish: str = ""  # with which a stream tells its usage
 
     def raw(self, body: bytes | None = None, extra: tuple[tuple[str, str], ...] = ()) -> RawRequest:
         body = json.dumps(self.params).encode() if body is None else body
         return RawRequest("POST", self.path, "", (*self.headers, *extra), body)
 
+    def named(self, name: str) -> dict[str, Any]:
+        """The batch under another id."""
+        return self.batch | {self.id_field: name}
+
     def page(self, *ids: str, more: bool = False) -> bytes:
-        data = [self.batch | {"id": name} for name in ids]
-        return json.dumps({"data": data, "has_more": more, "last_id": ids[-1] if ids else None}).encode()
+        return json.dumps(self.paged([self.named(name) for name in ids], ids, more)).encode()
 
 
 def line(result: dict[str, Any], custom_id: str = "nonce-1") -> bytes:
@@ -180,3 +196,134 @@ _OPENAI = Case(
 )
 
 CASES = {case.dialect.name: case for case in (_ANTHROPIC, _OPENAI)}
+
+# ---------------------------------------------------------------- OpenAI's relatives
+
+_CHAT = {
+    "id": "chatcmpl-1",
+    "object": "chat.completion",
+    "created": 1_795_000_000,
+    "model": "gpt-6-luna",
+    "choices": [{"index": 0, "message": {"role": "assistant", "content": "Hello."}, "finish_reason": "stop"}],
+    "usage": {"prompt_tokens": 12, "completion_tokens": 6, "total_tokens": 18},
+}
+_NONCE = "n" * 10
+
+
+def _relative(name: str, **more: Any) -> Case:
+    lines = {**_OPENAI.lines, "succeeded": openai_line(200, _CHAT)} | more.pop("lines", {})
+    return replace(
+        _OPENAI,
+        dialect=OpenAI(RELATIVES[name]),
+        path="/v1/chat/completions",
+        params={"model": "gpt-6-luna", "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 64},
+        answer=_CHAT,
+        lines=lines,
+        text_of_event="data: ",
+        wish="usage",
+        **more,
+    )
+
+
+def _flat(code: str | None) -> dict[str, Any]:
+    return {"object": "error", **openai_error(code)["error"]}
+
+
+def _xai_line(result: dict[str, Any]) -> bytes:
+    return json.dumps({"batch_request_id": "nonce-1", "batch_result": result}).encode()
+
+
+_TOGETHER = {
+    "id": "7c9a0000-0000-4000-8000-000000000001",
+    "status": "IN_PROGRESS",
+    "progress": 0.0,
+    "model_id": "m",
+    "input_file_id": "file-in",
+    "output_file_id": None,
+    "error_file_id": None,
+    "error": None,
+    "created_at": "2026-11-15T10:00:00Z",
+    "job_deadline": "2026-11-16T10:00:00Z",
+}
+_JOB = {
+    "id": "job-1",
+    "object": "batch",
+    "input_files": ["file-in"],
+    "endpoint": "/v1/chat/completions",
+    "model": "m",
+    "metadata": {"carpool_nonce": _NONCE},
+    "errors": [],
+    "status": "RUNNING",
+    "created_at": 1_795_000_000,
+    "total_requests": 3,
+    "completed_requests": 0,
+    "output_file": None,
+    "error_file": None,
+}
+_COUNTED = {
+    "batch_id": "batch_1",
+    "name": f"carpool-{_NONCE}",
+    "create_time": "2026-11-15T10:00:00Z",
+    "expire_time": "2026-12-15T10:00:00Z",
+    "cancel_time": None,
+    "state": {"num_requests": 3, "num_pending": 3, "num_success": 0, "num_error": 0, "num_cancelled": 0},
+}
+RELATIVE_CASES = {
+    "azure": _relative(
+        "azure",
+        batch=_OPENAI.batch
+        | {
+            "status": "In_progress",
+            "created_at": "2026-11-15T10:00:00Z",
+            "expires_at": "2026-11-16T10:00:00Z",
+            "request_counts": None,
+            "output_file_id": "",
+        },
+        ended={"status": "Completed", "output_file_id": "file-out", "error_file_id": "file-err"},
+        counted=0,
+    ),
+    "groq": _relative("groq"),
+    "together": _relative(
+        "together",
+        batch=_TOGETHER,
+        ended={"status": "COMPLETED", "output_file_id": "file-out", "error_file_id": "file-err"},
+        paged=lambda data, ids, more: data,
+        counted=0,
+        next_page=None,
+        lines={
+            "succeeded": json.dumps(
+                {"id": "br_1", "custom_id": "nonce-1", "response": {"status_code": 200, "body": _CHAT}}
+            ).encode(),
+            "errored": json.dumps(
+                {"id": "br_1", "custom_id": "nonce-1", "error": {"code": "batch_client_error", "message": "No."}}
+            ).encode(),
+        },
+    ),
+    "mistral": _relative(
+        "mistral",
+        batch=_JOB,
+        ended={"status": "SUCCESS", "output_file": "file-out", "error_file": "file-err"},
+        paged=lambda data, ids, more: {"object": "list", "data": data, "total": len(data)},
+        expires=False,
+        next_page=None,
+        lines={"errored": openai_line(400, _flat(None))},
+        errors={status: {"object": "error", **said["error"]} for status, said in _OPENAI.errors.items()},
+    ),
+    "xai": _relative(
+        "xai",
+        batch=_COUNTED,
+        ended={"state": {"num_requests": 3, "num_pending": 0, "num_success": 2, "num_error": 1, "num_cancelled": 0}},
+        places=1,
+        id_field="batch_id",
+        paged=lambda data, ids, more: {"batches": data, "pagination_token": ids[-1] if more else None},
+        expires=False,
+        unrun=False,
+        leaves_files=False,
+        lines={
+            "succeeded": _xai_line({"response": {"chat_get_completion": _CHAT}}),
+            "errored": _xai_line({"error": {"code": 400, "message": "No."}}),
+        },
+        errors={status: {"code": "c", "error": said["error"]["message"]} for status, said in _OPENAI.errors.items()},
+    ),
+}
+ALL = CASES | RELATIVE_CASES

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
-from dialects import CASES, Case
+from dialects import ALL, CASES, RELATIVE_CASES, Case
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -21,17 +21,19 @@ JSON = st.recursive(
 )
 
 
-@pytest.fixture(params=sorted(CASES))
+@pytest.fixture(params=sorted(ALL))
 def case(request: pytest.FixtureRequest) -> Case:
-    return CASES[request.param]
+    return ALL[request.param]
 
 
 def test_every_dialect_is_under_contract() -> None:
     assert set(CASES) == set(dialects.DIALECTS)
+    assert {*RELATIVE_CASES, "openai"} == set(dialects.RELATIVES)
 
 
-def test_dialects_are_found_by_name(case: Case) -> None:
-    assert dialects.get(case.dialect.name) is case.dialect
+@pytest.mark.parametrize("name", sorted(CASES))
+def test_dialects_are_found_by_name(name: str) -> None:
+    assert dialects.get(name) is CASES[name].dialect
 
 
 def test_an_unknown_name_is_a_mistake_in_the_config() -> None:
@@ -61,9 +63,9 @@ def test_only_stream_is_taken_out(case: Case, stream: bool) -> None:
 
 @settings(max_examples=60)
 @given(extra=st.dictionaries(st.text(), JSON, max_size=4), stream=st.booleans() | st.none(), ascii_only=st.booleans())
-@pytest.mark.parametrize("name", sorted(CASES))
+@pytest.mark.parametrize("name", sorted(ALL))
 def test_what_was_parsed_parses_to_the_same(name: str, extra: dict, stream: bool | None, ascii_only: bool) -> None:
-    case = CASES[name]
+    case = ALL[name]
     params = extra | case.params | ({} if stream is None else {"stream": stream})
     first = case.dialect.parse(case.raw(json.dumps(params, ensure_ascii=ascii_only).encode()))
     again = case.dialect.parse(case.raw(first.body))
@@ -111,13 +113,15 @@ def test_what_is_no_request_is_the_callers_fault(case: Case, body: bytes) -> Non
 
 @settings(max_examples=150)
 @given(body=st.binary(max_size=60) | st.text(alphabet='{}[]",:\\ud8e0-+1.null stream', max_size=60).map(str.encode))
-@pytest.mark.parametrize("name", sorted(CASES))
+@pytest.mark.parametrize("name", sorted(ALL))
 def test_no_foreign_exception_escapes_from_any_bytes(name: str, body: bytes) -> None:
-    case = CASES[name]
+    case = ALL[name]
     asked = (
         lambda: case.dialect.parse(case.raw(body)),
         lambda: case.dialect.report(body),
         lambda: case.dialect.page(body),
+        lambda: case.dialect.nonces(body),
+        lambda: case.dialect.result_page("/v1/results?limit=1", body),
         lambda: case.dialect.result_line(body),
         lambda: list(case.dialect.replay(body)),
     )
@@ -170,7 +174,8 @@ def test_lines_are_uploaded_where_a_create_does_not_carry_them(case: Case) -> No
     assert case.dialect.uploaded(json.dumps(case.upload).encode()) == case.upload["id"]
     create = case.dialect.create((), case.path, "n" * 10, case.upload["id"])
     assert case.upload["id"].encode() in create.body
-    assert b"n" * 10 in create.body
+    assert b"n" * 10 in create.body or case.dialect.naming(()) is not None
+    assert b"n" * 10 in case.dialect.frame("n" * 10)[0]
     for garbled in (b"", b"{}", b'{"id":"../batches"}', b'{"id":".."}'):
         with pytest.raises(Garbled):
             case.dialect.uploaded(garbled)
@@ -220,6 +225,8 @@ def test_calls_on_now_carry_their_headers_and_no_compression(case: Case) -> None
     [("succeeded", 200, False), ("errored", 400, False), ("expired", 504, True), ("canceled", 409, True)],
 )
 def test_every_kind_of_line(case: Case, result: str, status: int, retryable: bool) -> None:
+    if not case.unrun and result in ("expired", "canceled"):
+        return  # such a call is simply not among the results
     line = case.dialect.result_line(case.lines[result])
     assert (line.custom_id, line.result, line.status, line.retryable) == ("nonce-1", result, status, retryable)
     assert isinstance(json.loads(line.body), dict)
@@ -243,13 +250,14 @@ def test_a_garbled_line_is_said_to_be_so(case: Case, text: bytes) -> None:
 
 def test_reports_and_pages(case: Case) -> None:
     report = case.dialect.report(json.dumps(case.batch).encode())
-    assert (report.ended, report.cancelling, report.count, report.archived) == (False, False, 3, False)
-    assert report.expires_at == report.created_at + case.dialect.limits.window
+    assert (report.ended, report.cancelling, report.count, report.archived) == (False, False, case.counted, False)
+    if case.expires:
+        assert report.expires_at == report.created_at + case.dialect.limits.window
     assert case.dialect.page(case.page("b", "a")) == (
-        [case.dialect.report(json.dumps(case.batch | {"id": name}).encode()) for name in "ba"],
+        [case.dialect.report(json.dumps(case.named(name)).encode()) for name in "ba"],
         None,
     )
-    assert case.dialect.page(case.page("b", "a", more=True))[1] == "a"
+    assert case.dialect.page(case.page("b", "a", more=True))[1] == case.next_page
 
 
 def test_an_ended_batch_says_where_its_results_are(case: Case) -> None:
@@ -258,12 +266,12 @@ def test_an_ended_batch_says_where_its_results_are(case: Case) -> None:
     assert done.ended
     assert done.failure is None
     assert len(done.results or ()) == case.places
-    told = case.dialect.results_at(case.batch["id"])
+    told = case.dialect.results_at(case.batch[case.id_field])
     assert told in (None, done.results)
     assert (done.nonce is not None) is case.dialect.tells_nonces
     asks = [case.dialect.forget((), name) for name in done.files]
     assert all(ask is not None and ask.method == "DELETE" for ask in asks)
-    assert bool(asks) is (case.upload is not None)
+    assert bool(asks) is (case.upload is not None and case.leaves_files)
 
 
 @pytest.mark.parametrize("name", ["", "..", "../x", "a/b", "a?b", "a b", "x" * 300])
@@ -272,7 +280,7 @@ def test_no_id_turns_a_request_elsewhere(case: Case, name: str) -> None:
         with pytest.raises(Misuse):
             ask((), name)
     with pytest.raises(Garbled):
-        _done(case, id=name)
+        _done(case, **{case.id_field: name})
 
 
 @pytest.mark.parametrize("status", [400, 401, 403, 404, 413, 429, 500, 529])
@@ -303,7 +311,7 @@ def test_errors_are_json_and_can_be_read_back(case: Case) -> None:
 
 def test_a_replay_is_a_stream_of_whole_events_with_the_same_usage(case: Case) -> None:
     body = json.dumps(case.answer, indent=2).encode()
-    events = list(case.dialect.replay(body))
+    events = list(case.dialect.replay(body, case.wish))
     assert all(event.startswith(case.text_of_event.encode()) and event.endswith(b"\n\n") for event in events)
     assert all(b"\n\n" not in event[:-2] for event in events)
     tap = case.dialect.usage_tap()

@@ -34,6 +34,9 @@ def mock(
         int | None,
         typer.Option(help="OpenAI: prompt tokens that may wait in batches of one model; no limit unless given.", min=1),
     ] = None,
+    relative: Annotated[
+        str, typer.Option(help="Whose habits OpenAI's part has: openai, azure, groq, together, mistral or xai.")
+    ] = "openai",
     webhook_url: Annotated[
         str | None, typer.Option(help="OpenAI: where to post signed events about ended batches.")
     ] = None,
@@ -42,7 +45,8 @@ def mock(
     """Serve a stand-in for the APIs of Anthropic and OpenAI: limits, timing, faults, and a bill of its own.
 
     It takes any key. Point an SDK, or carpool serve --upstream, at http://127.0.0.1:8788. At
-    http://127.0.0.1:8788/v1 it stands in for OpenAI, with files, batches, the flex tier and webhooks.
+    http://127.0.0.1:8788/v1 it stands in for OpenAI, with files, batches, the flex tier and webhooks; with --relative
+    for one of its relatives.
     """
     try:
         config = MockConfig(
@@ -53,7 +57,9 @@ def mock(
             sync_rpm=sync_rpm,
             faults=_faults(fault or []),
             openai=OpenAIConfig(
-                enqueued_tokens={} if enqueued_tokens is None else {"*": enqueued_tokens}, webhook_url=webhook_url
+                relative=relative,
+                enqueued_tokens={} if enqueued_tokens is None else {"*": enqueued_tokens},
+                webhook_url=webhook_url,
             ),
         )
     except ValueError as error:

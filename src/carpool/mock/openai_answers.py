@@ -5,6 +5,7 @@ from typing import Any
 from carpool.mock.bill import Usage
 from carpool.mock.openai_cache import CacheUse
 from carpool.mock.openai_digest import Asked
+from carpool.mock.openai_relatives import TABLE
 
 Answer = dict[str, Any]
 
@@ -41,6 +42,7 @@ def usage_of(asked: Asked, cached: CacheUse) -> Usage:
 
 
 def completion(asked: Asked, usage: Usage, completion_id: str, created: int) -> Answer:
+    apart = usage.thinking if TABLE[asked.spec.house].reasoning_apart else 0
     choice = {"index": 0, "message": _message(asked), "logprobs": None, "finish_reason": _finish(asked)}
     return {
         "id": completion_id,
@@ -50,7 +52,7 @@ def completion(asked: Asked, usage: Usage, completion_id: str, created: int) -> 
         "choices": [choice] + [{**choice, "index": n} for n in range(1, asked.body.get("n") or 1)],
         "usage": {
             "prompt_tokens": usage.total_input,
-            "completion_tokens": usage.output,
+            "completion_tokens": usage.output - apart,
             "total_tokens": usage.total_input + usage.output,
             "prompt_tokens_details": {
                 "cached_tokens": usage.read,

@@ -1,37 +1,56 @@
 """OpenAI's endpoints beside Anthropic's: whose wire a request is, and who answers it."""
 
 import re
+from functools import lru_cache
 
 from carpool.mock import openai_batches_api, openai_files_api, openai_sync
 from carpool.mock.errors import ApiError
 from carpool.mock.http import Reply, Request, json_reply
-from carpool.mock.openai_errors import OpenAIError, error_body, status_of
+from carpool.mock.openai_errors import OpenAIError
+from carpool.mock.openai_relatives import TABLE
 from carpool.mock.openai_sale import PATHS
-from carpool.mock.routes import find_route, route
+from carpool.mock.routes import Route, find_route, route
 from carpool.mock.state import Caller, State, credential_of
 
-_OWN = re.compile(r"/v1/(chat|responses|embeddings|completions|moderations|files|batches)(/.*)?")
+_OWN = re.compile(r"/v1/(chat|responses|embeddings|completions|moderations|files|batch|batches)(/.*)?")
 _MODELS = re.compile(r"/v1/models(?:/([^/]+))?")
 _NO_KEY = (
     "You didn't provide an API key. You need to provide your API key in an Authorization header using Bearer auth "
     "(i.e. Authorization: Bearer YOUR_KEY)."
 )
 
-_FILES, _BATCHES = "/v1/files", "/v1/batches"
-ROUTES = (
+_FILES = "/v1/files"
+_SYNC = (
     *(route(name, "POST", path, openai_sync.call) for path, name in PATHS.items()),
     route("models", "GET", "/v1/models", openai_sync.models),
     route("models", "GET", "/v1/models/{id}", openai_sync.model),
-    route("upload", "POST", _FILES, openai_files_api.upload, "batch"),
-    route("files", "GET", _FILES, openai_files_api.listing, "batch"),
-    route("file", "GET", f"{_FILES}/{{id}}", openai_files_api.retrieve, "batch"),
-    route("delete", "DELETE", f"{_FILES}/{{id}}", openai_files_api.delete, "batch"),
-    route("results", "GET", f"{_FILES}/{{id}}/content", openai_files_api.content, "batch"),
-    route("create", "POST", _BATCHES, openai_batches_api.create, "batch"),
-    route("list", "GET", _BATCHES, openai_batches_api.listing, "batch"),
-    route("retrieve", "GET", f"{_BATCHES}/{{id}}", openai_batches_api.retrieve, "batch"),
-    route("cancel", "POST", f"{_BATCHES}/{{id}}/cancel", openai_batches_api.cancel, "batch"),
 )
+
+
+_PAGED = (route("results", "GET", "/v1/batches/{id}/results", openai_batches_api.results, "batch"),)
+
+
+@lru_cache
+def _routes(relative: str) -> tuple[Route, ...]:
+    habits = TABLE[relative]
+    batches = habits.batches
+    return (
+        *_SYNC,
+        route("upload", "POST", habits.uploads, openai_files_api.upload, "batch"),
+        route("files", "GET", _FILES, openai_files_api.listing, "batch"),
+        route("file", "GET", f"{_FILES}/{{id}}", openai_files_api.retrieve, "batch"),
+        route("delete", "DELETE", f"{_FILES}/{{id}}", openai_files_api.delete, "batch"),
+        route("results", "GET", f"{_FILES}/{{id}}/content", openai_files_api.content, "batch"),
+        route("create", "POST", batches, openai_batches_api.create, "batch"),
+        route("list", "GET", batches, openai_batches_api.listing, "batch"),
+        route("retrieve", "GET", f"{batches}/{{id}}", openai_batches_api.retrieve, "batch"),
+        route("cancel", "POST", f"{batches}/{{id}}{habits.cancel}", openai_batches_api.cancel, "batch"),
+        *(
+            (route("results", "GET", f"{batches}/{{id}}/results", openai_batches_api.results, "batch"),)
+            if habits.pages_results
+            else ()
+        ),
+    )
 
 
 def speaks_openai(request: Request) -> bool:
@@ -48,16 +67,27 @@ async def answer_openai(state: State, request: Request, headers: dict[str, str])
     try:
         return await _answer(state, request, headers)
     except ApiError as error:
-        return json_reply(error_body(error), status_of(error), error.headers)
+        habits = state.config.openai.habits
+        return json_reply(habits.error(error), habits.status(error), error.headers)
 
 
 async def _answer(state: State, request: Request, headers: dict[str, str]) -> Reply:
     if request.method == "GET" and "upgrade" in request.headers and request.path == "/v1/responses":
         return Reply(426, b"", {"upgrade": "websocket"})  # no WebSocket here: Codex then posts
-    found = find_route(ROUTES, request)
-    if found is None:
+    own = state.config.openai
+    found = find_route(_routes(own.relative), request)
+    versioned = own.api_version is None or request.query.get("api-version") == own.api_version
+    if found is None or not versioned:
         raise OpenAIError(f"Invalid URL ({request.method} {request.path})", kind="not_found_error")
     way, parts = found
+    if way.kind == "batch" and own.no_batches is not None:
+        return Reply(own.no_batches, b"There is nothing here.", {"content-type": "text/plain"})
+    if (
+        way.kind == "batch"
+        and own.habits.asks_browser
+        and not request.headers.get("user-agent", "").startswith("Mozilla/")
+    ):
+        return Reply(403, b"error code: 1010", {"content-type": "text/plain"})
     caller = _caller(state, way.name, request)
     try:
         return await way.handler(state, caller, request, *parts)

@@ -39,6 +39,9 @@ class OpenAIBatch(Batch):
     validated_at: float
     finalize_s: float
     keep_files_s: float
+    name: str | None = None
+    house: str = "openai"
+    """Whose habits it has."""
     flaw: Problem | None = None
     """What is wrong with the file; it shows when the file has been read."""
     crowded: bool = False
@@ -132,6 +135,7 @@ class OpenAIBatch(Batch):
             "cancelled_at": self._stamp(self.ends_at if status == "cancelled" else None),
             "request_counts": self._counts(),
             "metadata": self.metadata,
+            "name": self.name,
             "usage": self._used() if self.closed and self.failure is None else None,
         }
 

@@ -3,22 +3,22 @@
 import asyncio
 from collections.abc import Mapping
 from itertools import islice
+from operator import itemgetter
 from typing import Any
 
-from carpool.mock.faults import AFTER_CANCEL, AFTER_CREATE, BEFORE_CANCEL, BEFORE_CREATE, POLL
+from carpool.mock.faults import AFTER_CANCEL, AFTER_CREATE, BEFORE_CANCEL, BEFORE_CREATE, POLL, RESULTS
 from carpool.mock.http import Reply, Request, json_reply
 from carpool.mock.limits import retry_after
-from carpool.mock.openai_azure import as_azure
 from carpool.mock.openai_batch import OpenAIBatch
-from carpool.mock.openai_errors import OpenAIError, missing, wrong_type
+from carpool.mock.openai_errors import OpenAIError, wrong_type
 from carpool.mock.openai_files import StoredFile
-from carpool.mock.openai_files_api import kept, limit_of, listed
+from carpool.mock.openai_files_api import kept, limit_of
 from carpool.mock.openai_intake import read_file
-from carpool.mock.openai_sale import PATHS
+from carpool.mock.openai_results import all_results
+from carpool.mock.openai_views import array
 from carpool.mock.state import GARBAGE, Caller, State
 
 _MB = 1_000_000
-_MOST_METADATA, _LONGEST_KEY, _LONGEST_VALUE = 16, 64, 512
 
 
 async def create(state: State, caller: Caller, request: Request) -> Reply:
@@ -26,24 +26,22 @@ async def create(state: State, caller: Caller, request: Request) -> Reply:
     _limit_creates(state, caller)
     body, _ = await request.json(_MB)
     await state.box.strike(BEFORE_CREATE, accepted=False)
-    _check(body, state.config.openai.windows)
-    file = _input(state, caller, body["input_file_id"])
+    own = state.config.openai
+    order = own.habits.order(body, own.habits.endpoints, own.windows or own.habits.windows)
+    file = _input(state, caller, order.file_id)
     data = b"".join(file.lines())
-    contents = await read_file(data, body["endpoint"], state.config.mean_output_tokens, state.config.openai)
+    contents = await read_file(data, order, state.config.mean_output_tokens, own)
     if state.box.roll("create_slow"):
         await asyncio.sleep(state.config.faults.create_slow_s)
     batch = state.accept_openai(
         caller,
         contents,
-        body["endpoint"],
-        file.id,
-        window=body["completion_window"],
-        metadata=body.get("metadata"),
+        order,
         keep_files_s=_keep(body),
     )
     view = _shown(state, batch)  # before anything happens to it: always `validating`
     await state.box.strike(AFTER_CREATE, accepted=True)
-    return json_reply(view)
+    return json_reply(*own.habits.created(view))
 
 
 async def retrieve(state: State, caller: Caller, request: Request, batch_id: str) -> Reply:
@@ -59,11 +57,30 @@ async def listing(state: State, caller: Caller, request: Request) -> Reply:
     await state.box.strike(POLL, accepted=False)
     if state.box.roll("poll_garbage"):
         return GARBAGE
-    now, limit, project = state.now(), limit_of(request, 20, 100), state.project(caller)
+    now, project, habits = state.now(), state.project(caller), state.config.openai.habits
     project.advance(now)
-    found = project.older(request.query.get("after"))
-    page = list(islice((batch for batch in found if batch.listed_from <= now), limit + 1))
-    return json_reply(listed([_shown(state, batch) for batch in page[:limit]], len(page) > limit))
+    asked = request.query
+    limit = limit_of(request, 20, 100)
+    found = project.older(asked.get("after") or asked.get("pagination_token"))
+    visible = (batch for batch in found if batch.listed_from <= now)
+    page = list(islice(visible, int(asked.get("page", 0)) * limit, None))
+    if "page" not in asked and habits.listed is array:
+        limit = len(page)
+    more, page = len(page) > limit, page[:limit]
+    token = page[-1].id if page else None
+    return json_reply(habits.listed([_shown(state, batch) for batch in page], more, token))
+
+
+async def results(state: State, caller: Caller, request: Request, batch_id: str) -> Reply:
+    """Results without files: sorted by id, in pages."""
+    await state.enter(caller)
+    await state.box.strike(RESULTS, accepted=False)
+    batch, limit = _find(state, caller, batch_id), limit_of(request, 100, 1000)
+    after = request.query.get("pagination_token", "")
+    rows = sorted(all_results(batch), key=itemgetter("batch_request_id")) if batch.closed else []
+    left = [row for row in rows if row["batch_request_id"] > after]
+    page, more = left[:limit], len(left) > limit
+    return json_reply({"results": page, "pagination_token": page[-1]["batch_request_id"] if more else None})
 
 
 async def cancel(state: State, caller: Caller, request: Request, batch_id: str) -> Reply:
@@ -85,8 +102,7 @@ async def cancel(state: State, caller: Caller, request: Request, batch_id: str) 
 
 
 def _shown(state: State, batch: OpenAIBatch) -> dict[str, Any]:
-    view = batch.view()
-    return as_azure(view) if state.config.openai.azure else view
+    return state.config.openai.habits.view(batch.view())
 
 
 def _limit_creates(state: State, caller: Caller) -> None:
@@ -97,40 +113,6 @@ def _limit_creates(state: State, caller: Caller) -> None:
         )
         error.headers["retry-after"] = retry_after(wait)
         raise error
-
-
-def _check(body: Any, windows: frozenset[str]) -> None:
-    if not isinstance(body, dict):
-        raise OpenAIError("We could not parse the JSON body of your request: it is not an object.")
-    for name in ("input_file_id", "endpoint", "completion_window"):
-        if body.get(name) is None:
-            raise missing(name)
-        if not isinstance(body[name], str):
-            raise wrong_type(name, "a string", body[name])
-    if body["endpoint"] not in PATHS:
-        supported = ", ".join(f"'{path}'" for path in PATHS)
-        message = f"Invalid value: '{body['endpoint']}'. Supported values are: {supported}."
-        raise OpenAIError(message, "endpoint", "invalid_value")
-    if body["completion_window"] not in windows:
-        message = (
-            f"Invalid value: '{body['completion_window']}'. Value must be {' or '.join(map(repr, sorted(windows)))}."
-        )
-        raise OpenAIError(message, "completion_window", "invalid_value")
-    metadata = body.get("metadata")
-    if metadata is not None:
-        _check_metadata(metadata)
-
-
-def _check_metadata(metadata: Any) -> None:
-    if not isinstance(metadata, Mapping):
-        raise wrong_type("metadata", "an object", metadata)
-    if len(metadata) > _MOST_METADATA:
-        raise OpenAIError("Invalid 'metadata': too many properties.", "metadata", "object_above_max_properties")
-    for name, value in metadata.items():
-        if not isinstance(value, str):
-            raise wrong_type(f"metadata.{name}", "a string", value)
-        if len(name) > _LONGEST_KEY or len(value) > _LONGEST_VALUE:
-            raise OpenAIError("Invalid 'metadata': string too long.", "metadata", "string_above_max_length")
 
 
 def _keep(body: Mapping[str, Any]) -> float | None:
@@ -148,8 +130,9 @@ def _input(state: State, caller: Caller, file_id: str) -> StoredFile:
     if file is None or now < file.usable_from:
         message = f"Cannot find file {file_id}, or project {project.id} does not have access to it."
         raise OpenAIError(message, "file_id")
-    if file.purpose != "batch":
-        raise OpenAIError(f"File {file_id} has the purpose '{file.purpose}', not 'batch'.", "file_id")
+    wanted = state.config.openai.habits.purpose
+    if file.purpose != wanted:
+        raise OpenAIError(f"File {file_id} has the purpose '{file.purpose}', not '{wanted}'.", "file_id")
     return file
 
 

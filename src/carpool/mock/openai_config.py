@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 
 from carpool.mock.latency import Constant, Latency
+from carpool.mock.openai_relatives import OPENAI, TABLE, Habits
 
 DAY = 86_400.0
 _AT_ONCE = Constant(0.0)
@@ -34,10 +35,15 @@ class OpenAIConfig:
     """Prompt tokens that may be in unfinished batches, by model; `*` is for the models not named."""
     keep_files_s: float = 30 * DAY
     # Relatives.
-    windows: frozenset[str] = frozenset({"24h"})
-    """Completion windows that a create may ask for. They are not kept: `expiry_s` says when a batch expires."""
-    azure: bool = False
-    """Batches look as Azure shows them, and every one leaves an error file, if an empty one."""
+    relative: str = "openai"
+    """Whose habits it has: a row of `openai_relatives.TABLE`."""
+    windows: frozenset[str] | None = None
+    """Completion windows that a create may ask for; None: those of the relative. They are not kept: `expiry_s` says
+    when a batch expires."""
+    api_version: str | None = None
+    """The query that every request must have, as at Azure; None: no such thing."""
+    no_batches: int | None = None
+    """The status with which all that has to do with batches is answered, as at most servers that speak this wire."""
     # Webhooks.
     webhook_url: str | None = None
     """None: nobody is told. Can be set later, with `tell`."""
@@ -46,6 +52,23 @@ class OpenAIConfig:
     webhook_attempts: int = 5
     webhook_backoff_s: float = 1.0
     """Before the second attempt; doubled before each further one."""
+
+    def __post_init__(self) -> None:
+        if self.relative not in TABLE:
+            raise ValueError(f"there is no relative {self.relative!r}, only {', '.join(TABLE)}")
+
+    @property
+    def habits(self) -> Habits:
+        return TABLE[self.relative]
+
+    @property
+    def most_requests(self) -> int:
+        chosen = self.max_batch_requests
+        return self.habits.max_requests if chosen == OPENAI.max_requests else chosen
+
+    @property
+    def most_bytes(self) -> int:
+        return self.habits.max_bytes if self.max_file_bytes == OPENAI.max_bytes else self.max_file_bytes
 
     def token_limit(self, model: str) -> int | None:
         return self.enqueued_tokens.get(model, self.enqueued_tokens.get("*"))

@@ -28,7 +28,13 @@ class OpenAIError(ApiError):
         self.code = code
 
 
+class Full(OpenAIError):
+    """Groq's flex tier has no room: a status that nobody else has."""
+
+
 def status_of(error: ApiError) -> int:
+    if isinstance(error, Full):
+        return 498
     return _SHAPES[error.kind][0] if error.kind in _SHAPES else error.status
 
 
@@ -38,6 +44,31 @@ def error_body(error: ApiError) -> dict[str, Any]:
     if isinstance(error, OpenAIError):
         param, code = error.param, error.code
     return {"error": {"message": error.message, "type": kind, "param": param, "code": code}}
+
+
+def flat_status(error: ApiError) -> int:
+    """As Mistral has it: what does not fit the form of a request is 422."""
+    return 422 if _misshapen(error) else status_of(error)
+
+
+def flat_body(error: ApiError) -> dict[str, Any]:
+    told = error_body(error)["error"]
+    if _misshapen(error):
+        return {"detail": [{"type": "value_error", "loc": ["body", told["param"]], "msg": told["message"]}]}
+    return {"object": "error", **told}
+
+
+def _misshapen(error: ApiError) -> bool:
+    return isinstance(error, OpenAIError) and error.kind == "invalid_request_error" and error.param is not None
+
+
+def text_status(error: ApiError) -> int:
+    """As xAI has it, where a wrong key is a bad request."""
+    return 400 if error.kind == "authentication_error" else status_of(error)
+
+
+def text_body(error: ApiError) -> dict[str, Any]:
+    return {"code": error_body(error)["error"]["type"], "error": error.message}
 
 
 def missing(name: str) -> OpenAIError:

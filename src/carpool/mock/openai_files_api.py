@@ -97,18 +97,20 @@ async def _bounded(request: Request, limit: int) -> AsyncIterator[bytes]:
 
 def _store(state: State, caller: Caller, form: dict[str, Part]) -> StoredFile:
     file, purpose = form.get("file"), _field(form, "purpose")
+    habits = state.config.openai.habits
     if file is None or file.filename is None:
         raise missing("file")
-    if purpose not in _PURPOSES:
+    named = _field(form, "file_name") if habits.asks_file_name else file.filename
+    if purpose not in _PURPOSES and purpose != habits.purpose:
         raise OpenAIError(f"'{purpose}' is not one of {list(_PURPOSES)} - 'purpose'", "purpose")
-    if purpose == "batch" and not file.filename.endswith(".jsonl"):
+    if purpose == habits.purpose and not named.endswith(".jsonl"):
         raise OpenAIError("Invalid file format for Batch API. Must be .jsonl")
     if len(file.content) > state.config.openai.max_upload_bytes:
         raise OpenAIError("File is too large.")
     now, data = state.now(), bytes(file.content)
     stored = StoredFile(
         id=state.new_file_id(),
-        filename=file.filename,
+        filename=named,
         purpose=purpose,
         created=now,
         expires=now + _kept(form, state.config.openai.keep_files_s),
@@ -161,7 +163,7 @@ def _find(state: State, caller: Caller, file_id: str) -> StoredFile:
 
 
 def limit_of(request: Request, default: int, most: int) -> int:
-    text = request.query.get("limit", str(default))
+    text = request.query.get("limit") or request.query.get("page_size") or str(default)
     if not text.isdigit() or not 1 <= int(text) <= most:
         raise OpenAIError(f"Invalid 'limit': it must be between 1 and {most}.", "limit")
     return int(text)

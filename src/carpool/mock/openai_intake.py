@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,8 +19,8 @@ from carpool.mock.openai_batch import OpenAIBatch, Problem, Refused, problem
 from carpool.mock.openai_config import OpenAIConfig
 from carpool.mock.openai_digest import Asked
 from carpool.mock.openai_embeddings import inputs_of
-from carpool.mock.openai_errors import error_body, status_of
 from carpool.mock.openai_models import find_model
+from carpool.mock.openai_orders import Order
 from carpool.mock.openai_sale import PATHS, read
 
 _YIELD_EVERY = 1000
@@ -45,9 +45,9 @@ class _Flawed(Exception):
         self.problem = problem(code, message, line, param)
 
 
-async def read_file(data: bytes, endpoint: str, mean_output: int, limits: OpenAIConfig) -> Contents:
+async def read_file(data: bytes, order: Order, mean_output: int, limits: OpenAIConfig) -> Contents:
     """Reads it all, letting others run in between. The first flaw ends it: then there is nothing but the flaw."""
-    reader = _Reader(endpoint, mean_output, limits)
+    reader = _Reader(order, mean_output, limits)
     try:
         reader.begin(data)
         for number, line in enumerate(_lines(data), 1):
@@ -73,11 +73,13 @@ def _lines(data: bytes) -> Iterator[memoryview]:
 class _Reader:
     """Reads the lines. Where a code was never seen on the wire, it is the one that Azure documents."""
 
-    def __init__(self, endpoint: str, mean_output: int, limits: OpenAIConfig) -> None:
+    def __init__(self, order: Order, mean_output: int, limits: OpenAIConfig) -> None:
         self.contents = Contents()
+        self._habits = limits.habits
+        self._model = order.model
         self._limits = limits
         self._inputs = 0
-        self._endpoint = endpoint
+        self._endpoint = order.endpoint
         self._mean_output = mean_output
         self._seen: set[str] = set()
         self._shared: dict[bytes, Any] = {}
@@ -85,15 +87,19 @@ class _Reader:
     def begin(self, data: bytes) -> None:
         if not data.strip():
             raise _Flawed("empty_file", "The input file is empty.")
-        if len(data) > self._limits.max_file_bytes:
-            message = f"The file is larger than the {self._limits.max_file_bytes:,} bytes allowed."
+        if len(data) > self._limits.most_bytes:
+            message = f"The file is larger than the {self._limits.most_bytes:,} bytes allowed."
             raise _Flawed("file_too_large", message)
 
     def take(self, number: int, line: memoryview) -> None:
-        if number > self._limits.max_batch_requests:
-            message = f"The file holds more than the {self._limits.max_batch_requests:,} requests allowed."
+        if number > self._limits.most_requests:
+            message = f"The file holds more than the {self._limits.most_requests:,} requests allowed."
             raise _Flawed("too_many_tasks", message)
+        if self._habits.max_line is not None and len(line) > self._habits.max_line:
+            raise _Flawed("line_too_large", f"Line {number} is larger than {self._habits.max_line:,} bytes.", number)
         body = self._envelope(number, _object(number, line))
+        if self._model is not None:  # the batch says which
+            body = {**body, "model": self._model}
         self._check_model(number, body)
         if body.get("stream"):
             raise _Flawed(
@@ -113,7 +119,8 @@ class _Reader:
             raise _Flawed("too_many_tasks", message)
 
     def _envelope(self, number: int, line: dict[str, Any]) -> dict[str, Any]:
-        for name in ("custom_id", "method", "url", "body"):
+        plain = self._habits.plain_lines
+        for name in ("custom_id", "body") if plain else ("custom_id", "method", "url", "body"):
             if line.get(name) is None:
                 raise _Flawed("missing_required_parameter", f"Missing required parameter: '{name}'.", number, name)
         custom_id, body = line["custom_id"], line["body"]
@@ -122,9 +129,9 @@ class _Reader:
         if custom_id in self._seen:
             message = f"The custom_id for this request is a duplicate of another request: '{custom_id}'."
             raise _Flawed("duplicate_custom_id", message, number, "custom_id")
-        if line["method"] != "POST":
+        if not plain and line["method"] != "POST":
             raise _Flawed("invalid_method", "The method must be POST.", number, "method")
-        if line["url"] != self._endpoint:
+        if not plain and line["url"] != self._endpoint:
             message = f"The URL provided for this request does not match the batch endpoint {self._endpoint}."
             raise _Flawed("invalid_url", message, number, "url")
         self._seen.add(custom_id)
@@ -149,7 +156,7 @@ class _Reader:
         try:
             asked = read(PATHS[self._endpoint], body, self._mean_output)
         except ApiError as error:
-            return Refused(error.kind, error.message, status_of(error), error_body(error))
+            return Refused(error.kind, error.message, self._habits.status(error), self._habits.error(error))
         if asked.endpoint in ("embeddings", "moderations"):
             return asked
         # Tens of thousands are kept until their batch is collected: only what an answer repeats, and that once.
@@ -179,12 +186,9 @@ class OpenAIIntake:
         project: str,
         credential: str,
         contents: Contents,
-        endpoint: str,
-        input_file_id: str,
+        order: Order,
         now: float,
         *,
-        window: str = "24h",
-        metadata: Mapping[str, str] | None = None,
         keep_files_s: float | None = None,
         stranger: bool = False,
     ) -> OpenAIBatch:
@@ -207,11 +211,13 @@ class OpenAIIntake:
             listed_from=fate.listed_from(now, stranger),
             clock_offset=fate.box.faults.clock_offset_s,
             stranger=stranger,
-            endpoint=endpoint,
+            endpoint=order.endpoint,
             model=contents.model,
-            input_file_id=input_file_id,
-            window=window,
-            metadata=metadata,
+            input_file_id=order.file_id,
+            window=order.window,
+            metadata=order.metadata,
+            name=order.name,
+            house=own.relative,
             tokens=contents.tokens,
             validated_at=validated,
             finalize_s=own.finalizing_latency.draw(fate.rng),

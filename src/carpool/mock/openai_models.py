@@ -27,6 +27,8 @@ class OpenAISpec:
     use: str = "talk"
     """`talk`, `embed`, `complete` or `moderate`: which endpoints it serves."""
     batch: bool = True
+    house: str = "openai"
+    """Who sells it: a row of `openai_relatives.TABLE`."""
 
 
 def _line(id: str, usd: float, out: float, read: float, **more: object) -> OpenAISpec:  # noqa: A002
@@ -72,12 +74,28 @@ CATALOGUE: dict[str, OpenAISpec] = {
     )
 }
 
+_SAME = {"flex": 100}  # larger limits, the same price
+
+RELATIVES_CATALOGUE: dict[str, OpenAISpec] = {
+    spec.id: spec
+    for spec in (
+        _line("openai/gpt-oss-120b", 0.15, 0.6, 0.075, tiers=_SAME, thinks=False, house="groq"),
+        _line("qwen/qwen3.8-27b", 0.8, 4, 0, tiers=_SAME, thinks=False, house="groq"),
+        _line("meta-llama/Llama-3.3-70B-Instruct-Turbo", 0.88, 0.88, 0, thinks=False, house="together"),
+        _line("mistral-small-latest", 0.15, 0.6, 0.015, thinks=False, house="mistral"),
+        _line("mistral-large-latest", 0.5, 1.5, 0.05, thinks=False, house="mistral"),
+        _line("mistral-embed", 0.1, 0, 0, dimensions=1024, use="embed", house="mistral"),
+        _line("grok-4.3", 1.25, 2.5, 0.2, thinks=False, house="xai"),
+        _line("grok-4.7", 2, 6, 0.5, thinks=False, batch=False, house="xai"),
+    )
+}
+
 _DATED = re.compile(r"-\d{4}-\d{2}-\d{2}$")
 
 
 def find_model(name: str) -> OpenAISpec | None:
     """The model called `name`; a dated snapshot (`…-2025-08-07`) is its family's model."""
-    return CATALOGUE.get(name) or CATALOGUE.get(_DATED.sub("", name))
+    return CATALOGUE.get(name) or CATALOGUE.get(_DATED.sub("", name)) or RELATIVES_CATALOGUE.get(name)
 
 
 def model_info(spec: OpenAISpec) -> dict[str, object]:

@@ -69,7 +69,7 @@ class Project(Shelf[OpenAIBatch]):
 
     def _ended(self, batch: OpenAIBatch) -> None:
         batch.at = batch.ends_at
-        if batch.failure is None:
+        if batch.failure is None and not self._config.openai.habits.pages_results:
             batch.output_file_id = self._leave(batch, "output")
             batch.error_file_id = self._leave(batch, "error")
         if not batch.stranger:
@@ -78,7 +78,7 @@ class Project(Shelf[OpenAIBatch]):
     def _leave(self, batch: OpenAIBatch, what: str) -> str | None:
         """A result file, unless it would be empty."""
         lines = output_lines if what == "output" else error_lines
-        always = what == "error" and self._config.openai.azure
+        always = what == "error" and self._config.openai.habits.error_file_always
         if not always and next(lines(batch), None) is None:
             return None
         file = StoredFile(

@@ -1,6 +1,8 @@
 """The lines of OpenAI's output and error files, rendered as they are asked for."""
 
 from collections.abc import Iterator
+from contextlib import suppress
+from typing import Any
 
 import msgspec
 
@@ -9,7 +11,8 @@ from carpool.mock.errors import ApiError
 from carpool.mock.lines import told
 from carpool.mock.openai_batch import OpenAIBatch, Refused
 from carpool.mock.openai_digest import Asked
-from carpool.mock.openai_errors import error_body, status_of
+from carpool.mock.openai_errors import error_body
+from carpool.mock.openai_relatives import TABLE
 from carpool.mock.openai_sale import answer, name_of
 
 _encode = msgspec.json.Encoder().encode
@@ -32,12 +35,22 @@ def output_lines(batch: OpenAIBatch) -> Iterator[bytes]:
 
 def error_lines(batch: OpenAIBatch) -> Iterator[bytes]:
     """What failed, and what never ran."""
-    return told(
-        batch,
-        lambda index: _line(batch, index),
-        lambda index: _unknown(batch, index),
-        lambda index: batch.outcomes[index] != Outcome.SUCCEEDED,
+    return filter(
+        None,
+        told(
+            batch,
+            lambda index: _line(batch, index),
+            lambda index: _unknown(batch, index),
+            lambda index: batch.outcomes[index] != Outcome.SUCCEEDED,
+        ),
     )
+
+
+def all_results(batch: OpenAIBatch) -> Iterator[dict[str, Any]]:
+    """Where results do not lie in files. What is no JSON can't be told there."""
+    for line in (*output_lines(batch), *error_lines(batch)):
+        with suppress(msgspec.DecodeError):
+            yield msgspec.json.decode(line)
 
 
 def _line(batch: OpenAIBatch, index: int) -> bytes:
@@ -47,17 +60,18 @@ def _line(batch: OpenAIBatch, index: int) -> bytes:
         code, message = _NEVER_RAN[outcome]
         error = {"code": code, "message": message}
     unique = f"{batch.tag}{index:06x}"
-    return _tell(unique, batch.custom_ids[index], None if error else _response(batch, index, unique), error)
+    return _tell(batch, unique, batch.custom_ids[index], None if error else _response(batch, index, unique), error)
 
 
 def _unknown(batch: OpenAIBatch, index: int) -> bytes:
     error = {"code": "batch_cancelled", "message": "Nobody knows this request."}
-    return _tell(f"{batch.tag}{index:06x}", f"unknown-{index}", None, error)
+    response = None if batch.house == "openai" else {"status_code": 400, "body": error_body(ApiError("api_error", ""))}
+    return _tell(batch, f"{batch.tag}{index:06x}", f"unknown-{index}", response, error)
 
 
-def _tell(unique: str, custom_id: str, response: object, error: object) -> bytes:
-    line = {"id": f"batch_req_{unique}", "custom_id": custom_id, "response": response, "error": error}
-    return _encode(line) + b"\n"
+def _tell(batch: OpenAIBatch, unique: str, custom_id: str, response: object, error: object) -> bytes:
+    line = TABLE[batch.house].line(unique, custom_id, response, error)
+    return b"" if line is None else _encode(line) + b"\n"
 
 
 def _response(batch: OpenAIBatch, index: int, unique: str) -> dict[str, object]:
@@ -69,4 +83,5 @@ def _response(batch: OpenAIBatch, index: int, unique: str) -> dict[str, object]:
         return {"status_code": request.status, "request_id": f"req_{unique}", "body": request.body}
     overloaded = index in batch.line_faults["line_overloaded"]
     fault = ApiError("overloaded_error", "Overloaded") if overloaded else ApiError("api_error", "Internal server error")
-    return {"status_code": status_of(fault), "request_id": f"req_{unique}", "body": error_body(fault)}
+    habits = TABLE[batch.house]
+    return {"status_code": habits.status(fault), "request_id": f"req_{unique}", "body": habits.error(fault)}

@@ -19,23 +19,23 @@ def data(value: Any) -> bytes:
 # ---------------------------------------------------------------- chat completions
 
 
-def chunks(answer: Answer, include_usage: bool) -> Iterator[bytes]:
+def chunks(answer: Answer, include_usage: bool, whole_calls: bool = False) -> Iterator[bytes]:
     common = {key: value for key, value in answer.items() if key not in ("choices", "usage")}
     common["object"] = "chat.completion.chunk"
     if include_usage:
         common["usage"] = None
     for choice in answer["choices"]:
-        for delta in _deltas(choice["message"]):
+        for delta in _deltas(choice["message"], whole_calls):
             told = {"index": choice["index"], "delta": delta, "logprobs": None, "finish_reason": None}
             yield data({**common, "choices": [told]})
         last = {"index": choice["index"], "delta": {}, "logprobs": None, "finish_reason": choice["finish_reason"]}
-        yield data({**common, "choices": [last]})
+        yield data({**common, "choices": [last]} | ({"usage": answer["usage"]} if whole_calls else {}))
     if include_usage:
         yield data({**common, "choices": [], "usage": answer["usage"]})
     yield DONE
 
 
-def _deltas(message: Answer) -> Iterator[dict[str, Any]]:
+def _deltas(message: Answer, whole_calls: bool) -> Iterator[dict[str, Any]]:
     content, refusal = message["content"], message["refusal"]
     yield {"role": "assistant", "content": "" if content is not None else None, "refusal": None}
     for piece in _split(content or ""):
@@ -43,7 +43,7 @@ def _deltas(message: Answer) -> Iterator[dict[str, Any]]:
     for piece in _split(refusal or ""):
         yield {"refusal": piece}
     for index, call in enumerate(message.get("tool_calls") or ()):
-        if call["type"] != "function":
+        if whole_calls or call["type"] != "function":
             yield {"tool_calls": [{"index": index, **call}]}
             continue
         named = {"name": call["function"]["name"], "arguments": ""}

@@ -11,8 +11,9 @@ from carpool.mock.http import Reply, Request, json_reply
 from carpool.mock.openai_answers import Answer
 from carpool.mock.openai_bill import price_nano
 from carpool.mock.openai_digest import Asked, Endpoint
-from carpool.mock.openai_errors import OpenAIError
-from carpool.mock.openai_models import CATALOGUE, find_model, model_info
+from carpool.mock.openai_errors import Full, OpenAIError
+from carpool.mock.openai_models import CATALOGUE, RELATIVES_CATALOGUE, OpenAISpec, find_model, model_info
+from carpool.mock.openai_relatives import TABLE
 from carpool.mock.openai_sale import PATHS, answer, name_of, read, use
 from carpool.mock.openai_sse import chunks, data, event, events
 from carpool.mock.state import Arrival, Caller, State
@@ -34,8 +35,10 @@ async def call(state: State, caller: Caller, request: Request) -> Reply:
     if not bought.asked.stream:
         return await _whole(state, bought)
     if bought.asked.endpoint == "chat":
+        whole = TABLE[bought.asked.spec.house].whole_calls
+        told = list(chunks(bought.answer, bought.asked.include_usage and not whole, whole))
         broken = data({"error": {"message": "Overloaded", "type": "server_error", "param": None, "code": None}})
-        return _stream(state, list(chunks(bought.answer, bought.asked.include_usage)), bought.took, broken)
+        return _stream(state, told, bought.took, broken)
     parts = list(events(bought.answer))
     failed = {**bought.answer, "status": "failed", "output": [], "usage": None, "incomplete_details": None}
     failed["error"] = {"code": "server_error", "message": "Overloaded"}
@@ -43,7 +46,14 @@ async def call(state: State, caller: Caller, request: Request) -> Reply:
 
 
 async def models(state: State, caller: Caller, request: Request) -> Reply:
-    return json_reply({"object": "list", "data": [model_info(spec) for spec in CATALOGUE.values()]})
+    sold = [spec for spec in (*CATALOGUE.values(), *RELATIVES_CATALOGUE.values()) if _sells(state, spec)]
+    return json_reply({"object": "list", "data": [model_info(spec) for spec in sold]})
+
+
+def _sells(state: State, spec: OpenAISpec) -> bool:
+    """Azure sells what OpenAI does."""
+    relative = state.config.openai.relative
+    return spec.house == ("openai" if relative == "azure" else relative)
 
 
 async def model(state: State, caller: Caller, request: Request, name: str) -> Reply:
@@ -79,7 +89,9 @@ def _make_room(state: State, asked: Asked, arrival: Arrival) -> None:
     The status is documented, the body's particulars are not: clients should not lean on them.
     """
     if asked.tier == "flex" and state.box.roll("flex_429"):
-        arrival.status = 429
+        arrival.status = TABLE[asked.spec.house].flex_full
+        if arrival.status != 429:
+            raise Full("The flex tier has no capacity left.", None, "capacity_exceeded")
         raise OpenAIError(_FULL, None, "resource_unavailable", "rate_limit_error")
 
 

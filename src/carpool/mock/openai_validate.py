@@ -4,6 +4,7 @@ from typing import Any
 
 from carpool.mock.openai_errors import OpenAIError, missing, wrong_type
 from carpool.mock.openai_models import OpenAISpec, find_model
+from carpool.mock.openai_relatives import TABLE
 
 Body = dict[str, Any]
 
@@ -102,7 +103,7 @@ _MOST_INPUTS = 2048
 
 
 def check_chat(body: Any) -> OpenAISpec:
-    _check_names(body, _CHAT)
+    _check_names(body, _CHAT | _also(body))
     _check_list("messages", body.get("messages"))
     _check_messages(body["messages"])
     spec = _check_model(body, "talk")
@@ -191,6 +192,13 @@ def _check_names(body: Any, known: frozenset[str]) -> None:
     for name in body:
         if name not in known:
             raise OpenAIError(f"Unknown parameter: '{name}'.", name, "unknown_parameter")
+
+
+def _also(body: Any) -> frozenset[str]:
+    """What the seller of this model takes beside OpenAI's parameters."""
+    model = body.get("model") if isinstance(body, dict) else None
+    spec = find_model(model) if isinstance(model, str) else None
+    return frozenset() if spec is None else TABLE[spec.house].also
 
 
 def _check_model(body: Body, use: str) -> OpenAISpec:

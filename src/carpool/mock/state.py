@@ -21,6 +21,7 @@ from carpool.mock.message_batch import MessageBatch
 from carpool.mock.openai_batch import OpenAIBatch
 from carpool.mock.openai_hooks import Hooks
 from carpool.mock.openai_intake import Contents, OpenAIIntake
+from carpool.mock.openai_orders import Order
 from carpool.mock.openai_project import Project
 from carpool.mock.shelf import Shelf
 from carpool.mock.strangers import stranger_contents, stranger_requests
@@ -201,11 +202,8 @@ class State:
         self,
         caller: Caller,
         contents: Contents,
-        endpoint: str,
-        file_id: str,
+        order: Order,
         *,
-        window: str,
-        metadata: Mapping[str, str] | None,
         keep_files_s: float | None,
     ) -> OpenAIBatch:
         now, project = self.now(), self.project(caller)
@@ -214,11 +212,8 @@ class State:
             project.id,
             caller.credential,
             contents,
-            endpoint,
-            file_id,
+            order,
             now,
-            window=window,
-            metadata=metadata,
             keep_files_s=keep_files_s,
         )
         project.add(batch)
@@ -230,15 +225,14 @@ class State:
     def add_openai_stranger(
         self, project: Project, size: int, metadata: Mapping[str, str] | None = None
     ) -> OpenAIBatch:
-        contents, file_id = stranger_contents(size, self.config.mean_output_tokens), self.new_file_id()
+        contents = stranger_contents(size, self.config.mean_output_tokens)
+        order = Order(self.new_file_id(), "/v1/chat/completions", metadata=metadata, name=(metadata or {}).get("name"))
         batch = self.openai_intake.make(
             project.id,
             "stranger",
             contents,
-            "/v1/chat/completions",
-            file_id,
+            order,
             self.now(),
-            metadata=metadata,
             stranger=True,
         )
         project.add(batch)
