@@ -50,7 +50,7 @@ _PIECE = 2047  # more would let other threads have the interpreter, and coming b
 
 def make_call(engine: Engine, upstream: Upstream, clock: Clock, raw: RawRequest, options: Options) -> Call:
     """Understands a request and names its credential. Raises `BadCall` for what can't be understood."""
-    return recognisable(*understand(engine, upstream, clock, raw, options))
+    return understand(engine, upstream, clock, raw, options, kept=True)[0]
 
 
 def recognisable(call: Call, parsed: Parsed) -> Call:
@@ -67,8 +67,10 @@ def understand(
     options: Options,
     ruled: Ruled | None = None,
     credential: str | None = None,
+    *,
+    kept: bool = False,
 ) -> tuple[Call, Parsed]:
-    """A call without its fingerprint: that is dear, and what travels on `now` needs none.
+    """A call, without its fingerprint unless it is sure to be `kept`: that is dear, and on `now` none is needed.
 
     `ruled` says what the rules of the house make of the options, `credential` whose call it is where that is known
     already; otherwise the key that it carries says so."""
@@ -106,6 +108,7 @@ def understand(
         note=options.note,
         on_disconnect=options.on_disconnect,
         flexible=parsed.flexible,
+        fingerprint=_fingerprint(credential, parsed.endpoint, parsed.headers, parsed.canonical) if kept else 0,
     )
     return call, parsed
 
