@@ -17,7 +17,7 @@ def await_ticket(session: Session, ticket: int, awaiter: str | None) -> None:
 
 
 def delivered(session: Session, tickets: Sequence[int], now: float) -> None:
-    session.run("delivered", {"tickets": to_json(list(tickets)), "now": now})
+    session.change("delivered", {"tickets": to_json(sorted(tickets)), "now": now})
 
 
 def outcome(session: Session, ticket: int, credential: str) -> Outcome | None:

@@ -25,11 +25,10 @@ class _Line(NamedTuple):
 class Books:
     """Entries written during one transaction, against those that stood before it."""
 
-    def __init__(self, session: Session, tickets: str) -> None:
+    def __init__(self, session: Session, stood: str) -> None:
+        """`stood`: the entries of these tickets, in JSON, as the tables have them."""
         self._session = session
-        row = session.row("standing_entries", (tickets,))
-        found = msgspec.json.decode(row[0]) if row else []
-        self._stood = {(ticket, purchase): _Line(*rest) for ticket, purchase, *rest in found}
+        self._stood = {(ticket, purchase): _Line(*rest) for ticket, purchase, *rest in msgspec.json.decode(stood)}
         self._rows: dict[tuple[int, int], Row] = {}
 
     def write(self, entry: Entry, late: bool = False, tags: str | None = None) -> None:
@@ -58,7 +57,7 @@ class Books:
         self._session.insert("write_entries", list(self._rows.values()))
         for identity, sums in self._sums().items():
             if any(sums):
-                self._session.run("add_totals", (*identity, *sums))
+                self._session.change("add_totals", (*identity, *sums))
 
     def _sums(self) -> dict[tuple[int, str, str], list[int]]:
         """By what the sums change: what was written comes in, what stood in its place goes out."""
@@ -105,8 +104,13 @@ def _kind(given: EntryKind, standing: _Line | None, late: bool) -> EntryKind:
     return given
 
 
+def _books(session: Session, tickets: set[int]) -> Books:
+    [(stood,)] = session.rows("standing_entries", (to_json(sorted(tickets)),))
+    return Books(session, stood)
+
+
 def record(session: Session, entries: list[Entry]) -> list[None]:
-    books = Books(session, to_json(sorted({entry.ticket for entry in entries})))
+    books = _books(session, {entry.ticket for entry in entries})
     for entry in entries:
         books.write(entry)
     books.close()
@@ -117,7 +121,7 @@ def start_sending(session: Session, entry: Entry, engine: str, now: float) -> bo
     rows = session.rows("start_sending", {"ticket": entry.ticket, "engine": engine, "now": now})
     if not rows:
         return False
-    books = Books(session, to_json([entry.ticket]))
+    books = _books(session, {entry.ticket})
     books.write(replace(entry, paid=None), tags=rows[0][0])
     books.close()
     return True

@@ -16,7 +16,8 @@ from carpool.stores._statements import SQL
 
 # Every step of a statement gives up the interpreter's lock, and a busy event loop takes 5 ms to give it back. So many
 # rows go into one statement; the few sizes keep the cache of prepared statements small.
-_CHUNKS = (1024, 256, 64, 16, 4, 1)
+_SIZES = (2048, 1024, 512, 256, 128, 32, 8, 2, 1)
+_MOST_VALUES = 32_766  # of one statement, by SQLite's own default
 
 Parameters = Sequence[Any] | Mapping[str, Any]
 
@@ -41,6 +42,10 @@ class Session:
     def run(self, statement: str, parameters: Parameters = ()) -> sqlite3.Cursor:
         return self.connection.execute(SQL[statement], parameters)
 
+    def change(self, statement: str, parameters: Parameters) -> None:
+        """As `run`, where nothing is to be read: `execute` gives the lock up once more, for the last row's id."""
+        self.connection.executemany(SQL[statement], (parameters,))
+
     def row(self, statement: str, parameters: Parameters = ()) -> Row | None:
         found: Row | None = self.run(statement, parameters).fetchone()
         return found
@@ -50,12 +55,11 @@ class Session:
 
     def insert(self, statement: str, rows: Sequence[Row]) -> None:
         """Runs an INSERT with its `{rows}` filled in, many rows at a time."""
-        start = 0
-        for size in _CHUNKS:
-            while len(rows) - start >= size:
+        columns, start = len(rows[0]) if rows else 0, 0
+        for size in _SIZES:
+            while len(rows) - start >= size and size * columns <= _MOST_VALUES:
                 values = list(chain.from_iterable(rows[start : start + size]))
-                # `execute` would give the lock up once more, to ask for the last row's id.
-                self.connection.executemany(_with_rows(statement, size, len(rows[0])), (values,))
+                self.connection.executemany(_with_rows(statement, size, columns), (values,))
                 start += size
 
     # numbers
@@ -80,8 +84,8 @@ class Session:
         return number
 
     def next_outcome(self) -> int:
-        row = self.row("last_outcome")
-        return 1 if row is None else row[0] + 1
+        row = self.row("next_outcome")
+        return 1 if row is None else row[0]
 
     def known_credentials(self, names: Iterable[str]) -> list[int]:
         return [self._credentials[name] for name in dict.fromkeys(names) if name in self._credentials]

@@ -47,12 +47,11 @@ class _Settling:
     def __init__(self, session: Session, tickets: set[int], now: float) -> None:
         self._session = session
         self._now = now  # of those that ask together the earliest: due at once means due for the first
-        asked = to_json(sorted(tickets))
-        row = session.row("standing_calls", (asked,))
-        self._calls = {call.ticket: call for call in _found.decode(row[0])} if row else {}
-        self._books = Books(session, asked)
+        [(calls, entries, first)] = session.rows("standing", {"tickets": to_json(sorted(tickets))})
+        self._calls = {call.ticket: call for call in _found.decode(calls)}
+        self._books = Books(session, entries)
         self._settled: list[int] = []
-        self._first = session.next_outcome()
+        self._first: int = first
         self._outcomes: list[Row] = []
         self._requeued: dict[int, tuple[int, str, int]] = {}
         self._unboarded: list[int] = []
@@ -109,9 +108,9 @@ class _Settling:
             session.run("unboard_calls", (to_json(self._unboarded),))
         if self._settled:
             tickets = to_json(self._settled)
-            session.run("settle_calls", {"now": now, "first": self._first, "tickets": tickets})
+            session.change("settle_calls", {"now": now, "first": self._first, "tickets": tickets})
             session.insert("insert_outcomes", self._outcomes)
             if self._useless_bodies:
-                session.run("remove_bodies", (to_json(self._useless_bodies),))
-            session.run("add_tally", ("tickets.settled", len(self._settled)))
+                session.change("remove_bodies", (to_json(self._useless_bodies),))
+            session.change("add_tally", ("tickets.settled", len(self._settled)))
         self._books.close()
