@@ -82,9 +82,7 @@ def understand(
     if not parsed.secret:
         raise BadCall("This request carries no API key. Send it as x-api-key, or as Authorization: Bearer.")
     if credential is None:
-        if any(len(value) > LONGEST_KEY for _, value in parsed.secret):
-            raise BadCall(f"An API key has at most {LONGEST_KEY} characters; this one has more.")
-        credential = engine.enrol(upstream.provider, parsed.secret)
+        credential = _enrolled(engine, upstream, parsed.secret)
     call = Call(
         ticket=engine.new_ticket(),
         provider=upstream.provider,
@@ -111,6 +109,12 @@ def understand(
         fingerprint=_fingerprint(credential, parsed.endpoint, parsed.headers, parsed.canonical) if kept else 0,
     )
     return call, parsed
+
+
+def _enrolled(engine: Engine, upstream: Upstream, secret: Headers) -> str:
+    if any(len(value) > LONGEST_KEY for _, value in secret):
+        raise BadCall(f"An API key has at most {LONGEST_KEY} characters; this one has more.")
+    return engine.enrol(upstream.provider, secret)
 
 
 def _fingerprint(credential: str, endpoint: str, headers: Headers, canonical: bytes) -> int:
