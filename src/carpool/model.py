@@ -236,6 +236,7 @@ class Intent:
     max_bytes: int
     owner: str
     at: float
+    unsent: bool = False  # whoever makes it says before the create goes out that it does
 
 
 @dataclass(frozen=True, slots=True)
@@ -259,6 +260,7 @@ class Batch:
     clock_offset: float = 0.0  # the provider's clock minus ours when the create went out
     abandoned: bool = False  # its calls went elsewhere: what it still brings is a duplicate
     note: str = ""
+    unsent: bool = False  # its create is known not to have gone out: nothing was bought
 
 
 @dataclass(frozen=True, slots=True)

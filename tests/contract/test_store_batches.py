@@ -304,6 +304,33 @@ async def test_who_was_ruled_out_for_one_batch_may_turn_out_to_be_another(store:
 # ---------------------------------------------------------------- leases
 
 
+async def test_a_batch_that_was_never_sent_is_taken_over_as_such(store: Store) -> None:
+    await store.join(ME, T0, LEASE)
+    await admit(store, 1)
+    [view] = await store.pools([CRED])
+    batch = await store.intend(Intent(view.pool, "nonce", 9, 10**6, ME, T0, unsent=True))
+    assert batch is not None
+    assert batch.unsent
+    later = T0 + LEASE + 1
+    assert await store.take_over(OTHER, [CRED], later) == 1
+    row = await store.batch(batch.id)
+    assert row is not None
+    assert (row.owner, row.state, row.unsent, row.resolved_at) == (OTHER, BatchState.SUBMITTING, True, None)
+
+
+async def test_a_batch_that_may_have_been_sent_is_in_doubt(store: Store) -> None:
+    await store.join(ME, T0, LEASE)
+    await admit(store, 1)
+    [view] = await store.pools([CRED])
+    batch = await store.intend(Intent(view.pool, "nonce", 9, 10**6, ME, T0, unsent=True))
+    assert batch is not None
+    await store.annotate(batch.id, sent_at=T0 + 1, unsent=False)
+    assert await store.take_over(OTHER, [CRED], T0 + LEASE + 1) == 1
+    row = await store.batch(batch.id)
+    assert row is not None
+    assert (row.state, row.sent_at, row.unsent) == (BatchState.UNKNOWN, T0 + 1, False)
+
+
 async def test_a_batch_is_mine_while_it_is_submitting_and_my_lease_lasts(store: Store) -> None:
     batch = await board(store, [1])
     assert await store.still_mine(batch.id, ME, T0 + LEASE)

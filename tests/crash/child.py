@@ -19,6 +19,7 @@ from typing import Any
 from anthropic import AsyncAnthropic
 from anthropic.types import Message
 from anthropic.types.beta import BetaMessage
+from openai import AsyncOpenAI
 
 import carpool.engine.buying
 import carpool.engine.collecting
@@ -77,7 +78,9 @@ class Life:
             signal.pause()
 
     async def live(self) -> None:
-        client = AsyncAnthropic(base_url=self.job["url"], api_key="k")
+        client: AsyncAnthropic | AsyncOpenAI = AsyncAnthropic(base_url=self.job["url"], api_key="k")
+        if self.job.get("openai"):
+            client = AsyncOpenAI(base_url=f"{self.job['url']}/v1", api_key="k")
         policy = RoutingPolicy(**self.job["policy"])
         fleet = FleetDispatcher(client, store=self.job["store"], policy=policy, hooks=[self.hook], probe=self.probe)
         async with fleet:
@@ -91,7 +94,8 @@ class Life:
             await self.late.wait()
         message = await fleet.submit(**call["options"], **call["params"])
         self.answered += 1
-        say(self.name, "answer", json.dumps([call["number"], message.id, message.content[0].text]))
+        text = message.choices[0].message.content if self.job.get("openai") else message.content[0].text
+        say(self.name, "answer", json.dumps([call["number"], message.id, text]))
 
     async def wait_for_the_books(self, fleet: FleetDispatcher) -> None:
         """All is answered; what was bought is followed to its end all the same."""

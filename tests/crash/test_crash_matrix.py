@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import asyncio
 import traceback
+from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +14,7 @@ from typing import Any
 import pytest
 
 import carpool.engine
+from carpool.mock import expected_openai_text, openai_fingerprint
 from carpool.model import EntryKind
 
 from .harness import (
@@ -313,6 +315,39 @@ TWICE = (
 )
 
 
+async def during_an_upload(made: World, detail: tuple[Stop, bool]) -> None:
+    """OpenAI's lines go first, in a file; until the create goes out nothing can have been bought, and nothing is in
+    doubt."""
+    stop, by_key = detail
+    calls = [talk(number) for number in range(12)]
+    calls = [call.keyed() if by_key else call for call in calls]
+    first = made.start(calls, stop=stop.job(by_key), openai=True)
+    await killed_at(made, first, stop)
+    assert not made.own_batches
+    made.flow()
+    last = made.start(calls, openai=True)
+    await last.finish()
+    assert {call.number: last.answers[call.number][1] for call in calls} == {
+        call.number: expected_openai_text(call.params) for call in calls
+    }
+    assert made.batch_charges() == Counter(openai_fingerprint(call.params) for call in calls)
+    ledger = await made.ledger()
+    check_books(made, ledger)
+    assert (ledger.unknown, ledger.purchases(EntryKind.PURCHASE)) == (0, len(calls))
+
+
+def talk(number: int) -> Call:
+    model = ("gpt-4o-mini", "gpt-4.1", "gpt-4.1-mini", "gpt-5.2")[number % BATCHES]
+    return Call(number, {"model": model, "messages": [{"role": "user", "content": f"{number}: how are you?"}]})
+
+
+UPLOADS = (
+    Stop("uploaded", at=1, first=1, unfinished=1),
+    Stop("uploaded", at=4, first=1, unfinished=BATCHES),
+    Stop("intended", at=4, first=1, unfinished=BATCHES),
+)
+
+
 # ---------------------------------------------------------------- the plan
 
 WAYS = {"by key": True, "by adoption": False}
@@ -332,6 +367,8 @@ def plan() -> Iterator[Scenario]:
             yield Scenario(f"in a rescue, {name_of(stop)}, {way}", stop.point, in_a_rescue, (stop, by_key))
         for stop in ON_THE_WAY:
             yield Scenario(f"{name_of(stop)}, {way}", stop.point, through_a_batch, (stop, by_key))
+        for stop in UPLOADS:
+            yield Scenario(f"upload, {name_of(stop)}, {way}", stop.point, during_an_upload, (stop, by_key))
         for fault in FAULTS:
             yield Scenario(f"unknown after {fault}, {way}", "", while_unknown, (fault, by_key))
         yield Scenario(f"while the create hangs, {way}", "", while_the_create_hangs, by_key)

@@ -99,6 +99,17 @@ def test_what_finds_no_room_waits_for_it_and_costs_nothing() -> None:
     _after(_plan(_mock(openai=crowded), count=12, policy=RoutingPolicy(batch_max_size=2)), look)
 
 
+def test_a_crash_during_the_upload_leaves_nothing_unknown() -> None:
+    def look(world: World) -> None:
+        assert "never sent" in world.story.text()
+        assert all(turn.reply is not None and turn.reply.outcome.status == 200 for turn in world.turns)
+        assert not any(process.abandoned for process in world.processes)
+        assert len(world.providers["openai"].bill.charges) == len(world.turns)
+
+    slow = _mock(control_latency=Constant(5.0))
+    _after(_plan(slow, crashes=(Crash(3.0, 1.0, clean=True), Crash(6.5, 1.0, clean=True))), look)
+
+
 def test_webhooks_are_a_hint_whether_they_come_twice_late_or_never() -> None:
     def look(world: World) -> None:
         assert {sent.status for sent in world.providers["openai"].hooks_sent} == {200}

@@ -25,10 +25,12 @@ UNSEEN_S = 0.5  # before the second of them; then twice as long each time
 class Buyer:
     def __init__(self, desk: Desk) -> None:
         self._desk = desk
+        self._under_way: set[int] = set()
 
     async def step(self) -> float | None:
         """Claims what is ready to travel and sends it off. Says when to look again."""
         desk = self._desk
+        await self._give_back()
         pools = await desk.store.pools(desk.keyring)
         now = desk.now()  # after reading: calls may have arrived meanwhile, and must not seem to be from the future
         wakes = [at for view in pools if (at := self._opens_at(view)) > now]
@@ -40,6 +42,15 @@ class Buyer:
             if flushes.wake is not None:
                 wakes.append(flushes.wake)
         return min(wakes, default=None)
+
+    async def _give_back(self) -> None:
+        """Batches whose engine died, or failed, before the create went out: nothing was bought, their calls wait as
+        before."""
+        for batch in self._desk.batches:
+            if batch.state is BatchState.SUBMITTING and batch.unsent and batch.id not in self._under_way:
+                row = await self._desk.store.batch(batch.id)  # it may have moved on meanwhile
+                if row is not None and row.state is BatchState.SUBMITTING and row.unsent:
+                    await refuse(self._desk, row, Refusal(0, "Its create was never sent.", True, 0.0))
 
     def _opens_at(self, view: PoolView) -> float:
         """When the provider's queue for this pool's model may have room again."""
@@ -83,10 +94,12 @@ class Buyer:
             max_bytes=most,
             owner=desk.name,
             at=now,
+            unsent=True,
         )
         batch = await desk.store.intend(intent)
         if batch is None:
             return
+        self._under_way.add(batch.id)
         desk.batches.append(batch)  # the next flush of this step counts it among the enqueued
         desk.set_road(flush.credential, desk.road(flush.credential).spend_create(now))
         desk.crew.spawn(self._create(batch), f"create {batch.id}")
@@ -104,15 +117,26 @@ class Buyer:
         upstream = desk.upstreams[batch.key.provider]
         try:
             await desk.reached("intended")
-            if not await self._still_mine(batch):
-                return  # another engine has it now, and decides what becomes of it
             upload = upstream.dialect.upload(batch.key.headers, batch.nonce)
             if upload is None:
-                await self._buy(batch, upstream, None)
-            elif (file_id := await self._upload(batch, upstream, upload)) is not None:
+                if await self._may_send(batch):
+                    await self._buy(batch, upstream, None)
+                return
+            if not await self._still_mine(batch):
+                return  # another engine has it now, and decides what becomes of it
+            file_id = await self._upload(batch, upstream, upload)
+            if file_id is not None:
+                await desk.reached("uploaded")
                 await self._buy_uploaded(batch, upstream, file_id)
         finally:
+            self._under_way.discard(batch.id)
             desk.wake_now()
+
+    async def _may_send(self, batch: Batch) -> bool:
+        """Right before a create's bytes go out. That they may is on disk before the lease is checked: where it is
+        not, nothing was bought."""
+        await self._desk.store.annotate(batch.id, sent_at=self._desk.now(), unsent=False)
+        return await self._still_mine(batch)
 
     async def _still_mine(self, batch: Batch) -> bool:
         desk = self._desk
@@ -139,7 +163,7 @@ class Buyer:
         """A file that was just uploaded may be invisible for a moment: then the same create is sent again."""
         desk, wait = self._desk, UNSEEN_S
         for tries_left in reversed(range(UNSEEN_TRIES)):
-            if not await self._still_mine(batch):
+            if not await self._may_send(batch):
                 return
             if await self._buy(batch, upstream, file_id, again=tries_left > 0):
                 return

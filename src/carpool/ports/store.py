@@ -39,7 +39,8 @@ class Store(Protocol):
 
     **Leases.** An engine joins under its own name and renews. What a live engine owns (its batches, the tickets its
     doors await) is touched by no other engine. When its lease has lapsed, `take_over` gives its unfinished batches
-    to another engine, marks its `submitting` ones `unknown`, and nobody awaits its tickets any more.
+    to another engine, marks its `submitting` ones `unknown` unless they are `unsent`, and nobody awaits its tickets
+    any more.
 
     **Order.** Within a pool the most pressing call (earliest rescue time, then oldest) is claimed first.
 
@@ -66,7 +67,7 @@ class Store(Protocol):
     async def take_over(self, engine: str, credentials: Iterable[str], now: float) -> int:
         """Gives `engine` the unfinished batches of these credentials whose owner has no lease; says how many.
 
-        Batches in `submitting` become `unknown`. Tickets awaited by engines without a lease are awaited by nobody;
+        Batches in `submitting` become `unknown` unless they are `unsent`. Tickets awaited by engines without a lease are awaited by nobody;
         those of them that were `sending` return to `boarded` where they have an unfinished batch, and else stay
         `sending` with nobody behind them when their lane is `now`, or return to `queued` when it is `batch`.
         """
@@ -167,7 +168,7 @@ class Store(Protocol):
 
     async def move(self, batch: int, target: BatchState, **changes: object) -> Batch:
         """Moves a batch and sets the named fields of its row (`sent_at`, `resolved_at`, `provider_id`,
-        `expires_at`, `ended_at`, `clock_offset`, `abandoned`, `note`)."""
+        `expires_at`, `ended_at`, `clock_offset`, `abandoned`, `note`, `unsent`)."""
         ...
 
     async def annotate(self, batch: int, **changes: object) -> None:

@@ -17,6 +17,8 @@ from carpool.sim.process import Process
 from carpool.sim.story import Story
 
 MOST_TRIES = 40
+HASTY_TRIES = 20  # from then on it takes its time: a provider may refuse everybody for a while
+SLOW_S = 5.0
 
 Find = Callable[[], Awaitable[Process]]
 
@@ -53,14 +55,15 @@ class Agent:
             turn.answered_at = self._now()
 
     async def _until_answered(self, turn: Turn) -> None:
-        for _ in range(MOST_TRIES):
+        for number in range(MOST_TRIES):
             reply = await self._try(turn)
             if reply is not None and (turn.plan.keyed or not _worth_another_try(reply)):
                 turn.reply = reply
                 self._story.tell(self._plan.name, f"has the answer of {ticket_text(reply.ticket)}: {_said(reply)}")
                 return
             wanted = 0.0 if reply is None else self._refused(reply)
-            await asyncio.sleep(max(turn.plan.away, wanted))
+            pause = turn.plan.away if number < HASTY_TRIES else max(turn.plan.away, SLOW_S)
+            await asyncio.sleep(max(pause, wanted))
 
     def _refused(self, reply: Reply) -> float:
         """Says so in the story, and how long it was asked to wait: SDKs obey that."""

@@ -8,6 +8,7 @@ from itertools import pairwise
 
 from carpool.lifecycle import UNFINISHED
 from carpool.mock import Batch, Charge, OpenAIBatch
+from carpool.model import Batch as Row
 from carpool.model import Entry, EntryKind, Lane, OutcomeKind, ticket_number, ticket_text
 from carpool.sim.agents import Turn
 from carpool.sim.asking import is_its_answer, names
@@ -23,12 +24,12 @@ class Books:
     """A world with its ledger and bill sorted by logical call."""
 
     def __init__(
-        self, world: World, entries: dict[int, list[Entry]], counts: dict[str, int], abandoned: set[str]
+        self, world: World, entries: dict[int, list[Entry]], counts: dict[str, int], abandoned: dict[str, Row]
     ) -> None:
         self.world = world
         self.entries = entries
         self.counts = counts
-        self.abandoned = abandoned  # nonces of batches that were given up as unknown
+        self.abandoned = abandoned  # batches that were given up as unknown, by their nonces
         self.charges: dict[tuple[str, str], list[Charge]] = defaultdict(list)  # by provider and fingerprint
         for name, provider in world.providers.items():
             for charge in provider.bill.charges:
@@ -57,8 +58,8 @@ async def open_books(world: World) -> Books:
     tickets = {call.ticket for turn in world.turns for call in turn.calls}
     entries = {ticket: await world.store.entries(ticket) for ticket in tickets}
     given_up = [await world.store.batch(number) for process in world.processes for number in process.abandoned]
-    nonces = {batch.nonce for batch in given_up if batch is not None}
-    return Books(world, entries, dict(await world.store.counts()), nonces)
+    abandoned = {batch.nonce: batch for batch in given_up if batch is not None}
+    return Books(world, entries, dict(await world.store.counts()), abandoned)
 
 
 async def problems(world: World) -> list[str]:
@@ -137,6 +138,13 @@ def what_shows_itself_is_found(books: Books) -> Iterable[str]:
             yield f"{provider}'s batch {batch.id} was ours and there to be seen, and was given up."
 
 
+def what_was_never_sent_is_not_doubted(books: Books) -> Iterable[str]:
+    """A batch is given up as unknown only where its create may have gone out."""
+    for nonce, batch in books.abandoned.items():
+        if batch.unsent:
+            yield f"Batch {nonce} was given up as unknown, and its create was never sent."
+
+
 def no_call_is_in_two_live_batches(books: Books) -> Iterable[str]:
     rides: dict[str, list[tuple[float, float, str]]] = defaultdict(list)
     for _, batch in books.batches:
@@ -145,7 +153,7 @@ def no_call_is_in_two_live_batches(books: Books) -> Iterable[str]:
             rides[ticket].append((batch.created, batch.ends_at, nonce))
     for ticket, spans in rides.items():
         for (_, end, nonce), (start, _, other) in pairwise(sorted(spans)):
-            if start < end and not {nonce, other} & books.abandoned:
+            if start < end and not {nonce, other} & books.abandoned.keys():
                 yield f"Ticket {ticket} was in two live batches, {nonce} and {other}, and neither was given up."
 
 
@@ -229,6 +237,7 @@ CHECKS: tuple[Check, ...] = (
     second_purchases_are_recorded,
     nobody_buys_again_by_coming_back,
     what_shows_itself_is_found,
+    what_was_never_sent_is_not_doubted,
     no_call_is_in_two_live_batches,
     nothing_mixes,
     files_are_flawless,

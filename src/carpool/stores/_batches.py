@@ -14,7 +14,7 @@ from carpool.stores._session import Session
 from carpool.stores._statements import SQL, sources
 
 FIELDS = frozenset(
-    {"sent_at", "resolved_at", "provider_id", "expires_at", "ended_at", "clock_offset", "abandoned", "note"}
+    {"sent_at", "resolved_at", "provider_id", "expires_at", "ended_at", "clock_offset", "abandoned", "note", "unsent"}
 )
 LINES_PER_CHUNK = 2048
 BYTES_PER_CHUNK = 4_000_000
@@ -45,7 +45,7 @@ def _forget_awaiters(session: Session, now: float) -> None:
 def intend(session: Session, intent: Intent) -> Batch | None:
     if intent.max_count < 1 or session.row("anything_waiting", {"pool": intent.pool, "at": intent.at}) is None:
         return None
-    row = {"pool": intent.pool, "nonce": intent.nonce, "owner": intent.owner, "at": intent.at}
+    row = {"pool": intent.pool, "nonce": intent.nonce, "owner": intent.owner, "at": intent.at, "unsent": intent.unsent}
     number = session.run("insert_batch", row).lastrowid
     limits = {"max_count": intent.max_count, "max_bytes": intent.max_bytes}
     session.run("claim", {"batch": number, "pool": intent.pool, "at": intent.at} | limits)

@@ -120,7 +120,7 @@ def entry_value(sealing: Sealing, row: Row) -> Entry:
 
 def batch_value(sealing: Sealing, row: Row, key: PoolKey) -> Batch:
     number, pool, nonce, state, owner, count, size, intended_at, *rest = row
-    sent_at, resolved_at, provider_id, expires_at, ended_at, clock_offset, abandoned, note = rest
+    sent_at, resolved_at, provider_id, expires_at, ended_at, clock_offset, abandoned, note, unsent = rest
     return Batch(
         id=number,
         pool=pool,
@@ -139,4 +139,5 @@ def batch_value(sealing: Sealing, row: Row, key: PoolKey) -> Batch:
         clock_offset=clock_offset,
         abandoned=bool(abandoned),
         note=sealing.text_out(note),
+        unsent=bool(unsent),
     )

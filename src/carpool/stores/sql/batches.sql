@@ -21,8 +21,8 @@ UPDATE calls SET sender = NULL WHERE state = 'sending' AND sender IS NOT NULL
 
 -- name: take_batches
 UPDATE batches SET owner = :engine,
-  resolved_at = CASE state WHEN 'submitting' THEN :now ELSE resolved_at END,
-  state = CASE state WHEN 'submitting' THEN 'unknown' ELSE state END
+  resolved_at = CASE WHEN state = 'submitting' AND NOT unsent THEN :now ELSE resolved_at END,
+  state = CASE WHEN state = 'submitting' AND NOT unsent THEN 'unknown' ELSE state END
 WHERE state NOT IN ('collected', 'refused', 'void', 'lost')
   AND owner NOT IN (SELECT name FROM engines WHERE lease_until >= :now)
   AND credential IN (SELECT value FROM json_each(:credentials))
@@ -45,8 +45,8 @@ UPDATE calls SET awaiter = NULL
 WHERE awaiter IN (SELECT value FROM json_each(:dead)) AND id IN ({undelivered})
 
 -- name: insert_batch
-INSERT INTO batches (pool, credential, nonce, state, owner, count, bytes, intended_at)
-SELECT id, credential, :nonce, 'submitting', :owner, 0, 0, :at FROM pools WHERE id = :pool
+INSERT INTO batches (pool, credential, nonce, state, owner, count, bytes, intended_at, unsent)
+SELECT id, credential, :nonce, 'submitting', :owner, 0, 0, :at, :unsent FROM pools WHERE id = :pool
 
 -- name: anything_waiting
 SELECT 1 FROM calls
@@ -78,12 +78,12 @@ WHERE id = :batch
 
 -- name: batch
 SELECT id, pool, nonce, state, owner, count, bytes, intended_at, sent_at, resolved_at, provider_id, expires_at,
-  ended_at, clock_offset, abandoned, note
+  ended_at, clock_offset, abandoned, note, unsent
 FROM batches WHERE id = ?
 
 -- name: batches
 SELECT id, pool, nonce, state, owner, count, bytes, intended_at, sent_at, resolved_at, provider_id, expires_at,
-  ended_at, clock_offset, abandoned, note
+  ended_at, clock_offset, abandoned, note, unsent
 FROM batches WHERE owner = ? AND state NOT IN ('collected', 'refused', 'void', 'lost')
 ORDER BY id
 

@@ -40,7 +40,7 @@ SELECT id FROM calls WHERE id = :ticket AND credential IN (SELECT value FROM jso
 
 -- name: listed_batches
 SELECT id, pool, nonce, state, owner, count, bytes, intended_at, sent_at, resolved_at, provider_id, expires_at,
-  ended_at, clock_offset, abandoned, note
+  ended_at, clock_offset, abandoned, note, unsent
 FROM batches WHERE id < :before AND (:state = '' OR state = :state)
   AND (:credentials IS NULL OR credential IN (SELECT value FROM json_each(:credentials)))
 ORDER BY id DESC LIMIT :limit
