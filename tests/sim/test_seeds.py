@@ -9,11 +9,12 @@ from carpool.sim import Fleet, draw, openai, simulate
 # Worlds that once broke a promise stay here for ever, with the fleet that they had; the rest is a plain sample.
 BROKE_ONCE = (3, 15, 47, 49, 77, 1028, 1082, 1806, 2324, 3006, 3038)
 BROKE_AT_OPENAI = (51,)
+BROKE_LATER = (150,)
 SAMPLE = tuple(range(100, 124))
 FLEETS: dict[int, Fleet] = {**dict.fromkeys(BROKE_ONCE, "anthropic"), **dict.fromkeys(BROKE_AT_OPENAI, "openai")}
 
 
-@pytest.mark.parametrize("seed", BROKE_ONCE + BROKE_AT_OPENAI + SAMPLE)
+@pytest.mark.parametrize("seed", BROKE_ONCE + BROKE_AT_OPENAI + BROKE_LATER + SAMPLE)
 def test_a_world_keeps_the_promises(seed: int) -> None:
     fleet = FLEETS.get(seed)
     report = simulate(seed, fleet)
@@ -27,7 +28,7 @@ def test_a_seed_replays_exactly() -> None:
 
 def test_the_sample_has_everything_in_it() -> None:
     """A simulation in which nothing goes wrong proves nothing."""
-    plans = [draw(seed, FLEETS.get(seed)) for seed in BROKE_ONCE + BROKE_AT_OPENAI + SAMPLE]
+    plans = [draw(seed, FLEETS.get(seed)) for seed in BROKE_ONCE + BROKE_AT_OPENAI + BROKE_LATER + SAMPLE]
     assert any(plan.crashes for plan in plans)
     assert any(plan.engines > 1 for plan in plans)
     assert any(plan.clock_offset for plan in plans)

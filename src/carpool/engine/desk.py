@@ -19,8 +19,9 @@ from carpool.engine.stats import Stats
 from carpool.engine.tasks import Crew
 from carpool.engine.upstream import Answer, Upstream, clock_offset
 from carpool.engine.waiting import Waiters
-from carpool.errors import StoreError
+from carpool.errors import IllegalMove, StoreError
 from carpool.forecast import Forecast
+from carpool.lifecycle import BatchState
 from carpool.model import NONCE_LETTERS, Batch, Lane, base32
 from carpool.policy import RoutingPolicy
 from carpool.ports import Clock, Store, WireResponse
@@ -129,6 +130,15 @@ class Desk:
     def why_not(self, lane: Lane, credential: str, model: str) -> str | None:
         """Why a credential's account may not take a lane with a model; None where nobody refused it lately."""
         return self.learned.why_not(lane, self.keyring.account(credential), model)
+
+    async def stopping(self, batch: Batch, note: str) -> None:
+        """The provider stops a batch: whoever asked for it and whoever looks may notice in the same moment."""
+        try:
+            await self.store.move(batch.id, BatchState.CANCELLING, note=note)
+        except IllegalMove:
+            row = await self.store.batch(batch.id)
+            if row is None or row.state is BatchState.OPEN:
+                raise
 
     # reporting
     async def reached(self, point: str) -> None:

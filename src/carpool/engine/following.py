@@ -198,7 +198,7 @@ class Follower:
         elif self._withheld(batch, report):
             await self._ended(batch, replace(report, ended=True, results=()))
         elif report.cancelling and batch.state is BatchState.OPEN:
-            await desk.store.move(batch.id, BatchState.CANCELLING, note="cancelled by somebody at the provider")
+            await desk.stopping(batch, "cancelled by somebody at the provider")
 
     def _withheld(self, batch: Batch, report: BatchReport) -> bool:
         """It is over, speaks of results, and has not named them for so long that it never will."""

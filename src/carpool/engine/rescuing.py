@@ -15,7 +15,7 @@ from carpool.engine.sending import Errand, Sender
 from carpool.engine.upstream import whole
 from carpool.engine.waiting import Reply
 from carpool.errors import CarpoolError
-from carpool.lifecycle import BOUGHT, BatchState
+from carpool.lifecycle import BOUGHT
 from carpool.model import Batch, Call, Due, EntryKind, Lane, Parcel, ticket_text
 from carpool.tracking import early_start, rescue_plan
 
@@ -175,7 +175,7 @@ class Rescuer:
             answer = await whole(await upstream.ask(ask, desk.keyring.secret(credential), timeout=ASK_SILENCE_S))
             self._cancel_after[batch.id] = desk.now() + CANCEL_AGAIN_S
             if answer.ok:
-                await desk.store.move(batch.id, BatchState.CANCELLING, note="its calls are pressed for time")
+                await desk.stopping(batch, "its calls are pressed for time")
         except CarpoolError as error:
             self._cancel_after[batch.id] = desk.now() + CANCEL_AGAIN_S
             desk.trouble("cancelling", error)

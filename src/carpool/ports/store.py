@@ -67,9 +67,10 @@ class Store(Protocol):
     async def take_over(self, engine: str, credentials: Iterable[str], now: float) -> int:
         """Gives `engine` the unfinished batches of these credentials whose owner has no lease; says how many.
 
-        Batches in `submitting` become `unknown` unless they are `unsent`. Tickets awaited by engines without a lease are awaited by nobody;
-        those of them that were `sending` return to `boarded` where they have an unfinished batch, and else stay
-        `sending` with nobody behind them when their lane is `now`, or return to `queued` when it is `batch`.
+        Batches in `submitting` become `unknown` unless they are `unsent`. Tickets awaited by engines without a lease
+        are awaited by nobody; those of them that were `sending` return to `boarded` where they have an unfinished
+        batch, and else stay `sending` with nobody behind them when their lane is `now`, or return to `queued` when it
+        is `batch`.
         """
         ...
 
