@@ -36,8 +36,9 @@ SQL = "src/carpool/stores/sql"
 PRESSED = "tests/proxy/test_pressure.py"
 PROXY = "src/carpool/doors/proxy"
 LIMITS = "tests/proxy/test_limits.py::{}"
+WORLDS = "tests/sim/test_openai_worlds.py::{}"
 MUTANTS = (
-    Mutant("a 5xx on create is taken for a refusal", f"{ENGINE}/buying.py", "answer.status < 500 and ", ""),
+    Mutant("a 5xx on create is taken for a refusal", f"{ENGINE}/buying.py", "and answer.status < 500 and", "and"),
     Mutant(
         "a cut create is taken for one never sent",
         f"{ENGINE}/buying.py",
@@ -47,15 +48,15 @@ MUTANTS = (
     Mutant(
         "the lease is not checked before the bytes go out",
         f"{ENGINE}/buying.py",
-        "            if not await self._still_mine(batch):\n                return  # another engine has it now",
-        "            if await self._still_mine(batch) is None:\n                return  # another engine has it now",
+        "return await desk.store.still_mine(",
+        "return True or await desk.store.still_mine(",
         test="tests/engine/test_buying.py",
     ),
     Mutant(
         "a create on its way is forgotten at a takeover",
         f"{SQL}/batches.sql",
-        "state = CASE state WHEN 'submitting' THEN 'unknown' ELSE state END",
-        "state = CASE state WHEN 'submitting' THEN 'refused' ELSE state END",
+        "state = CASE WHEN state = 'submitting' AND NOT unsent THEN 'unknown' ELSE state END",
+        "state = CASE WHEN state = 'submitting' AND NOT unsent THEN 'refused' ELSE state END",
     ),
     Mutant(
         "a ticket is settled twice",
@@ -186,9 +187,9 @@ MUTANTS = (
     ),
     Mutant(
         "the name in a target is not looked at",
-        f"{PROXY}/connection.py",
-        "        if target.host is not None:\n",
-        '        if target.host == b"":\n',
+        f"{PROXY}/gate.py",
+        '        if self.url[:1] != b"/":\n',
+        "        if not self.url:\n",
         test="tests/proxy/test_hosts.py",
     ),
     Mutant(
@@ -434,6 +435,119 @@ MUTANTS = (
         "        return self.limit == 0.0 or self.level(now)",
         "        return self.limit >= 0.0 or self.level(now)",
         test="tests/test_pressure.py",
+    ),
+    Mutant("a model is not part of the pool", "src/carpool/routing.py", '"" if mixes_models else call.model', '""'),
+    Mutant(
+        "an endpoint is not part of the pool",
+        "src/carpool/routing.py",
+        "        endpoint=call.endpoint,",
+        "        endpoint=_FIRST.setdefault(call.provider, call.endpoint),",
+    ),
+    Mutant("the second of two result files is not read", f"{ENGINE}/collecting.py", "in places:\n", "in places[:1]:\n"),
+    Mutant(
+        "a create that was cut is sent again with its file",
+        f"{ENGINE}/buying.py",
+        "        except WireError as error:\n            await self._unknown(batch, str(error))\n",
+        "        except WireError as error:\n            if again:\n                return False\n"
+        "            await self._unknown(batch, str(error))\n",
+    ),
+    Mutant(
+        "a batch that found no room is taken for one that was bought",
+        f"{ENGINE}/following.py",
+        "        if report.failure is not None:\n",
+        "        if report.failure is not None and not report.failure.crowded:\n",
+    ),
+    Mutant(
+        "the finished part of an expired batch is bought again",
+        f"{ENGINE}/collecting.py",
+        "            tally[line.result] += 1\n",
+        '            if line.result == "succeeded" and self._desk.now() > (batch.expires_at or 1e99):\n'
+        "                continue\n"
+        "            tally[line.result] += 1\n",
+    ),
+    Mutant(
+        "whoever has a nonce is ours", "src/carpool/tracking.py", "if report.nonce == batch.nonce", "if report.nonce"
+    ),
+    Mutant(
+        "a stranger without a nonce is ours",
+        "src/carpool/tracking.py",
+        "if report.nonce == batch.nonce",
+        'if report.nonce in (batch.nonce, "")',
+    ),
+    Mutant(
+        "a webhook is believed whoever signed it",
+        "src/carpool/dialects/openai/hooks.py",
+        "    if not any(hmac.compare_digest(signed, one)",
+        "    if not signed and not any(hmac.compare_digest(signed, one)",
+        test="tests/proxy/test_hooks.py",
+    ),
+    Mutant(
+        "a webhook is never too old",
+        "src/carpool/dialects/openai/hooks.py",
+        "abs(int(stamp) - now) > TOLERANCE_S",
+        "abs(int(stamp) - now) < 0",
+        test="tests/proxy/test_hooks.py",
+    ),
+    Mutant(
+        "a webhook wakes nobody",
+        f"{ENGINE}/following.py",
+        "                self._told.add(self._desk.keyring.account(batch.key.credential))\n",
+        "",
+        test="tests/proxy/test_hooks.py",
+    ),
+    Mutant(
+        "what flex refuses stands in the ledger as unknown",
+        f"{ENGINE}/flexing.py",
+        '        await self._desk.store.record(ledger.free(entry, "flex had no room"))\n',
+        "",
+        test=WORLDS.format("test_flex_that_has_no_room_is_free_and_another_lane_is_on_time"),
+    ),
+    Mutant(
+        "flex that took too long is asked for as if for the first time",
+        f"{ENGINE}/flexing.py",
+        "Refused(EntryKind.RESCUE)",
+        "Refused(EntryKind.PURCHASE)",
+        test=WORLDS.format("test_flex_that_takes_too_long_is_a_rescue"),
+    ),
+    Mutant(
+        "results that are promised are waited for for ever",
+        f"{ENGINE}/following.py",
+        "there - report.ended_at >= GONE_S",
+        "there < 0",
+    ),
+    Mutant(
+        "a refusal leaves the pace as it was",
+        f"{ENGINE}/desk.py",
+        "self.set_road(credential, road.slowed(self.now()))",
+        "pass",
+        test=WORLDS.format("test_a_pace_that_nobody_names_is_found"),
+    ),
+    Mutant(
+        "a create that was never sent is in doubt",
+        f"{ENGINE}/buying.py",
+        "            unsent=True,\n",
+        "",
+        test="tests/engine/test_openai_crashes.py",
+    ),
+    Mutant(
+        "a create goes out before that is written down",
+        f"{ENGINE}/buying.py",
+        "sent_at=self._desk.now(), unsent=False)",
+        "sent_at=self._desk.now())",
+    ),
+    Mutant(
+        "a patient call that no batch takes has one try",
+        f"{ENGINE}/rescuing.py",
+        "        return replace(_errand(parcel, one.deadline, kind, why), until=until)\n",
+        "        return _errand(parcel, one.deadline, kind, why)\n",
+        test="tests/sim/test_seeds.py",
+    ),
+    Mutant(
+        "a full queue is asked again at once",
+        f"{ENGINE}/refusing.py",
+        "        desk.queues.full(account, batch, refusal.queue_tokens, desk.now())\n",
+        "",
+        test=WORLDS.format("test_what_finds_no_room_waits_for_it_and_costs_nothing"),
     ),
 )
 

@@ -15,6 +15,9 @@ from carpool.sim.asking import is_its_answer, names
 from carpool.sim.world import World
 
 LATE_S = 3.0
+# What may leave a purchase in a batch, or its answer, in doubt.
+UNCLEAR_CREATES = ("cut", "hang", "500", "529", "accepted_cut", "accepted_hang", "accepted_500", "accepted_529")
+DOUBTFUL = (*(f"create_{name}" for name in UNCLEAR_CREATES), "line_missing", "line_malformed", "cancel_forgets")
 BLINDING = ("list_lag", "line_missing", "line_malformed", "line_unknown", "create_hang", "create_accepted_hang")
 
 Check = Callable[["Books"], Iterable[str]]
@@ -145,6 +148,19 @@ def what_was_never_sent_is_not_doubted(books: Books) -> Iterable[str]:
             yield f"Batch {nonce} was given up as unknown, and its create was never sent."
 
 
+def doubts_have_a_cause(books: Books) -> Iterable[str]:
+    """What a batch bought is known, and is there, unless something in this world hides it."""
+    plan = books.world.plan
+    for turn in books.world.turns:
+        faults = plan.mocks[turn.agent.provider].faults
+        if plan.crashes or any(getattr(faults, name) for name in DOUBTFUL):
+            continue
+        if any(entry.paid is None and entry.lane is Lane.BATCH for entry in books.of(turn)):
+            yield f"{_name(turn)}: a purchase in a batch stands as unknown, and nothing in this world hid it."
+        if turn.reply is not None and turn.reply.outcome.kind is OutcomeKind.LOST:
+            yield f"{_name(turn)} was told that its answer is lost, and nothing in this world lost it."
+
+
 def no_call_is_in_two_live_batches(books: Books) -> Iterable[str]:
     rides: dict[str, list[tuple[float, float, str]]] = defaultdict(list)
     for _, batch in books.batches:
@@ -238,6 +254,7 @@ CHECKS: tuple[Check, ...] = (
     nobody_buys_again_by_coming_back,
     what_shows_itself_is_found,
     what_was_never_sent_is_not_doubted,
+    doubts_have_a_cause,
     no_call_is_in_two_live_batches,
     nothing_mixes,
     files_are_flawless,
