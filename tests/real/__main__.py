@@ -83,7 +83,7 @@ async def quick(only: str) -> list[Verdict]:
 
     verdicts = []
     print("Every client on every lane:", flush=True)
-    async with staged(WORK / "matrix") as stage:
+    async with staged(WORK / "matrix", relatives=sdks.RELATIVES) as stage:
         verdicts += await trying(wanted(matrix()), stage, AT_ONCE)
     print("A fleet:", flush=True)
     async with staged(WORK / "fleet", config=fleet.PACE) as stage:

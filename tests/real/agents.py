@@ -117,15 +117,17 @@ class OpenCode:
 
 
 class Codex:
-    """Its tool is its own shell. OpenAI's calls travel on `now`, with a budget and without."""
+    """Its tool is its own shell. Its usual model is sold on `now` alone, whatever the budget; others on every lane."""
 
     row, label = "@openai/codex", "Codex"
-    tool, lanes = "/bin/bash -lc 'echo carpool'", (("now", ""), ("now", "@budget=30m"))
+    tool = "/bin/bash -lc 'echo carpool'"
+    lanes = (("now", ""), ("now", "@budget=30m"), ("flex", "@lane=flex"), ("batch", "@lane=batch"))
     ends_on_failure = True
 
     async def run(self, errand: Errand) -> Done:
         command: list[str | Path] = [environments.program("codex"), "exec", "--skip-git-repo-check", "--json"]
-        command += ["-m", "gpt-5.3-codex", "-c", f'openai_base_url="{errand.url}/v1"']
+        model = "gpt-5-mini" if "@lane=" in errand.url else "gpt-5.3-codex"
+        command += ["-m", model, "-c", f'openai_base_url="{errand.url}/v1"']
         command += ["-s", "danger-full-access", errand.prompt]  # what it runs is what the stand-in tells it: an echo
         return await run(command, errand.room, seconds=errand.seconds, CODEX_API_KEY=errand.key, **errand.env)
 

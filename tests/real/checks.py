@@ -11,7 +11,7 @@ from stage import Seen, expect
 
 ECHO = re.compile(r"echo:([0-9a-f]{16})(?: (.*))?", re.DOTALL)
 SNIPPET = 40
-KINDS = {"now": "sync", "batch": "batch", "own batches": "batch"}
+KINDS = {"now": "sync", "flex": "sync", "batch": "batch", "own batches": "batch"}
 
 
 def arguments(prompt: str) -> dict[str, Any]:

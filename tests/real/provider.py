@@ -12,7 +12,7 @@ import sys
 from typing import Any
 from urllib.parse import parse_qs
 
-from carpool.mock import MockAnthropic, MockConfig, parse_latency, serve
+from carpool.mock import MockAnthropic, MockConfig, OpenAIConfig, parse_latency, serve
 
 WINDOW = "/_window"
 LATENCIES = {"batch_latency", "sync_latency", "control_latency"}
@@ -62,7 +62,7 @@ def asked(scope: Any) -> dict[str, Any]:
         "credential": headers.get("x-api-key") or token,
         "scheme": "x-api-key" if "x-api-key" in headers else scheme,
         "method": scope["method"],
-        "path": scope["path"],
+        "path": scope["path"].removeprefix("/openai"),  # where some have OpenAI's paths
         "query": scope["query_string"].decode(),
         **{name: headers[name] for name in TOLD if name in headers},
     }
@@ -75,8 +75,9 @@ async def answer(send: Any, shown: dict[str, Any]) -> None:
 
 
 async def main(settings: dict[str, Any]) -> None:
+    own = OpenAIConfig(relative=settings.pop("relative", "openai"))
     read = {name: parse_latency(value) if name in LATENCIES else value for name, value in settings.items()}
-    provider = MockAnthropic(MockConfig(**read))
+    provider = MockAnthropic(MockConfig(**read, openai=own))
     provider.app = Window(provider)  # type: ignore[assignment]
     async with serve(provider=provider) as server:
         print(server.url, flush=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,11 @@ class Sdk:
     label: str
     script: str
     dialect: str = "anthropic"
+    relative: str = ""  # of OpenAI's, whom it is made for
+    below: str = "/v1"  # what its base URL ends in
+    model: str = ""
+    endpoints: tuple[str, ...] = ("chat",)
+    lanes: tuple[str, ...] = ("now", "flex", "batch")
     styles: tuple[str, ...] = ("blocking", "async")
 
     @property
@@ -44,11 +50,24 @@ ANTHROPIC = (
 )
 
 
+_BOTH = ("chat", "responses")
 OPENAI = (
-    Sdk("openai-new", "openai (Python)", "openai_python.py", "openai"),
-    Sdk("openai-old", "openai (Python)", "openai_python.py", "openai"),
-    Sdk("openai", "openai (Node)", "openai_node.cjs", "openai", styles=("async",)),
+    Sdk("openai-new", "openai (Python)", "openai_python.py", "openai", model=OPENAI_MODEL, endpoints=_BOTH),
+    Sdk("openai-old", "openai (Python)", "openai_python.py", "openai", model=OPENAI_MODEL, endpoints=_BOTH),
+    Sdk("openai", "openai (Node)", "openai_node.cjs", "openai", model=OPENAI_MODEL, endpoints=_BOTH, styles=("async",)),
+    Sdk("groq", "groq (Python)", "groq_python.py", "openai", "groq", "", "openai/gpt-oss-120b"),
+    Sdk(
+        "mistralai",
+        "mistralai (Python)",
+        "mistral_python.py",
+        "openai",
+        "mistral",
+        "",
+        "mistral-small-latest",
+        lanes=("now", "batch"),
+    ),
 )
+RELATIVES = tuple(sdk.relative for sdk in OPENAI if sdk.relative)
 
 
 @dataclass(frozen=True)
@@ -112,27 +131,27 @@ def matrix_of(sdk: Sdk, stage: Stage) -> Iterator[tuple[Cell, Ask]]:
 
 
 def openai_matrix_of(sdk: Sdk, stage: Stage) -> Iterator[tuple[Cell, Ask]]:
-    """Both endpoints. OpenAI's calls travel on `now`, also with a budget: it is taken, and changes nothing yet."""
-    for endpoint in ("chat", "responses"):
-        for stream in (False, True):
-            for tools in (False, True):
-                for style in sdk.styles:
-                    how = "stream" if stream else "whole"
-                    name = "-".join((endpoint, how, "tools" if tools else "plain", style))
-                    yield (
-                        Cell(sdk.name, "now", how, tools, f"{endpoint}, {style}"),
-                        Ask(
-                            name=name,
-                            key=f"sk-{sdk.row}-node-{name}" if sdk.row == "openai" else f"sk-{sdk.row}-{name}",
-                            url=stage.at("@budget=30m" if tools else "") + "/v1",
-                            turns=(f"[tool] {name}", f"Then {name}, again") if tools else (f"A question of {name}",),
-                            stream=stream,
-                            tools=tools,
-                            style=style,
-                            endpoint=endpoint,
-                            model=OPENAI_MODEL,
-                        ),
-                    )
+    """Every endpoint and every lane that there is."""
+    for endpoint, lane in product(sdk.endpoints, sdk.lanes):
+        for stream, tools, style in product((False, True), (False, True), sdk.styles):
+            how = "stream" if stream else "whole"
+            name = "-".join((endpoint, lane, how, "tools" if tools else "plain", style))
+            named = [f"provider={sdk.relative}"] if sdk.relative else []
+            options = ",".join([*named, *([f"lane={lane}"] if lane != "now" or tools else [])])
+            yield (
+                Cell(sdk.name, lane, how, tools, f"{endpoint}, {style}"),
+                Ask(
+                    name=name,
+                    key=f"sk-{sdk.row}-node-{name}" if sdk.row == "openai" else f"sk-{sdk.row}-{name}",
+                    url=stage.at(f"@{options}" if options else "") + sdk.below,
+                    turns=(f"[tool] {name}", f"Then {name}, again") if tools else (f"A question of {name}",),
+                    stream=stream,
+                    tools=tools,
+                    style=style,
+                    endpoint=endpoint,
+                    model=sdk.model,
+                ),
+            )
 
 
 async def try_matrix(sdk: Sdk, stage: Stage) -> list[Verdict]:
@@ -149,7 +168,9 @@ async def judge(stage: Stage, cell: Cell, one: Ask, told: dict[str, Any]) -> Ver
         check_bill(seen, cell.lane, fingerprints)
         check_usage(seen, told["turns"])
         alone = seen.posts(PATHS[one.endpoint])
-        expect(alone == (len(one.turns) if cell.lane == "now" else 0), f"{alone} calls went on now")
+        expect(alone == (0 if cell.lane == "batch" else len(one.turns)), f"{alone} calls went on now or flex")
+        tiers = {turn["tier"] for turn in told["turns"] if turn.get("tier")}
+        expect(tiers <= {"flex" if cell.lane == "flex" else "default"}, f"it was served in the tiers {tiers}")
     except Trouble as trouble:
         return Verdict(cell, str(trouble))
     return Verdict(cell)

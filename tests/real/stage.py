@@ -8,8 +8,8 @@ import os
 import signal
 import sys
 from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
@@ -20,7 +20,19 @@ PATIENCE_S = 120.0
 QUICK = {"batch_latency": "constant:0.4"}
 PACE = "batching: {linger_ms: 300, poll_interval_s: 0.2}\n"
 # What a client must not inherit: other people's keys, addresses and proxies.
-FOREIGN = ("ANTHROPIC_", "OPENAI_", "CLAUDE", "CODEX_", "OPENCODE", "INSPECT_", "HTTP_PROXY", "HTTPS_PROXY", "CARPOOL_")
+FOREIGN = (
+    "ANTHROPIC_",
+    "OPENAI_",
+    "GROQ_",
+    "MISTRAL_",
+    "CLAUDE",
+    "CODEX_",
+    "OPENCODE",
+    "INSPECT_",
+    "HTTP_PROXY",
+    "HTTPS_PROXY",
+    "CARPOOL_",
+)
 
 
 class Trouble(Exception):
@@ -63,13 +75,17 @@ class Stage:
     direct: str
     folder: Path
     http: httpx2.AsyncClient
+    relatives: Mapping[str, str] = field(default_factory=dict)  # where each of OpenAI's is stood in for
 
     def at(self, options: str = "") -> str:
         return f"{self.url}/{options}" if options else self.url
 
     async def seen(self, credential: str) -> Seen:
-        shown = (await self.http.get(f"{self.direct}/_window")).json()
-        mine = {name: [one for one in rows if one["credential"] == credential] for name, rows in shown.items()}
+        mine: dict[str, list[Any]] = {"charges": [], "batches": [], "asked": []}
+        for direct in (self.direct, *self.relatives.values()):
+            shown = (await self.http.get(f"{direct}/_window")).json()
+            for name, rows in mine.items():
+                rows += [one for one in shown[name] if one["credential"] == credential]
         return Seen(mine["charges"], mine["batches"], mine["asked"])
 
     async def script(self, fault: str, times: int = 1) -> None:
@@ -85,17 +101,37 @@ class Stage:
 
 @asynccontextmanager
 async def staged(
-    folder: Path, settings: Mapping[str, Any] = QUICK, options: Sequence[str] = (), config: str = PACE
+    folder: Path,
+    settings: Mapping[str, Any] = QUICK,
+    options: Sequence[str] = (),
+    config: str = PACE,
+    relatives: Sequence[str] = (),
 ) -> AsyncIterator[Stage]:
-    """Both processes on free ports, with a fresh store."""
-    written = write(folder / "carpool.yaml", config)
-    provider = [sys.executable, str(HERE / "provider.py"), json.dumps(dict(settings))]
-    async with child(folder / "provider.log", *provider) as direct:
+    """Both processes on free ports, with a fresh store; and one more for each of OpenAI's relatives."""
+    write(folder / "carpool.yaml", config)
+    async with AsyncExitStack() as stack:
+        others = {}
+        for name in relatives:
+            said = provider_command(dict(settings) | {"relative": name})
+            others[name] = await stack.enter_async_context(child(folder / f"{name}.log", *said))
+        written = write(folder / "carpool.yaml", config + listed(others))
+        direct = await stack.enter_async_context(child(folder / "provider.log", *provider_command(settings)))
         serve = [sys.executable, "-m", "carpool", "serve", "--port", "0", "--store", str(folder / "carpool.db")]
         serve += ["--config", written, "--upstream", direct]
         serve += ["--provider", f"openai={direct}/v1", *options]
-        async with child(folder / "serve.log", *serve) as said, httpx2.AsyncClient(timeout=30) as http:
-            yield Stage(said.split(" listens on ")[1].split()[0], direct, folder, http)
+        said = await stack.enter_async_context(child(folder / "serve.log", *serve))
+        http = await stack.enter_async_context(httpx2.AsyncClient(timeout=30))
+        yield Stage(said.split(" listens on ")[1].split()[0], direct, folder, http, others)
+
+
+def provider_command(settings: Mapping[str, Any]) -> list[str]:
+    return [sys.executable, str(HERE / "provider.py"), json.dumps(dict(settings))]
+
+
+def listed(relatives: Mapping[str, str]) -> str:
+    """The relatives as a config has them. Flex is off at Groq unless it is asked for."""
+    rows = [f"  {name}: {{base_url: {url!r}, models: {{'*': {{flex: true}}}}}}\n" for name, url in relatives.items()]
+    return "".join(["providers:\n", *rows]) if rows else ""
 
 
 def write(path: Path, text: str) -> str:

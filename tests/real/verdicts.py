@@ -27,7 +27,7 @@ class Verdict:
     """What was seen beside, worth telling."""
 
 
-LANES = ("now", "batch", "own batches", "a long wait")
+LANES = ("now", "flex", "batch", "own batches", "a long wait")
 COLUMNS = [(lane, how, tools) for lane in LANES for how in ("whole", "stream") for tools in (False, True)]
 
 

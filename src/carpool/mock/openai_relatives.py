@@ -55,7 +55,9 @@ class Habits:
     also: frozenset[str] = frozenset()
     """Parameters of chat beside OpenAI's."""
     whole_calls: bool = False
-    """Streamed tool calls come in one piece, and the usage with the last chunk."""
+    """Streamed tool calls come in one piece."""
+    closing: tuple[str, ...] = ()
+    """Where the last chunk of every stream has the usage."""
     reasoning_apart: bool = False
     flex_full: int = 429
     # Money.
@@ -78,6 +80,7 @@ TABLE: Mapping[str, Habits] = MappingProxyType(
             windows=frozenset({"24h", *(f"{days}d" for days in range(1, 8))}),
             max_bytes=100 * MB,
             flex_full=498,
+            closing=("x_groq", "usage"),
             prices_cached_in_batches=False,
         ),
         "together": Habits(
@@ -109,6 +112,7 @@ TABLE: Mapping[str, Habits] = MappingProxyType(
             error=flat_body,
             also=frozenset({"safe_prompt", "random_seed", "prompt_mode", "guardrails"}),
             whole_calls=True,
+            closing=("usage",),
         ),
         "xai": Habits(
             endpoints=frozenset({CHAT}),

@@ -1,6 +1,6 @@
 """Turns a finished answer into the events of its stream: chat chunks, or the sequence of a Response."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import msgspec
@@ -19,7 +19,7 @@ def data(value: Any) -> bytes:
 # ---------------------------------------------------------------- chat completions
 
 
-def chunks(answer: Answer, include_usage: bool, whole_calls: bool = False) -> Iterator[bytes]:
+def chunks(answer: Answer, include_usage: bool, whole_calls: bool, closing: Sequence[str]) -> Iterator[bytes]:
     common = {key: value for key, value in answer.items() if key not in ("choices", "usage")}
     common["object"] = "chat.completion.chunk"
     if include_usage:
@@ -29,10 +29,16 @@ def chunks(answer: Answer, include_usage: bool, whole_calls: bool = False) -> It
             told = {"index": choice["index"], "delta": delta, "logprobs": None, "finish_reason": None}
             yield data({**common, "choices": [told]})
         last = {"index": choice["index"], "delta": {}, "logprobs": None, "finish_reason": choice["finish_reason"]}
-        yield data({**common, "choices": [last]} | ({"usage": answer["usage"]} if whole_calls else {}))
+        yield data({**common, "choices": [last]} | _inside_of(closing, answer["usage"]))
     if include_usage:
         yield data({**common, "choices": [], "usage": answer["usage"]})
     yield DONE
+
+
+def _inside_of(path: Sequence[str], value: Any) -> dict[str, Any]:
+    for name in reversed(path):
+        value = {name: value}
+    return value if path else {}
 
 
 def _deltas(message: Answer, whole_calls: bool) -> Iterator[dict[str, Any]]:

@@ -35,8 +35,8 @@ async def call(state: State, caller: Caller, request: Request) -> Reply:
     if not bought.asked.stream:
         return await _whole(state, bought)
     if bought.asked.endpoint == "chat":
-        whole = TABLE[bought.asked.spec.house].whole_calls
-        told = list(chunks(bought.answer, bought.asked.include_usage and not whole, whole))
+        habits = TABLE[bought.asked.spec.house]
+        told = list(chunks(bought.answer, bought.asked.include_usage, habits.whole_calls, habits.closing))
         broken = data({"error": {"message": "Overloaded", "type": "server_error", "param": None, "code": None}})
         return _stream(state, told, bought.took, broken)
     parts = list(events(bought.answer))

@@ -4,11 +4,12 @@ const { FOUND, LOOKUP, clientOptions, main } = require('./asking.cjs');
 
 const FUNCTION = { name: 'lookup', description: 'Looks something up.', parameters: LOOKUP };
 
-const asTold = (text, functions, input, output) => ({
+const asTold = (text, functions, { input, output }, tier) => ({
   text,
   tools: functions.map(({ id, name, arguments: said }) => ({ id, name, input: JSON.parse(said) })),
   signatures: [],
   usage: { input, output },
+  tier,
 });
 
 const chat = async (client, ask, said) => {
@@ -26,7 +27,8 @@ const chat = async (client, ask, said) => {
   said.push({ role: 'assistant', content: message.content, ...(calls.length && { tool_calls: calls }) });
   said.push(...calls.map((call) => ({ role: 'tool', tool_call_id: call.id, content: FOUND })));
   const functions = calls.map(({ id, function: called }) => ({ id, ...called }));
-  return asTold(message.content ?? '', functions, whole.usage.prompt_tokens, whole.usage.completion_tokens);
+  const usage = { input: whole.usage.prompt_tokens, output: whole.usage.completion_tokens };
+  return asTold(message.content ?? '', functions, usage, whole.service_tier);
 };
 
 const respond = async (client, ask, said) => {
@@ -46,7 +48,8 @@ const respond = async (client, ask, said) => {
     said.push({ type: 'function_call', call_id, name, arguments: asked });
     said.push({ type: 'function_call_output', call_id, output: FOUND });
   }
-  return asTold(final.output_text, calls.map((call) => ({ ...call, id: call.call_id })), final.usage.input_tokens, final.usage.output_tokens);
+  const usage = { input: final.usage.input_tokens, output: final.usage.output_tokens };
+  return asTold(final.output_text, calls.map((call) => ({ ...call, id: call.call_id })), usage, final.service_tier);
 };
 
 const answer = async (ask) => {

@@ -134,8 +134,7 @@ class OpenAI:
         return replay.wish(body)
 
     def replay(self, body: bytes, wish: str = "") -> Iterator[bytes]:
-        whole = self.relative.whole_calls
-        return replay.replay(body, include_usage=whole or wish == replay.USAGE, whole_calls=whole)
+        return replay.replay(body, wish == replay.USAGE, self.relative.whole_calls, self.relative.closing)
 
     def stream_error(self, body: bytes) -> bytes:
         return replay.stream_error(body)

@@ -14,9 +14,11 @@ _NOTHING = (b"null", b"[]")
 _CUT = frozenset({"role", "content", "refusal", "tool_calls", "function_call"})  # told in deltas; the rest comes whole
 
 
-def chunks(body: bytes, include_usage: bool, whole_calls: bool = False) -> Iterator[bytes]:
+def chunks(
+    body: bytes, include_usage: bool, whole_calls: bool = False, closing: tuple[str, ...] = ()
+) -> Iterator[bytes]:
     """`include_usage` is the client's wish, from `stream_options`: a chunk without choices breaks who did not ask.
-    `whole_calls`: its SDK knows no tool call in pieces."""
+    `whole_calls`: its SDK knows no tool call in pieces. `closing`: where the last chunk of a choice has the usage."""
     answer = MEMBERS.decode(body)
     common: dict[str, Any] = {name: value for name, value in answer.items() if name not in _OWN}
     kind = "text_completion" if text_of(answer, "object") == "text_completion" else "chat.completion.chunk"
@@ -25,10 +27,17 @@ def chunks(body: bytes, include_usage: bool, whole_calls: bool = False) -> Itera
         common["usage"] = None
     for choice in LIST.decode(answer["choices"]):
         for part in _legacy(choice) if kind == "text_completion" else _parts(choice, whole_calls):
-            yield data(common | {"choices": [{"index": choice["index"], **part}]})
+            told = _nested(closing, answer.get("usage", NULL)) if closing and part["finish_reason"] is not None else {}
+            yield data(common | {"choices": [{"index": choice["index"], **part}]} | told)
     if include_usage:
         yield data(common | {"choices": [], "usage": answer.get("usage", NULL)})
     yield DONE
+
+
+def _nested(path: tuple[str, ...], value: Any) -> dict[str, Any]:
+    for name in reversed(path):
+        value = {name: value}
+    return dict(value)
 
 
 def _legacy(choice: Members) -> Iterator[dict[str, Any]]:

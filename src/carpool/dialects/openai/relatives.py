@@ -81,7 +81,8 @@ class Relative:
     busy: frozenset[int] = frozenset()  # statuses beyond everybody's that mean "later"
     keyless: frozenset[int] = frozenset()  # statuses of a wrong key beyond everybody's
     reasoning_apart: bool = False  # what was thought is not part of the completion's tokens
-    whole_calls: bool = False  # in streams, a tool call comes in one piece, and the usage without being asked for
+    whole_calls: bool = False  # in streams, a tool call comes in one piece
+    closing: tuple[str, ...] = ()  # where the last chunk of a stream has the usage, without being asked for it
 
     def with_window(self, seconds: float) -> Relative:
         return replace(self, limits=replace(self.limits, window=seconds))
@@ -118,6 +119,7 @@ GROQ: Final = Relative(
     endpoints=frozenset({CHAT}),
     paging=Paging(limit=None),
     busy=frozenset({498}),
+    closing=("x_groq", "usage"),
 )
 
 TOGETHER: Final = Relative(
@@ -163,6 +165,7 @@ MISTRAL: Final = Relative(
     },
     shape=MistralShape,
     whole_calls=True,
+    closing=("usage",),
 )
 
 XAI: Final = Relative(

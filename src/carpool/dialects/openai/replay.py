@@ -37,7 +37,9 @@ def wish(body: bytes) -> str:
     return USAGE if options is not None and options.include_usage else ""
 
 
-def replay(body: bytes, include_usage: bool = False, whole_calls: bool = False) -> Iterator[bytes]:
+def replay(
+    body: bytes, include_usage: bool = False, whole_calls: bool = False, closing: tuple[str, ...] = ()
+) -> Iterator[bytes]:
     """Reads the whole answer before the first event, so that trouble is known while a status can still say so."""
     try:
         body.decode()
@@ -46,7 +48,7 @@ def replay(body: bytes, include_usage: bool = False, whole_calls: bool = False) 
         if kind == "response":
             return iter(list(responses.sequence(flat)))
         if kind in ("chat.completion", "text_completion"):
-            return iter(list(chat.chunks(flat, include_usage, whole_calls)))
+            return iter(list(chat.chunks(flat, include_usage, whole_calls, closing)))
     except (KeyError, ValueError, RecursionError) as error:
         raise Garbled(f"The provider's answer can't be told as a stream: {error}.") from None
     raise Garbled(f"An answer of the kind {kind[:40]!r} can't be told as a stream.")

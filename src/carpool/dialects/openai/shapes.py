@@ -202,12 +202,13 @@ class XaiShape(msgspec.Struct):
     state: _State = msgspec.field(default_factory=_State)
 
     def told(self) -> Told:
+        status = self._status()
         return Told(
             self.batch_id,
-            self._status(),
+            status,
             latest(self.create_time) or 0.0,
             seconds(self.expire_time),
-            seconds(self.cancel_time),
+            latest(self.cancel_time) if status in ("cancelled", "failed") else None,
             self.state.num_requests,
             nonce_of(self.name),
             self.input_file_id or None,

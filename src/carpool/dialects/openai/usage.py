@@ -107,12 +107,17 @@ def _tokens(usage: _Usage, apart: bool) -> tuple[int, int, int, int] | None:
     return (total - read - written, output, read, written) if read + written <= total else None
 
 
+class _Own(msgspec.Struct):
+    usage: _Usage | None = None
+
+
 class _Event(msgspec.Struct):
     """A chunk of a chat completion, or an event of a Response."""
 
     type: str = ""
     service_tier: str | None = None
     usage: _Usage | None = None
+    x_groq: _Own | None = None
     response: _Answer | None = None
 
 
@@ -162,8 +167,9 @@ class _Listener:
                 self._usage = event.response.words(self._apart)
             return
         self._tier = event.service_tier or self._tier
-        if event.usage is not None:
-            self._usage = _Answer(self._tier, event.usage).words(self._apart)
+        usage = event.usage or (event.x_groq or _Own()).usage
+        if usage is not None:
+            self._usage = _Answer(self._tier, usage).words(self._apart)
 
     def whole(self, body: bytes) -> Usage | None:
         return of_answer(body, self._apart)
