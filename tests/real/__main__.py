@@ -62,7 +62,8 @@ def matrix() -> list[tuple[str, Trial]]:
 
 def long_waits(scale: waits.Scale) -> list[tuple[str, Trial]]:
     """Every client against a batch that takes longer than it would wait in silence."""
-    trials: list[tuple[str, Trial]] = [(sdk.name, partial(waits.try_sdk, sdk, scale)) for sdk in sdks.ANTHROPIC]
+    kinds = (*sdks.ANTHROPIC, *(sdk for sdk in sdks.OPENAI if sdk.script.endswith(".py")))
+    trials: list[tuple[str, Trial]] = [(sdk.name, partial(waits.try_sdk, sdk, scale)) for sdk in kinds]
     for agent in (one for one in agents.AGENTS if one.lanes is agents.BOTH_LANES):
         trials += [(agents.name_of(agent), partial(waits.try_agent, agent, scale))]
         # Agents try again before they give up, which would take hours in real time.
@@ -89,7 +90,8 @@ async def quick(only: str) -> list[Verdict]:
     async with staged(WORK / "fleet", config=fleet.PACE) as stage:
         verdicts += await trying(wanted([("30 agents at once", fleet.try_fleet)]), stage, 1)
     print("Long waits, scaled:", flush=True)
-    async with staged(WORK / "waits", waits.SCALED.settings, waits.SCALED.serve) as stage:
+    relatives = sdks.RELATIVES
+    async with staged(WORK / "waits", waits.SCALED.settings, waits.SCALED.serve, relatives=relatives) as stage:
         verdicts += long(await trying(wanted(long_waits(waits.SCALED)), stage, at_once=4))  # they mostly wait
     return verdicts
 
@@ -100,7 +102,7 @@ def long(verdicts: Iterable[Verdict]) -> list[Verdict]:
 
 async def slow() -> list[Verdict]:
     print(f"Long waits, in real time: this takes {waits.REAL.seconds / 60:.0f} minutes.", flush=True)
-    async with staged(WORK / "slow", waits.REAL.settings) as stage:
+    async with staged(WORK / "slow", waits.REAL.settings, relatives=sdks.RELATIVES) as stage:
         return long(await trying(long_waits(waits.REAL), stage, at_once=100))
 
 

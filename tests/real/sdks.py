@@ -31,6 +31,8 @@ class Sdk:
     model: str = ""
     endpoints: tuple[str, ...] = ("chat",)
     lanes: tuple[str, ...] = ("now", "flex", "batch")
+    keeps_timeout: bool = False  # the one that it has unless told otherwise is short enough to be tried
+    deaf: bool = False  # to errors in a stream: it only knows that it can't read one
     styles: tuple[str, ...] = ("blocking", "async")
 
     @property
@@ -65,6 +67,8 @@ OPENAI = (
         "",
         "mistral-small-latest",
         lanes=("now", "batch"),
+        keeps_timeout=True,
+        deaf=True,
     ),
 )
 RELATIVES = tuple(sdk.relative for sdk in OPENAI if sdk.relative)
@@ -144,7 +148,7 @@ def openai_matrix_of(sdk: Sdk, stage: Stage) -> Iterator[tuple[Cell, Ask]]:
                     name=name,
                     key=f"sk-{sdk.row}-node-{name}" if sdk.row == "openai" else f"sk-{sdk.row}-{name}",
                     url=stage.at(f"@{options}" if options else "") + sdk.below,
-                    turns=(f"[tool] {name}", f"Then {name}, again") if tools else (f"A question of {name}",),
+                    turns=(f"[tool] {name}", f"Again {name}") if tools else (f"A question of {name}",),
                     stream=stream,
                     tools=tools,
                     style=style,

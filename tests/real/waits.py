@@ -13,7 +13,7 @@ from typing import Any
 import agents
 from agents import Agent, Errand
 from checks import check_bill, check_turns
-from sdks import Ask, Sdk, ask
+from sdks import MODEL, Ask, Sdk, ask
 from stage import Stage, Trouble, expect
 from verdicts import Cell, Verdict
 
@@ -60,6 +60,10 @@ REAL = Scale(1200)
 
 def waiting(sdk: Sdk, stage: Stage, scale: Scale) -> Iterator[tuple[Cell, Ask]]:
     """Conversations that outlast their client's limits, or fail after them."""
+    is_openai = sdk.dialect == "openai"
+    named = f",provider={sdk.relative}" if sdk.relative else ""
+    url = stage.at(f"@lane=batch{named}") + sdk.below if is_openai else stage.at("@budget=2h")
+    timeout = None if sdk.keeps_timeout else scale.timeout
     is_node = sdk.script.endswith(".cjs")
     for fails in (False, True):
         for stream in (False, True):
@@ -67,17 +71,19 @@ def waiting(sdk: Sdk, stage: Stage, scale: Scale) -> Iterator[tuple[Cell, Ask]]:
             one = Ask(
                 name,
                 f"sk-{name}-{sdk.row}",
-                stage.at("@budget=2h"),
+                url,
                 (f"{FAIL if fails else 'A question of'} {name}",),
                 stream=stream,
                 # The time-out of the Node SDK is for the whole way to the head: no sign of life prolongs it.
-                timeout=None if is_node else scale.timeout,
+                timeout=None if is_node else timeout,
                 silence=scale.silence if is_node else None,
                 retries=scale.retries,
+                endpoint="chat" if is_openai else "messages",
+                model=sdk.model or MODEL,
             )
             cell = Cell(sdk.name, "batch", "stream" if stream else "whole", style="a late failure" if fails else "")
             yield cell, one
-            if scale.timeout is not None and not fails and not stream:
+            if scale.timeout is not None and not fails and not stream and not is_openai:
                 again = replace(one, name="retries", key=f"sk-retries-{sdk.row}", timeout=scale.timeout, retries=8)
                 yield replace(cell, style="retries"), replace(again, silence=None, style="async")
 
@@ -85,13 +91,13 @@ def waiting(sdk: Sdk, stage: Stage, scale: Scale) -> Iterator[tuple[Cell, Ask]]:
 async def try_sdk(sdk: Sdk, scale: Scale, stage: Stage) -> list[Verdict]:
     plan = list(waiting(sdk, stage, scale))
     told = await ask(sdk, stage, [one for _, one in plan], scale.seconds)
-    return [await judge(stage, cell, one, told[one.name]) for cell, one in plan]
+    return [await judge(stage, cell, one, told[one.name], deaf=sdk.deaf and one.stream) for cell, one in plan]
 
 
-async def judge(stage: Stage, cell: Cell, one: Ask, told: dict[str, Any]) -> Verdict:
+async def judge(stage: Stage, cell: Cell, one: Ask, told: dict[str, Any], *, deaf: bool) -> Verdict:
     try:
         if FAIL in one.turns[0]:
-            return Verdict(cell, note=check_failure(told, one.stream))
+            return Verdict(cell, note=check_failure(told, one.stream, deaf=deaf))
         expect("error" not in told, f"it failed with {told.get('error')}")
         check_bill(await stage.seen(one.key), "batch", check_turns(told["turns"], one.turns))
     except Trouble as trouble:
@@ -99,12 +105,12 @@ async def judge(stage: Stage, cell: Cell, one: Ask, told: dict[str, Any]) -> Ver
     return Verdict(cell)
 
 
-def check_failure(told: dict[str, Any], stream: bool) -> str:
+def check_failure(told: dict[str, Any], stream: bool, *, deaf: bool) -> str:
     """A whole answer has its true status; a stream has begun with a 200, and says the kind of its failure."""
     error = told.get("error")
     expect(error, f"it was to fail, and heard {told['turns']}")
     assert error is not None
-    expect(error["kind"] == "invalid_request_error", f"it heard of {error} instead of invalid_request_error")
+    expect(deaf or error["kind"] == "invalid_request_error", f"it heard of {error} instead of invalid_request_error")
     expect(stream or error["status"] == 400, f"it heard of {error} instead of a 400")
     return f"a late failure{' of a stream' if stream else ''} is heard as {error['raised']} {error['status']}"
 

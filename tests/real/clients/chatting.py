@@ -88,9 +88,15 @@ def as_told(text: str, functions: list[dict[str, Any]], read: int, written: int,
     return {"text": text, "tools": tools, "signatures": [], "usage": usage, "tier": tier}
 
 
+def kind_in(body: Any) -> str | None:
+    """As the provider said it: not every SDK shows it."""
+    told = body.get("error", body) if isinstance(body, dict) else {}
+    return told.get("type") if isinstance(told, dict) else None
+
+
 def failure(error: Exception) -> Told:
     return {
         "status": getattr(error, "status_code", None),
-        "kind": getattr(error, "type", None),
+        "kind": getattr(error, "type", None) or kind_in(getattr(error, "body", None)),
         "said": str(error)[:300],
     }

@@ -7,7 +7,7 @@ import json
 from typing import Any
 
 from asking import FOUND, Ask, Told, main
-from chatting import FUNCTION, as_told, conversation, failure
+from chatting import FUNCTION, as_told, conversation
 from mistralai.client import Mistral
 
 
@@ -52,6 +52,15 @@ def arguments(call: Any) -> str:
 
 def as_call(one: dict[str, Any]) -> dict[str, Any]:
     return {"id": one["id"], "type": "function", "function": {"name": one["name"], "arguments": one["arguments"]}}
+
+
+def failure(error: Exception) -> Told:
+    said = getattr(error, "body", None)
+    return {
+        "status": getattr(error, "status_code", None),
+        "kind": json.loads(said).get("type") if isinstance(said, str) and said.startswith("{") else None,
+        "said": str(error)[:300],
+    }
 
 
 if __name__ == "__main__":

@@ -9,6 +9,8 @@ from carpool.model import Headers
 
 # Measured to wait through any number of 1xx answers. Others bear only a few, or take the first for the answer.
 PATIENT_WITH_1XX = frozenset({"python", "js"})
+# SDKs that give up after five seconds of silence unless they are told otherwise, and bear any number of 1xx answers.
+HASTY = ("mistral-client-python/", "speakeasy-sdk/python")  # mistralai
 _TELLING = frozenset({"user-agent", "x-stainless-lang", "x-claude-code-session-id", "originator", "prefer"})
 
 
@@ -26,6 +28,7 @@ class Client(NamedTuple):
     name: str
     bears_1xx: bool
     prefer: str = ""
+    hasty: bool = False  # it bears a few seconds of silence only
 
 
 def recognise(headers: Headers) -> Client:
@@ -33,7 +36,8 @@ def recognise(headers: Headers) -> Client:
     agent = told.get("user-agent", "")
     language = told.get("x-stainless-lang", "").lower()
     kind = _kind(agent, told, language)
-    return Client(kind, _product(agent), language in PATIENT_WITH_1XX, told.get("prefer", ""))
+    hasty = agent.startswith(HASTY)
+    return Client(kind, _product(agent), hasty or language in PATIENT_WITH_1XX, told.get("prefer", ""), hasty)
 
 
 def _kind(agent: str, told: dict[str, str], language: str) -> Kind:

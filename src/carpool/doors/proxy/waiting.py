@@ -8,6 +8,7 @@ allows; after that a failure can only be told by breaking the connection.
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import dataclass, fields
@@ -36,6 +37,7 @@ class Patience:
     ping_s: float = 15.0  # between two signs of life in a stream
     claude_code_s: float = 20.0
     responses_s: float = 20.0
+    hasty_s: float = 3.0  # between two signs of any kind, for clients that bear no more than five
 
     def scaled(self, factor: float) -> Patience:
         return Patience(**{field.name: getattr(self, field.name) * factor for field in fields(self)})
@@ -86,11 +88,12 @@ async def _either(answer: asyncio.Future[Reply], leaving: asyncio.Future[None], 
 
 def _pauses(visit: Visit, patience: Patience, said: Headers, signs: Vigil | None) -> AsyncGenerator[float, None]:
     """How long to be silent, again and again; between two pauses something is said."""
+    most = patience.hasty_s if visit.client.hasty else math.inf
     if signs is not None:
-        every = _every(signs, patience)
+        every = min(_every(signs, patience), most)
         return _streaming(visit.send, said, signs, patience.stream_head_s, every)
     if visit.inform is not None and visit.client.bears_1xx:
-        return _informing(visit.inform, patience.informational_s)
+        return _informing(visit.inform, min(patience.informational_s, most))
     return _spacing(visit.send, said, patience)
 
 
