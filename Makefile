@@ -11,7 +11,7 @@ TOGETHER := -n auto --dist loadfile
 UNIT := contract dialects engine house mock properties stores wires
 
 .DEFAULT_GOAL := help
-.PHONY: help setup test unit check fix docs sim mutants demo clean test-sdks test-real test-slow fuzz bench-pool bench-proxy bench-pressure
+.PHONY: help setup test unit check fix docs sim mutants demo clean test-sdks test-newest test-real test-slow fuzz bench-pool bench-proxy bench-pressure
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-11s %s\n", $$1, $$2 }' Makefile
@@ -65,10 +65,11 @@ $(READY): pyproject.toml
 # ---- every version of the SDK that is promised to work, each in an environment of its own; none is skipped
 
 SDKS := 2.8 1.17 0.97
-.SECONDARY: $(SDKS:%=.venvs/anthropic-%/.ready)
+FAMILY := openai-1.70 groq-1.7
+.SECONDARY: $(SDKS:%=.venvs/anthropic-%/.ready) $(FAMILY:%=.venvs/family-%/.ready)
 
-test-sdks: ## Run every door under every supported version of the anthropic SDK
-	@$(MAKE) --no-print-directory -j3 $(SDKS:%=test-sdk-%)
+test-sdks: ## Run every door under every supported version of the anthropic SDK, and under those of OpenAI's family
+	@$(MAKE) --no-print-directory -j3 $(SDKS:%=test-sdk-%) $(FAMILY:%=test-family-%) test-newest
 
 test-sdk-%: .venvs/anthropic-%/.ready
 	@.venvs/anthropic-$*/bin/python tests/sdk/matrix.py $*
@@ -78,6 +79,19 @@ test-sdk-%: .venvs/anthropic-%/.ready
 	@echo "Setting up anthropic $* ..."
 	@test -x $(@D)/bin/pip || $(PYTHON) -m venv $(@D)
 	@$(@D)/bin/python -m pip install -qq --disable-pip-version-check --editable . 'anthropic==$*.*'
+	@touch $@
+
+test-newest: $(READY) # the newest is among the tools of this very environment
+	@$(BIN)/python tests/sdk/family.py openai 3.49
+
+test-family-%: .venvs/family-%/.ready
+	@.venvs/family-$*/bin/python tests/sdk/family.py $(subst -, ,$*)
+
+.venvs/family-%/.ready: pyproject.toml
+	@mkdir -p .venvs && echo '*' > .venvs/.gitignore
+	@echo "Setting up $(subst -, ,$*) ..."
+	@test -x $(@D)/bin/pip || $(PYTHON) -m venv $(@D)
+	@$(@D)/bin/python -m pip install -qq --disable-pip-version-check --editable . '$(subst -,==,$*).*'
 	@touch $@
 
 # ---- real clients, as processes of their own; their versions stand in tests/real/versions.toml; none is skipped
