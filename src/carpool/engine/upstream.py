@@ -39,6 +39,13 @@ class Upstream:
     def __post_init__(self) -> None:
         object.__setattr__(self, "pouring", self.wire if isinstance(self.wire, PouringWire) else None)
 
+    def url(self, path: str) -> str:
+        """Where a path lies, with the query that every request has here."""
+        query = self.dialect.query
+        if not query or query.partition("=")[0] + "=" in path.partition("?")[2]:
+            return join(self.base_url, path)
+        return join(self.base_url, f"{path}{'&' if '?' in path else '?'}{query}")
+
     async def ask(self, ask: Ask, secret: Headers, *, timeout: float, body: StreamedBody | None = None) -> WireResponse:
         """Sends one request, once, with the credential added at the last moment."""
         return await self.wire.send(self.request(ask, secret, timeout, body))
@@ -46,7 +53,7 @@ class Upstream:
     def request(self, ask: Ask, secret: Headers, timeout: float, body: StreamedBody | None = None) -> WireRequest:
         return WireRequest(
             method=ask.method,
-            url=join(self.base_url, ask.path),
+            url=self.url(ask.path),
             headers=ask.headers + secret if secret else ask.headers,
             body=ask.body if body is None else body,
             timeout=timeout,

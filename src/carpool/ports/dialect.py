@@ -159,6 +159,11 @@ class Dialect(Protocol):
         ...
 
     @property
+    def query(self) -> str:
+        """What stands behind the path of every request, unless the client said it already; mostly nothing."""
+        ...
+
+    @property
     def limits(self) -> Limits: ...
     @property
     def mixes_models(self) -> bool:

@@ -19,6 +19,7 @@ class Anthropic:
     """`ports.Dialect` for the Claude API."""
 
     name = seller = "anthropic"
+    query = ""
     limits = Limits(max_count=100_000, max_bytes=256_000_000, window=24 * 3600.0, retention=29 * 24 * 3600.0)
     mixes_models = True
     tells_nonces = False

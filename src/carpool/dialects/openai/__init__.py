@@ -29,6 +29,7 @@ class OpenAI:
     def __init__(self, relative: Relative = OPENAI) -> None:
         self.relative = relative
         self.seller = relative.seller
+        self.query = relative.query
         self.limits = relative.limits
         self.pages_results = relative.pages_results
         self._batches = Batches(relative)
@@ -48,7 +49,7 @@ class OpenAI:
 
     # to the provider
     def send(self, endpoint: str, headers: Headers, body: bytes) -> Ask:
-        return Ask("POST", self._batches.at(endpoint), (*headers, *self.relative.headers, _JSON, _IDENTITY), body)
+        return Ask("POST", endpoint, (*headers, *self.relative.headers, _JSON, _IDENTITY), body)
 
     def flexed(self, body: bytes) -> bytes:
         return faithful.read(body).having("service_tier", b'"flex"')

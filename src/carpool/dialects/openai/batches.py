@@ -98,13 +98,8 @@ class Batches:
     def forget(self, headers: Headers, file_id: str) -> Ask:
         return self._ask("DELETE", _path(FILES, file_id), headers)
 
-    def at(self, path: str) -> str:
-        """A path with the query that every request of the relative has."""
-        version = self._relative.api_version
-        return f"{path}{'&' if '?' in path else '?'}api-version={quote(version, safe='')}" if version else path
-
     def _ask(self, method: str, path: str, headers: Headers, more: Headers = (), body: bytes = b"") -> Ask:
-        return Ask(method, self.at(path), (*headers, *self._relative.headers, *more, _IDENTITY), body)
+        return Ask(method, path, (*headers, *self._relative.headers, *more, _IDENTITY), body)
 
 
 def window(seconds: float) -> str:

@@ -126,8 +126,7 @@ def _obstacles(values: dict[str, Any], model: str, query: str) -> Iterator[str]:
 
 def _query(raw: RawRequest, relative: Relative) -> str:
     """What a request's query says beyond what all requests of the relative say."""
-    expected = relative.api_version and f"api-version={relative.api_version}"
-    return "" if raw.query.strip("?&") == expected else raw.query
+    return "" if raw.query.strip("?&") == relative.query else raw.query
 
 
 def _not_there(raw: RawRequest, relative: Relative) -> Iterator[str]:

@@ -84,6 +84,10 @@ class Relative:
     whole_calls: bool = False  # in streams, a tool call comes in one piece
     closing: tuple[str, ...] = ()  # where the last chunk of a stream has the usage, without being asked for it
 
+    @property
+    def query(self) -> str:
+        return f"api-version={self.api_version}" if self.api_version else ""
+
     def with_window(self, seconds: float) -> Relative:
         return replace(self, limits=replace(self.limits, window=seconds))
 

@@ -7,7 +7,6 @@ from collections.abc import AsyncIterator
 from carpool.doors.asgi import Disconnected, Send, end_to_end, head, passed_on, send_chunk
 from carpool.doors.proxy.connection import Inform
 from carpool.engine import Passage, Upstream
-from carpool.engine.upstream import join
 from carpool.errors import Severed
 from carpool.model import Headers
 from carpool.ports import Ask, RawRequest, StreamedBody, WireRequest
@@ -32,7 +31,7 @@ async def pass_through(
     upstream: Upstream, raw: RawRequest, body: bytes | StreamedBody, send: Send, inform: Inform | None
 ) -> int:
     """Gives the provider's answer to a request that carpool does not understand, and says its status."""
-    url, headers = join(upstream.base_url, _target(raw)), tuple(end_to_end(raw.headers))
+    url, headers = upstream.url(_target(raw)), tuple(end_to_end(raw.headers))
     try:
         response = await upstream.wire.send(WireRequest(raw.method, url, headers, body, PASSING_S, inform))
     except Severed as error:
