@@ -16,6 +16,7 @@ from msgspec import Struct
 from carpool.errors import Severed, TimedOut, WireError
 from carpool.model import Headers
 from carpool.ports import Taker, WireRequest
+from carpool.wires.whole import whole
 
 MOST_HELD = 256 * 1024  # of an answer that nobody takes away
 LARGEST_HEAD = 256 * 1024
@@ -279,6 +280,9 @@ class Line(asyncio.Protocol):
             self.abort()  # nothing was asked
             return
         exchange = self._exchange
+        if not (exchange.status or self._head_size or self._informed) and (found := whole(data, exchange.method)):
+            self._answered(exchange, *found)
+            return
         try:
             self._parser.feed_data(data)
         except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
@@ -294,6 +298,14 @@ class Line(asyncio.Protocol):
                 self.abort()
                 return
         exchange.wake()
+
+    def _answered(self, exchange: Exchange | Poured, status: int, headers: Headers, body: bytes) -> None:
+        """All of an answer at once. Whoever takes it may let go of it at any time."""
+        exchange.answered(status, headers)
+        if self._exchange is exchange:
+            exchange.add(body)
+        if self._exchange is exchange:
+            self._complete(keep=True)
 
     def eof_received(self) -> None:
         if self._exchange is not None and self._until_end:
