@@ -90,6 +90,24 @@ def test_members_are_found_or_told_to_be_double(members: list[tuple[str, str]], 
         assert rest == {key: value for key, value in json.loads(body).items() if key != name}
 
 
+NESTED = st.sampled_from(['"1"', '{"a": 1, "b": 2}', '{"b": 2}', '", \\"b\\": 2"', "[1, 2]"])
+STYLES = st.sampled_from([(",", ":"), (", ", ": ")])
+
+
+@given(members=st.lists(st.tuples(NAMES, SCALARS | NESTED, STYLES), min_size=1, max_size=6))
+def test_a_field_twice_is_found_however_python_or_others_write_it(
+    members: list[tuple[str, str, tuple[str, str]]],
+) -> None:
+    told = [f"{comma}{json.dumps(name, ensure_ascii=False)}{colon}{value}" for name, value, (comma, colon) in members]
+    body = f"{{{''.join(told).lstrip(', ')}}}".encode()
+    names = [name for name, _, _ in members]
+    if len(set(names)) < len(names):
+        with pytest.raises(BadCall, match="twice"):
+            faithful.read(body)
+    else:
+        assert faithful.read(body).values == json.loads(body)
+
+
 @pytest.mark.parametrize(
     ("body", "says"),
     [

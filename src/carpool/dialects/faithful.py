@@ -120,8 +120,19 @@ def _check_once(body: bytes) -> None:
     body is just as long as its kept members then; any other is walked through."""
     members = _SHALLOW.decode(body)
     kept = sum(map(len, members)) + sum(map(len, members.values()))
-    if 1 + kept + 4 * len(members) != len(body):  # two braces, and for each two quotes, a colon and, but once, a comma
+    if 1 + kept + 4 * len(members) == len(body):  # two braces, and for each two quotes, a colon and, but once, a comma
+        return
+    if kept + 6 * len(members) != len(body) or _as_python_writes(members) != body:
         _spans(body, members)
+
+
+def _as_python_writes(members: dict[str, msgspec.Raw]) -> bytes:
+    """With a space behind every colon and comma: quicker to write again than to walk through."""
+    pieces: list[bytes | msgspec.Raw] = []
+    for name, raw in members.items():
+        pieces += (b', "', name.encode(), b'": ', raw)
+    pieces[0] = b'{"'
+    return b"".join([*pieces, b"}"])
 
 
 def _spans(body: bytes, members: dict[str, msgspec.Raw]) -> dict[str, tuple[int, int]]:
