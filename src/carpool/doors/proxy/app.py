@@ -27,7 +27,8 @@ from carpool.doors.proxy.admin import Admin
 from carpool.doors.proxy.calling import MAX_BODY, Caller, Note, Ride
 from carpool.doors.proxy.choosing import below, wire_of
 from carpool.doors.proxy.connection import Sink, informer
-from carpool.doors.proxy.greeting import LOCAL_ONLY, Greeter, Greeting
+from carpool.doors.proxy.greeting import LOCAL_ONLY, Greeter, Greeting, Met
+from carpool.doors.proxy.heads import Heads
 from carpool.doors.proxy.hooks import PREFIX as HOOKS
 from carpool.doors.proxy.hooks import Hooks
 from carpool.doors.proxy.hosts import Hosts
@@ -83,6 +84,7 @@ class Proxy:
         admin_token: str | None = None,
         hook_secrets: Mapping[str, str] = NO_SECRETS,
     ) -> None:
+        self.heads = Heads()
         self._max_body = max_body
         self._engine = engine
         self._upstreams = upstreams
@@ -118,27 +120,28 @@ class Proxy:
 
     # ------------------------------------------------------------ the short way
 
-    def meet(self, scope: Scope) -> Greeting | None:
+    def meet(self, scope: Scope) -> Met | None:
         """`connection.Relaying`: a call that may be answered on the spot, once it is here as a whole."""
         try:
             greeting = scope[GREETING] = self._greeter.greet(scope)
         except CarpoolError:  # told on the long way
             return None
-        return greeting if greeting.understood and greeting.hold is None else None
-
-    def relay(self, met: Greeting, scope: Scope, body: bytes, sink: Sink) -> Relay | None:
-        """Begins to answer it, or leaves what was found out about it to the long way."""
-        if len(body) > self._max_body:
+        if not greeting.understood or greeting.hold is not None:
             return None
-        query = scope["query_string"].decode("latin-1")
-        raw = RawRequest(scope["method"], met.path, query, met.headers_of(scope), body)
+        return Met.of(greeting, scope, self._hosts.client(scope))
+
+    def relay(self, met: Met, body: bytes, sink: Sink, scope: Scope | None) -> Relay | None:
+        """Begins to answer it, or leaves what was found out about it to the long way."""
+        if len(body) > self._max_body or not self._greeter.holds(met.greeting):
+            return None
         try:
-            found = self._caller.relay(sink, met, raw, self._hosts.client(scope))
+            found = self._caller.relay(sink, met.greeting, met.request(body), met.address)
         except CarpoolError:  # told on the long way
             return None
         if isinstance(found, Relay):
             return found
-        scope[DECIDED] = found
+        if scope is not None:
+            scope[DECIDED] = found
         return None
 
     # ------------------------------------------------------------ the long way

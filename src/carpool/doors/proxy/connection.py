@@ -4,7 +4,8 @@
 client has hung up, so that thousands who wait need no task each to listen for it. Both are ASGI extensions: under
 another server they are missing, and the proxy does without.
 
-An application that has the methods of `Relaying` may answer a request on the spot, without a task for it.
+An application that has the methods of `Relaying` may answer a request on the spot, without a task for it; and where
+its head was met before, without even reading that again.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 from httptools import parse_url
 from msgspec import Struct
@@ -21,6 +22,7 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, RequestResponseCy
 from carpool.doors.asgi import Scope
 from carpool.doors.proxy.cycles import BODYLESS, Cycle, Informer, OldCycle
 from carpool.doors.proxy.gate import Gate
+from carpool.doors.proxy.heads import Heads, Known
 from carpool.model import Headers
 
 INFORMATIONAL = "carpool.informational"
@@ -47,20 +49,97 @@ class Answering(Protocol):
 class Relaying(Protocol):
     """What an application offers that answers requests on the spot."""
 
+    heads: Heads
+
     def meet(self, scope: Scope) -> Any:
-        """Whether a request, by its head, may be answered so when its body is here; None if not."""
+        """Whether a request, by its head, may be answered so when its body is here; None if not. What it says holds for
+        every request with the same head, but for its length, on the same connection."""
         ...
 
-    def relay(self, met: Any, scope: Scope, body: bytes, sink: Sink) -> Answering | None:
-        """Begins to answer it. None if that takes a task after all."""
+    def relay(self, met: Any, body: bytes, sink: Sink, scope: Scope | None) -> Answering | None:
+        """Begins to answer it. None if that takes a task after all: then nothing was done, and what was found out is
+        in the scope; there is none for a head that was met before."""
         ...
 
 
 class Connection(Gate):
     _leaving: Leaving | None = None
-    _due: tuple[RequestResponseCycle, Any] | None = None  # whose body is awaited, to answer it on the spot
-    _answering: RequestResponseCycle | None = None
+    _due: tuple[RequestResponseCycle, Any, Known | None] | None = None  # its body is awaited, to answer it on the spot
+    _answering: RequestResponseCycle | Sink | None = None
     relay: Answering | None = None  # of the same request, where it is answered without a task
+    _known: Known | None = None  # the head of the call before, which most likely is that of the next
+    _first: bytes = b""  # what is being read, where it begins a message
+    _came: list[bytes] | None = None  # of a call with that head, whose body is not all here
+    _missing = 0
+
+    # ------------------------------------------------------------ heads that were met before
+
+    def data_received(self, data: bytes) -> None:
+        if self._came is not None:
+            self._gather(data)
+        elif self._known is None or self._amid or not self._recognise(self._known, data):
+            self._read(data)
+
+    def _read(self, data: bytes) -> None:
+        """By the parser."""
+        if not self._amid:
+            self._first = data
+        super().data_received(data)
+        self._first = b""
+
+    def _recognise(self, known: Known, data: bytes) -> bool:
+        """Whether these data begin a call with that head. A short body is most often here with it."""
+        found = known.body(data)
+        if found is None or self._busy:
+            return False
+        start, length = found
+        missing = start + length - len(data)
+        if missing == 0:
+            return self._answer_known(known, data[start:])
+        if missing < 0 or length > MOST_AT_ONCE:
+            return False
+        self._unset_keepalive_if_required()
+        self._came, self._missing = [data], missing
+        return True
+
+    def _gather(self, data: bytes) -> None:
+        assert self._came is not None
+        assert self._known is not None
+        self._came.append(data)
+        self._missing -= len(data)
+        if self._missing > 0:
+            return
+        pieces, self._came = self._came, None
+        data = b"".join(pieces)
+        if not self._recognise(self._known, data):
+            self._read(data)
+
+    def _give_in(self) -> None:
+        """What has come of a body is left to the parser after all."""
+        pieces, self._came = self._came, None
+        if pieces is not None:
+            self._read(b"".join(pieces))
+
+    def _answer_known(self, known: Known, body: bytes) -> bool:
+        app: Relaying = self.app
+        sink = Sink(self, keep_alive=True)
+        self.relay = app.relay(known.met, body, sink, None)
+        if self.relay is None:
+            self._known = None
+            return False
+        self._unset_keepalive_if_required()
+        self.cycle = self._answering = sink  # type: ignore[assignment]  # as far as anybody asks, it is one
+        return True
+
+    def look(self, sender: int, reader: int) -> None:
+        self._give_in()  # the parser's side knows how slow is too slow
+        super().look(sender, reader)
+
+    def shutdown(self) -> None:
+        self._give_in()
+        super().shutdown()
+
+    # ------------------------------------------------------------ the others
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
         self._answering = cycle
@@ -72,9 +151,15 @@ class Connection(Gate):
         if met is None:
             self._start_task(cycle, app)
             return
-        self._due = (cycle, met)
+        self._due = (cycle, met, self._learned(cycle, met) if self._first else None)
         if not cycle.more_body:
             self._answer()
+
+    def _learned(self, cycle: RequestResponseCycle, met: Any) -> Known | None:
+        """After whatever else than a call that is followed by the next, the parser may be of another mind."""
+        app: Relaying = self.app
+        usual = cycle is self.cycle and cycle.keep_alive and not self.parser.should_upgrade()
+        return app.heads.learn(self._first, met) if usual else None
 
     def on_body(self, body: bytes) -> None:
         super().on_body(body)
@@ -92,14 +177,19 @@ class Connection(Gate):
 
     def _answer(self) -> None:
         assert self._due is not None
-        (cycle, met), self._due = self._due, None
+        (cycle, met, known), self._due = self._due, None
         app: Any = self.app
+        sink = Sink(self, cycle.keep_alive)
         try:
-            self.relay = app.relay(met, cycle.scope, bytes(cycle.body), Sink(self, cycle))
+            self.relay = app.relay(met, bytes(cycle.body), sink, cycle.scope)
         except Exception as error:  # noqa: BLE001
             app = partial(_failing, error)
         if self.relay is None:
             self._start_task(cycle, app)
+            return
+        self._known, self._answering = known, sink
+        if self.cycle is cycle:  # otherwise another is in line behind it
+            self.cycle = sink  # type: ignore[assignment]
 
     def pause_writing(self) -> None:
         super().pause_writing()
@@ -138,7 +228,7 @@ class Connection(Gate):
         self.hung_up()
 
     def hung_up(self) -> None:
-        self._due = None
+        self._due = self._came = None
         relay, self.relay = self.relay, None
         if relay is not None:
             relay.left()
@@ -158,30 +248,43 @@ async def _failing(error: Exception, scope: Scope, receive: object, send: object
     raise error
 
 
+class _Unheard:
+    """In place of an event that nobody waits for."""
+
+    def set(self) -> None: ...
+
+
 class Sink(Struct, eq=False):
-    """The answer to one request, in HTTP/1.1. What is there together leaves together: at `flush` or at the end."""
+    """The answer to one request, in HTTP/1.1. What is there together leaves together: at `flush` or at the end.
+
+    Stands for uvicorn's cycle while it is given: the first fields are what the connection asks that for.
+    """
 
     connection: Connection
-    cycle: RequestResponseCycle
+    keep_alive: bool
+    response_started: bool = False
+    response_complete: bool = False
+    disconnected: bool = False
     out: list[bytes] = []
     chunked: bool = False
+    more_body: ClassVar[bool] = False  # it is all here
+    message_event: ClassVar[_Unheard] = _Unheard()
 
     def __repr__(self) -> str:  # never what passes
         return f"<{type(self).__name__}>"
 
     def head(self, status: int, headers: list[tuple[str, str]]) -> None:
         """Header names are in lower case. Where they name no length, the body goes out in chunks."""
-        cycle = self.cycle
-        cycle.response_started = True
+        self.response_started = True
         if status not in BODYLESS and "content-length" not in dict(headers):
             self.chunked = True
             headers.append(("transfer-encoding", "chunked"))
-        if not cycle.keep_alive:
+        if not self.keep_alive:
             headers.append(("connection", "close"))
         text = "\r\n".join(map(": ".join, headers))
         self.out.append(STATUS_LINE.get(status) or b"HTTP/1.1 %d \r\n" % status)
         self.out.append(f"{text}\r\n\r\n".encode("latin-1"))
-        if cycle.flow.write_paused:
+        if self.connection.flow.write_paused:
             self.connection.pause_writing()
 
     def add(self, chunk: bytes) -> None:
@@ -190,25 +293,25 @@ class Sink(Struct, eq=False):
 
     def flush(self) -> None:
         if self.out:
-            self.cycle.transport.write(b"".join(self.out))
+            self.connection.transport.write(b"".join(self.out))
             self.out.clear()
 
     def end(self) -> None:
         if self.chunked:
             self.out.append(b"0\r\n\r\n")
         self.flush()
-        self.connection.relay = None
-        cycle = self.cycle
-        cycle.response_complete = True
-        if not cycle.keep_alive:
-            cycle.transport.close()
-        cycle.on_response()
+        connection = self.connection
+        connection.relay = None
+        self.response_complete = True
+        if not self.keep_alive:
+            connection.transport.close()
+        connection.on_response_complete()
 
     def break_off(self) -> None:
         """Without an end: the client sees that something is missing."""
         self.connection.relay = None
         self.flush()
-        self.cycle.transport.close()
+        self.connection.transport.close()
 
 
 def informer(scope: Scope) -> Inform | None:

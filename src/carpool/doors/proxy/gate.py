@@ -35,6 +35,7 @@ class Gate(HttpToolsProtocol):
     _received = 0  # since the last message was complete
     _body = 0  # of the message that is coming
     _in_head = True
+    _amid = False  # a message has begun to come, and is not complete
     _crowded = False  # there were too many connections when it came
     _refused: Refused | None = None
     _last_words: bytes | None = None  # said when what was asked before is answered
@@ -88,6 +89,10 @@ class Gate(HttpToolsProtocol):
 
     # ------------------------------------------------------------ called by the parser
 
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        self._amid = True
+
     def on_url(self, url: bytes) -> None:
         self.url += url
         if len(self.url) > self._most:
@@ -138,13 +143,19 @@ class Gate(HttpToolsProtocol):
         if self._continues:
             return
         self._received = self._body = self._stalls = self._seen = 0
-        self._in_head = True
+        self._in_head, self._amid = True, False
         if self._trailers is not None:
             self._trailers.left = self._most
         cycle = self.cycle
         if not cycle.response_complete:
             cycle.more_body = False
             cycle.message_event.set()
+
+    @property
+    def _busy(self) -> bool:
+        """Whether a request that comes now has to wait, or will not be heard at all."""
+        underway = self.cycle is not None and not self.cycle.response_complete
+        return underway or self._crowded or self._refused is not None
 
     def _go_on(self, rest: bytes) -> None:
         """After an upgrade that nobody takes up, HTTP goes on. The parser does not, so another takes its place."""

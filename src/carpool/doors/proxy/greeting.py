@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from carpool.dialects.headers import ONE_REQUEST
 from carpool.doors.asgi import Scope, end_to_end, request_headers
@@ -28,6 +29,7 @@ from carpool.engine.guests import Guest
 from carpool.engine.unpacking import encodings
 from carpool.errors import BadCall
 from carpool.model import Headers
+from carpool.ports import RawRequest
 
 MOST = 1024  # greetings remembered; the oldest is forgotten first
 MOST_BYTES = 8192  # of the path and the headers of one that is remembered
@@ -55,6 +57,7 @@ class Greeting(Struct, frozen=True):
     guest: Guest | None  # who brought a virtual key
     credential: str | None  # of that guest
     onward: Headers | None  # what goes to the provider on `now`; None where some of it is each request's own
+    epoch: int = 0  # of the keys: it holds as long as none is added or ended
 
     def headers_of(self, scope: Scope) -> Headers:
         """All headers of one request."""
@@ -67,6 +70,33 @@ class Greeting(Struct, frozen=True):
 
     def __repr__(self) -> str:  # never the secrets
         return f"<Greeting for {self.path}>"
+
+
+class Met(Struct, frozen=True):
+    """One kind of call, by all that its head says; only the length of its body is each one's own."""
+
+    greeting: Greeting
+    method: str
+    query: str
+    headers: Headers
+    place: int | None  # of its length among the headers
+    address: str  # where it comes from; empty on this machine
+
+    @classmethod
+    def of(cls, greeting: Greeting, scope: Scope, address: str) -> Met:
+        headers = greeting.headers_of(scope)
+        places = [place for place, (name, _) in enumerate(headers) if name == "content-length"]
+        query = scope["query_string"].decode("latin-1")
+        return cls(greeting, scope["method"], query, headers, places[0] if places else None, address)
+
+    def request(self, body: bytes) -> RawRequest:
+        headers, place = self.headers, self.place
+        if place is not None:
+            headers = (*headers[:place], ("content-length", str(len(body))), *headers[place + 1 :])
+        return RawRequest(self.method, self.greeting.path, self.query, headers, body)
+
+    def __repr__(self) -> str:  # never the secrets
+        return f"<{type(self).__name__}>"
 
 
 class Greeter:
@@ -98,12 +128,20 @@ class Greeter:
         kind = (scope["method"], scope["raw_path"], said, trusted)
         greeting = self._known.get(kind)
         if greeting is None:
-            greeting = self._read(scope, trusted)
+            greeting = replace(self._read(scope, trusted), epoch=self._epoch)
             if len(scope["raw_path"]) + sum(len(name) + len(value) for name, value in greeting.headers) <= MOST_BYTES:
                 self._remember(kind, greeting)
         if greeting.guest is not None:
             greeting.guest.used = True
         return greeting
+
+    def holds(self, greeting: Greeting) -> bool:
+        """Whether a greeting of before is still what would be found. Whoever asks makes use of it."""
+        if greeting.epoch != self._welcome.epoch:
+            return False
+        if greeting.guest is not None:
+            greeting.guest.used = True
+        return True
 
     def _remember(self, kind: object, greeting: Greeting) -> None:
         if len(self._known) >= MOST:
