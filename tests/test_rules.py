@@ -161,6 +161,24 @@ def test_a_glob_means_what_the_shell_means(pattern: str, text: str) -> None:
 # ---------------------------------------------------------------- which rule, and who is stronger
 
 
+@pytest.mark.parametrize(
+    ("match", "steady"),
+    [
+        ({}, True),
+        ({"model": "*haiku*", "tool_turn": True, "header.x-team": "blue", "tag.team": "ci"}, True),
+        ({"header.x-team": True}, True),
+        ({"size": ">1kb"}, False),
+        ({"between": "22:00-06:00"}, False),
+        ({"days": "mon"}, False),
+        ({"header.content-length": "1*"}, False),
+        ({"header.traceparent": True}, False),
+    ],
+)
+def test_what_can_be_remembered_for_the_next_call_of_its_kind(match: dict[str, Any], steady: bool) -> None:
+    assert book({"match": match, "lane": "now"}).steady is steady
+    assert book({"match": {"model": "x"}, "lane": "now"}, {"match": match, "lane": "now"}).steady is steady
+
+
 def test_the_first_that_matches_is_the_only_one_that_acts() -> None:
     ruling = decide(
         CALL,

@@ -12,7 +12,10 @@ import pytest
 from carpool.config.limits import Limits
 from carpool.doors.proxy.connection import MOST_AT_ONCE, Connection
 from carpool.doors.proxy.heads import LARGEST, MOST, Heads
+from carpool.doors.proxy.logs import Line
+from carpool.doors.proxy.ruling import MOST as MOST_KINDS
 from carpool.keys import revoked
+from carpool.rules import RuleBook, read_rules
 
 from .guests import give, hosting
 from .sockets import PATIENCE, House, Message, Peer, dialled, provider, proxied, read_message
@@ -305,3 +308,58 @@ async def test_a_virtual_key_that_was_revoked_is_refused_under_a_known_head() ->
         answer = await read_message(reader)
         assert answer.status == 401
         assert b"was revoked" in answer.body
+
+
+# ---------------------------------------------------------------- rules under a known head
+
+
+def rules(*said_: dict[str, Any]) -> RuleBook:
+    return RuleBook(read_rules(list(said_), "routing.rules"))
+
+
+async def tags_of(book: RuleBook, bodies: list[bytes]) -> list[dict[str, str]]:
+    """What the rules of a house give to these calls, one after the other on one connection."""
+    lines: list[Line] = []
+    async with (
+        asyncio.timeout(PATIENCE),
+        provider(said(ANSWER)) as (direct, _),
+        proxied(direct, book=book, note=lines.append) as house,
+        dialled(house.url) as (reader, writer),
+    ):
+        for body in bodies:
+            writer.write(call(body=body))
+            assert (await read_message(reader)).status == 200
+    return [dict(line.tags) for line in lines]
+
+
+async def test_rules_see_each_call_for_itself() -> None:
+    book = rules(
+        {"match": {"model": "*opus*", "streaming": True}, "tags": {"by": "both"}},
+        {"match": {"model": "*opus*"}, "tags": {"by": "model"}},
+        {"match": {"streaming": True}, "tags": {"by": "stream"}},
+        {"match": {"tool_turn": True}, "tags": {"by": "tools"}},
+    )
+    results = [{"role": "user", "content": [{"type": "tool_result", "tool_use_id": "t"}]}]
+    kinds = [
+        ({"model": "claude-opus-4-8", "stream": True}, {"by": "both"}),
+        ({"model": "claude-opus-4-8"}, {"by": "model"}),
+        ({"stream": True}, {"by": "stream"}),
+        ({"messages": results}, {"by": "tools"}),
+        ({}, {}),
+    ] * 3
+    assert await tags_of(book, [numbered(9, **more) for more, _ in kinds]) == [tags for _, tags in kinds]
+
+
+@pytest.mark.parametrize("match", [{"size": ">2kb"}, {"header.content-length": "3*"}])
+async def test_a_rule_about_the_length_looks_at_every_call(match: dict[str, Any]) -> None:
+    found = await tags_of(
+        rules({"match": match, "tags": {"is": "long"}}), [numbered(9, size) for size in (0, 3000) * 3]
+    )
+    assert found == [{}, {"is": "long"}] * 3
+
+
+async def test_no_more_kinds_are_remembered_than_there_is_room_for() -> None:
+    book = rules({"match": {"model": "m-7*"}, "tags": {"by": "seven"}})
+    models = [f"m-{number}" for number in range(2 * MOST_KINDS)]
+    found = await tags_of(book, [numbered(9, model=model) for model in models])
+    assert found == [{"by": "seven"} if model.startswith("m-7") else {} for model in models]

@@ -286,13 +286,14 @@ class Engine:
         if desk.closing:
             raise Closed("This carpool is closed and takes no more calls.")
         self._check_tokens(call)
+        may_flex = call.deadline is not None or call.lane is not None or default is Lane.BATCH
         decision = route(
             call,
             desk.policy,
             desk.forecast,
             desk.now(),
             can_batch=self._why_not(Lane.BATCH, call),
-            can_flex=self._why_not(Lane.FLEX, call),
+            can_flex=self._why_not(Lane.FLEX, call) if may_flex else NO_FLEX,
             default=default,
             beta=self._able(call).batch_price,
         )

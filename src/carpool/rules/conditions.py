@@ -10,6 +10,7 @@ from fnmatch import translate
 from functools import lru_cache
 from typing import Final
 
+from carpool.dialects.headers import ONE_REQUEST
 from carpool.rules.facts import Facts
 
 Test = Callable[[Facts, float], bool]
@@ -21,12 +22,14 @@ _PLAIN: Final = re.compile(r"(\*?)([^*?\[\]]*)(\*?)")
 
 @dataclass(frozen=True, slots=True)
 class Condition:
-    """`key` and `wanted` as they stand in the file; `tell` says what there is instead."""
+    """`key` and `wanted` as they stand in the file; `tell` says what there is instead. `steady`: the answer is the same
+    for all calls of one client that are alike in their kind, whenever they come and however long they are."""
 
     key: str
     wanted: str
     test: Test
     tell: Tell
+    steady: bool = True
 
     def explain(self, facts: Facts, now: float, *, met: bool) -> str:
         if met:
@@ -87,18 +90,18 @@ def switch(key: str, wanted: bool) -> Condition:
 
 def header(name: str, patterns: Sequence[str] | bool) -> Condition:
     """A header's value may be a secret, so it is never told."""
-    key = f"header.{name}"
+    key, steady = f"header.{name}", name != "content-length" and name not in ONE_REQUEST
     there: Tell = lambda facts, _: "there" if name in facts.headers else "missing"  # noqa: E731
     if isinstance(patterns, bool):
         wanted = "there" if patterns else "missing"
-        return Condition(key, wanted, lambda facts, _: (name in facts.headers) is patterns, there)
+        return Condition(key, wanted, lambda facts, _: (name in facts.headers) is patterns, there, steady)
     fits = any_glob(patterns)
 
     def test(facts: Facts, _: float) -> bool:
         value = facts.headers.get(name)
         return value is not None and fits(value.lower())
 
-    return Condition(key, " or ".join(patterns), test, there)
+    return Condition(key, " or ".join(patterns), test, there, steady)
 
 
 def tag(name: str, patterns: Sequence[str] | bool) -> Condition:
@@ -123,7 +126,7 @@ def size(wanted: str, sign: str, bound: float) -> Condition:
         "<": lambda facts, _: facts.size < bound,
         "<=": lambda facts, _: facts.size <= bound,
     }
-    return Condition("size", wanted, tests[sign], lambda facts, _: f"{facts.size:,} bytes")
+    return Condition("size", wanted, tests[sign], lambda facts, _: f"{facts.size:,} bytes", steady=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,4 +155,4 @@ def window(key: str, wanted: str, hours: Window, zone: tzinfo) -> Condition:
         then = datetime.fromtimestamp(now, zone)
         return f"{DAYS[then.weekday()]} {then:%H:%M} in {zone}"
 
-    return Condition(key, wanted, lambda _, now: holds(int(now // 60)), tell)
+    return Condition(key, wanted, lambda _, now: holds(int(now // 60)), tell, steady=False)

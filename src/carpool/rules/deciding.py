@@ -38,6 +38,11 @@ class RuleBook:
     def __bool__(self) -> bool:
         return bool(self.rules) or self.default_budget is not None
 
+    @property
+    def steady(self) -> bool:
+        """Whether what it makes of a call can be remembered for the next of its kind."""
+        return all(condition.steady for rule in self.rules for condition in rule.match)
+
 
 @dataclass(frozen=True, slots=True)
 class Verdict:

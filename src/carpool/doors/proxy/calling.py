@@ -22,7 +22,7 @@ from carpool.doors.proxy.logs import Line
 from carpool.doors.proxy.passing import as_it_is, pass_answer, pass_through
 from carpool.doors.proxy.relaying import CLIENT_LEFT, Relay
 from carpool.doors.proxy.returning import send_accepted
-from carpool.doors.proxy.ruling import ruled
+from carpool.doors.proxy.ruling import House
 from carpool.doors.proxy.visit import Visit
 from carpool.doors.proxy.waiting import Patience, vigil, wait
 from carpool.engine import Diverted, Engine, Reply, Seat, Upstream
@@ -72,7 +72,7 @@ class Caller:
         max_body: int = MAX_BODY,
     ) -> None:
         self._max_body = max_body
-        self._book = book or None
+        self._house = House(book)
         self._engine = engine
         self._clock = clock
         self._guard = guard
@@ -131,6 +131,7 @@ class Caller:
         if understood is None:
             return None
         call, parsed = understood
+        greeting.memory.credential = call.credential
         if call.flexible and greeting.guest is not None and not greeting.guest.key.profile.allows(Lane.FLEX):
             call = replace(call, flexible=False)
         decision = self._engine.decide(call, kept=greeting.hold is not None)
@@ -144,12 +145,10 @@ class Caller:
         options = greeting.options
         try:
             plain = _plain(raw, greeting, self._max_body)
-            key = None if greeting.guest is None else greeting.guest.key
-            rules = None
-            if self._book is not None or key is not None:
-                rules = partial(ruled, self._book, key, upstream, plain)
             standing = RawRequest(raw.method, raw.path, raw.query, greeting.standing, plain.body)
-            return understand(self._engine, upstream, self._clock, standing, options, rules, greeting.credential)
+            rules = partial(self._house.ruled, greeting, plain)
+            credential = greeting.memory.credential
+            return understand(self._engine, upstream, self._clock, standing, options, rules, credential)
         except CallTooLarge:  # only unpacked does it show its size
             raise
         except BadCall:

@@ -41,6 +41,13 @@ _OWN_BYTES = frozenset(name.encode() for name in _OWN)
 Place = tuple[int, int]  # in a greeting's headers, and in those of the request
 
 
+class Memory(Struct):
+    """What was found out about the calls under one head, because it is the same for all of them."""
+
+    credential: str | None = None
+    ruled: dict[tuple[str, str, bool, bool], Options] = {}  # by endpoint, model, streaming, tool turn
+
+
 class Greeting(Struct, frozen=True):
     """What a request asks of whom, as far as its head says it."""
 
@@ -55,7 +62,7 @@ class Greeting(Struct, frozen=True):
     own: tuple[Place, ...]  # where that is
     standing: Headers  # the rest, as of a body that is not packed
     guest: Guest | None  # who brought a virtual key
-    credential: str | None  # of that guest
+    memory: Memory
     onward: Headers | None  # what goes to the provider on `now`; None where some of it is each request's own
     epoch: int = 0  # of the keys: it holds as long as none is added or ended
 
@@ -203,7 +210,7 @@ def _greeting(
         own=tuple([(place, number) for place, number in enumerate(numbers) if headers[place][0] in _OWN]),
         standing=tuple([pair for pair in headers if pair[0] not in _OWN and pair[0] != "content-encoding"]),
         guest=None if lent is None else lent.guest,
-        credential=None if lent is None else lent.credential,
+        memory=Memory(None if lent is None else lent.credential),
         onward=onward if _OWN.isdisjoint([name for name, _ in onward]) else None,
     )
 
