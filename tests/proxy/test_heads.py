@@ -363,3 +363,53 @@ async def test_no_more_kinds_are_remembered_than_there_is_room_for() -> None:
     models = [f"m-{number}" for number in range(2 * MOST_KINDS)]
     found = await tags_of(book, [numbered(9, model=model) for model in models])
     assert found == [{"by": "seven"} if model.startswith("m-7") else {} for model in models]
+
+
+# ---------------------------------------------------------------- connections at rest
+
+
+async def test_a_connection_that_rests_too_long_is_closed_and_one_that_is_used_is_not() -> None:
+    async with talking() as (_, heard, (reader, writer)):
+        seen = Seen.made[0]
+        assert seen.timeout_keep_alive_task is not None
+        for number in range(2, 6):
+            alarm, rests = seen.timeout_keep_alive_task, seen._rests
+            writer.write(call(body=numbered(number)))
+            assert (await read_message(reader)).status == 200
+            assert seen.timeout_keep_alive_task is alarm  # not set anew
+            seen.timeout_keep_alive_handler(rests)  # it rings: there was a call since it was set
+            assert not seen.transport.is_closing()
+            alarm.cancel()
+        assert len(heard) == 5
+        seen.timeout_keep_alive_handler(seen._rests)
+        assert await reader.read() == b""
+
+
+async def test_the_alarm_of_a_connection_at_rest_lets_a_call_be_answered() -> None:
+    asked, go = asyncio.Event(), asyncio.Event()
+
+    async def script(peer: Peer) -> None:
+        await peer.request()
+        await peer.say(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % len(ANSWER), ANSWER)
+        await peer.request()
+        asked.set()
+        await go.wait()
+        await peer.say(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % len(ANSWER), ANSWER)
+        await peer.gone()
+
+    Seen.made.clear()
+    async with (
+        asyncio.timeout(PATIENCE),
+        provider(script) as (direct, _),
+        proxied(direct, Seen) as house,
+        dialled(house.url) as (reader, writer),
+    ):
+        for _ in range(2):
+            writer.write(call())
+            if Seen.made and Seen.made[0]._rests:
+                await asked.wait()
+                Seen.made[0].timeout_keep_alive_handler(Seen.made[0]._rests)
+                assert Seen.made[0].timeout_keep_alive_task is None
+                go.set()
+            assert (await read_message(reader)).body == ANSWER
+        assert Seen.made[0].timeout_keep_alive_task is not None
