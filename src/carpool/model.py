@@ -225,7 +225,8 @@ class PoolView:
 
 @dataclass(frozen=True, slots=True)
 class Intent:
-    """A batch about to be made: claim at most so many of the pool's calls, the most pressing first."""
+    """A batch about to be made: claim at most so many of the pool's calls, the most pressing first. With an `account`
+    only while the owner leads it."""
 
     pool: int
     nonce: str
@@ -233,6 +234,7 @@ class Intent:
     max_bytes: int
     owner: str
     at: float
+    account: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -268,6 +270,7 @@ class Due:
     batch: int | None
     rescue_at: float
     deadline: float | None
+    awaiter: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
