@@ -15,7 +15,7 @@ from carpool.model import Totals
 from carpool.ports import Store
 from carpool.stores import _calls, _ledger
 from carpool.stores._opening import migrate
-from carpool.stores._session import Session
+from carpool.stores._sqlite_session import SqliteSession
 from carpool.stores._trouble import translate
 from carpool.stores.secret import load_secret
 from carpool.stores.sqlite import SqliteStore
@@ -50,7 +50,7 @@ def _peek(path: str) -> tuple[list[Totals], Mapping[str, int]]:
                 return [], {}
             migrate(db, path)  # on a read-only connection it can only check
             db.execute("BEGIN")  # both as of one moment
-            session = Session(db, path, numbers=False)
+            session = SqliteSession(db, path, numbers=False)
             return _ledger.totals(session), _calls.counts(session)
     except sqlite3.Error as error:
         raise translate(error, path) from error

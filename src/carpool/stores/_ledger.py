@@ -30,6 +30,7 @@ class Books:
         row = session.row("standing_entries", (tickets,))
         found = msgspec.json.decode(row[0]) if row else []
         self._lines = {(ticket, purchase): _Line(*rest) for ticket, purchase, *rest in found}
+        self._stood = set(self._lines)
         self._rows: dict[tuple[int, int], Row] = {}
         self._sums: dict[tuple[int, str, str], list[int]] = {}
 
@@ -60,7 +61,11 @@ class Books:
         sums[3] += sign * (line.would_have_paid or 0)
 
     def close(self) -> None:
-        self._session.insert("write_entries", list(self._rows.values()))
+        fresh = [row for identity, row in self._rows.items() if identity not in self._stood]
+        self._session.insert("insert_entries", fresh)
+        if len(fresh) < len(self._rows):
+            standing = [row for identity, row in self._rows.items() if identity in self._stood]
+            self._session.insert("complete_entries", standing)
         for identity, sums in self._sums.items():
             if any(sums):
                 self._session.run("add_totals", (*identity, *sums))
@@ -76,7 +81,9 @@ def _kind(given: EntryKind, standing: _Line | None, late: bool) -> EntryKind:
 
 
 def record(session: Session, entries: list[Entry]) -> list[None]:
-    books = Books(session, to_json(sorted({entry.ticket for entry in entries})))
+    asked = to_json(sorted({entry.ticket for entry in entries}))
+    session.hold(asked)
+    books = Books(session, asked)
     for entry in entries:
         books.write(entry)
     books.close()

@@ -42,6 +42,7 @@ class _Settling:
         self._session = session
         self._now = now  # of those that ask together the earliest: due at once means due for the first
         asked = to_json(sorted(tickets))
+        session.hold(asked)
         row = session.row("standing_calls", (asked,))
         self._calls = {ticket: _Standing(*rest) for ticket, *rest in msgspec.json.decode(row[0])} if row else {}
         self._books = Books(session, asked)

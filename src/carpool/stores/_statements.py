@@ -12,7 +12,7 @@ from importlib.resources import files
 
 from carpool.lifecycle import BATCH_MOVES, TICKET_MOVES, UNFINISHED, BatchState, TicketState
 
-_LIVE = "(SELECT name FROM engines WHERE lease_until >= :now)"
+_LIVE = "(SELECT name FROM engines WHERE pulse_until >= :now)"
 
 
 def _quoted(states: Iterable[str]) -> str:

@@ -13,7 +13,7 @@ from carpool.keys import VirtualKey
 from carpool.stores import _keys
 from carpool.stores._files import let_go, open_here
 from carpool.stores._opening import check_path, check_secret, connect, version_of
-from carpool.stores._session import Session
+from carpool.stores._sqlite_session import SqliteSession
 from carpool.stores._statements import migrations
 from carpool.stores._trouble import translate
 from carpool.stores.secret import load_secret
@@ -22,7 +22,7 @@ Decide = Callable[[list[VirtualKey]], Sequence[VirtualKey]]
 
 
 class Cabinet:
-    def __init__(self, session: Session, pepper: bytes) -> None:
+    def __init__(self, session: SqliteSession, pepper: bytes) -> None:
         self._session = session
         self.pepper = pepper
 
@@ -59,7 +59,7 @@ def open_cabinet(path: str | None, *, make: bool = False) -> Iterator[Cabinet]:
         with _connected(real, there) as connection:
             secret = load_secret(real, os.environ)
             check_secret(connection, secret, real)
-            yield Cabinet(Session(connection, real, numbers=False), secret)
+            yield Cabinet(SqliteSession(connection, real, numbers=False), secret)
     except sqlite3.Error as error:
         raise translate(error, real) from error
 

@@ -96,15 +96,18 @@ WHERE state = 'queued' AND lane = 'batch' AND pool IN (SELECT value FROM json_ea
 GROUP BY pool
 
 -- name: due
-SELECT id, state, lane, batch, rescue_at, deadline FROM calls INDEXED BY calls_due
+SELECT id, state, lane, batch, rescue_at, deadline, awaiter FROM calls INDEXED BY calls_due
 WHERE credential IN (SELECT value FROM json_each(:credentials)) AND rescue_at <= :until
   AND state IN ('queued', 'boarded') AND rescue_at < 9e999 AND (awaiter IS NOT NULL OR lane = 'now')
+  AND (:awaiter IS NULL OR awaiter = :awaiter)
 ORDER BY rescue_at, id LIMIT :limit
 
 -- name: next_due
-SELECT min(rescue_at) FROM calls INDEXED BY calls_due
-WHERE credential = ?
+SELECT rescue_at FROM calls INDEXED BY calls_due
+WHERE credential = :credential
   AND state IN ('queued', 'boarded') AND rescue_at < 9e999 AND (awaiter IS NOT NULL OR lane = 'now')
+  AND (:awaiter IS NULL OR awaiter = :awaiter)
+ORDER BY rescue_at LIMIT 1
 
 -- name: start_sending
 UPDATE calls SET state = 'sending', sender = :engine

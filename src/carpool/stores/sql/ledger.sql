@@ -32,7 +32,12 @@ WHERE calls.id = r.ticket AND (calls.state = 'queued' OR calls.state IN ({into_q
 -- name: unboard_calls
 UPDATE calls SET batch = NULL WHERE id IN (SELECT value FROM json_each(?)) AND state = 'sending'
 
--- name: write_entries
+-- name: insert_entries
+INSERT INTO entries (ticket, purchase, at, lane, kind, provider, credential, model, usage, paid, would_have_paid,
+                     reason, tags)
+VALUES {rows}
+
+-- name: complete_entries
 INSERT INTO entries (ticket, purchase, at, lane, kind, provider, credential, model, usage, paid, would_have_paid,
                      reason, tags)
 VALUES {rows}
@@ -74,5 +79,5 @@ SELECT key, value FROM memos WHERE kind = ? ORDER BY key
 -- name: meta
 SELECT value FROM meta WHERE name = ?
 
--- name: set_meta
-INSERT INTO meta (name, value) VALUES (?, ?) ON CONFLICT DO UPDATE SET value = excluded.value
+-- name: make_meta
+INSERT INTO meta (name, value) VALUES (?, ?) ON CONFLICT DO NOTHING

@@ -1,0 +1,56 @@
+"""A session on a SQLite connection."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Sequence
+
+from carpool.stores._codec import Row
+from carpool.stores._sealing import PLAIN, Sealing
+from carpool.stores._session import Parameters, Session
+from carpool.stores._statements import SQL
+
+# Every step of a statement gives up the interpreter's lock, and a busy event loop is slow to give it back. So many
+# rows go into one statement; the few sizes keep the cache of prepared statements small.
+_CHUNKS = (256, 64, 16, 4, 1)
+
+
+class SqliteSession(Session):
+    def __init__(
+        self, connection: sqlite3.Connection, name: str, sealing: Sealing = PLAIN, *, numbers: bool = True
+    ) -> None:
+        super().__init__(name, SQL, sealing)
+        self.connection = connection
+        if numbers:
+            self.forget()
+
+    def execute(self, text: str, parameters: Parameters = ()) -> sqlite3.Cursor:
+        return self.connection.execute(text, parameters)
+
+    def insert(self, statement: str, rows: Sequence[Row]) -> None:
+        start = 0
+        for size in _CHUNKS:
+            while len(rows) - start >= size:
+                chunk = rows[start : start + size]
+                self.connection.execute(_with_rows(statement, size, len(chunk[0])), [v for row in chunk for v in row])
+                start += size
+
+    def new_id(self, statement: str, parameters: Parameters = ()) -> int:
+        number = self.execute(self.sql[statement], parameters).lastrowid
+        assert number is not None
+        return number
+
+    def departed(self, now: float) -> list[str]:
+        return sorted(self.awaiters - {row[0] for row in self.rows("engines", (now,))})
+
+    def hold(self, tickets: str) -> None:
+        """One process works on the file, and one transaction at a time."""
+
+    def next_outcome(self) -> int:
+        row = self.row("last_outcome")
+        return 1 if row is None else row[0] + 1
+
+
+def _with_rows(statement: str, rows: int, columns: int) -> str:
+    placeholders = f"({', '.join('?' * columns)})"
+    return SQL[statement].replace("{rows}", ", ".join([placeholders] * rows))
