@@ -10,13 +10,14 @@ from carpool.engine.queues import enqueued
 from carpool.engine.refusing import refuse
 from carpool.engine.sweeping import sweep
 from carpool.engine.upstream import Answer, Upstream, whole
-from carpool.errors import Garbled, NotConnected, WireError
+from carpool.errors import Garbled, IllegalMove, NotConnected, StoreError, WireError
 from carpool.lifecycle import BatchState
 from carpool.model import Batch, Intent, PoolView, custom_id
 from carpool.pooling import Flush, FlushPlan, plan
 from carpool.ports import Ask, Refusal, StreamedBody
 
 CREATE_SILENCE_S = 120.0  # a create may be large, and the provider slow to take it in
+RECHECK_S = 5.0  # how old the look at the lease may be when the end of a create goes out
 UNSEEN_TRIES = 7  # of a create whose file can't be seen yet
 UNSEEN_S = 0.5  # before the second of them; then twice as long each time
 
@@ -24,11 +25,12 @@ UNSEEN_S = 0.5  # before the second of them; then twice as long each time
 class Buyer:
     def __init__(self, desk: Desk) -> None:
         self._desk = desk
+        self._cut: set[int] = set()  # batches whose create was broken off before its end
 
     async def step(self) -> float | None:
         """Claims what is ready to travel and sends it off. Says when to look again."""
         desk = self._desk
-        pools = await desk.store.pools(desk.keyring)
+        pools = await desk.store.pools(desk.led_credentials())
         now = desk.now()  # after reading: calls may have arrived meanwhile, and must not seem to be from the future
         wakes = [at for view in pools if (at := self._opens_at(view)) > now]
         pools = [view for view in pools if self._opens_at(view) <= now]
@@ -82,6 +84,7 @@ class Buyer:
             max_bytes=most,
             owner=desk.name,
             at=now,
+            account=desk.keyring.account(flush.credential),
         )
         batch = await desk.store.intend(intent)
         if batch is None:
@@ -104,18 +107,34 @@ class Buyer:
         try:
             await desk.reached("intended")
             if not await self._still_mine(batch):
-                return  # another engine has it now, and decides what becomes of it
+                await self._let_go(batch)
+                return
             upload = upstream.dialect.upload(batch.key.headers, batch.nonce)
             if upload is None:
                 await self._buy(batch, upstream, None)
             elif (file_id := await self._upload(batch, upstream, upload)) is not None:
                 await self._buy_uploaded(batch, upstream, file_id)
+        except IllegalMove:
+            if await self._is_mine(batch):
+                raise
         finally:
+            self._cut.discard(batch.id)
             desk.wake_now()
 
     async def _still_mine(self, batch: Batch) -> bool:
         desk = self._desk
         return await desk.store.still_mine(batch.id, desk.name, desk.now() + CREATE_SILENCE_S)
+
+    async def _is_mine(self, batch: Batch) -> bool:
+        """Another engine has it when this one was taken for dead, and decides what becomes of it."""
+        row = await self._desk.store.batch(batch.id)
+        return row is not None and row.owner == self._desk.name
+
+    async def _let_go(self, batch: Batch) -> None:
+        """Its create did not go out, because the lease might end before the answer. A batch that is another engine's
+        by now is `unknown`, which this move does not touch."""
+        if await self._is_mine(batch):
+            await refuse(self._desk, batch, Refusal(0, "the lease of its engine runs out", retryable=True))
 
     # ------------------------------------------------------------ the lines go first: nothing is bought yet
 
@@ -138,6 +157,7 @@ class Buyer:
         desk, wait = self._desk, UNSEEN_S
         for tries_left in reversed(range(UNSEEN_TRIES)):
             if not await self._still_mine(batch):
+                await self._let_go(batch)
                 return
             if await self._buy(batch, upstream, file_id, again=tries_left > 0):
                 return
@@ -156,7 +176,10 @@ class Buyer:
         except NotConnected as error:
             await self._refused(batch, upstream, Refusal(0, str(error), retryable=True), file_id)
         except WireError as error:
-            await self._unknown(batch, str(error))
+            if batch.id in self._cut:  # its end was never sent, so nobody can have taken it for a whole one
+                await self._let_go(batch)
+            else:
+                await self._unknown(batch, str(error))
         else:
             await desk.reached("created")
             desk.heard(upstream, batch.key.credential, answer)
@@ -188,11 +211,21 @@ class Buyer:
     async def _pieces(self, batch: Batch, upstream: Upstream) -> AsyncIterator[bytes]:
         line, endpoint, nonce = upstream.dialect.line, batch.key.endpoint, batch.nonce
         head, between, tail = upstream.dialect.frame(nonce)
-        lead = head
-        async for chunk in self._desk.store.lines(batch.id):
+        lead, desk = head, self._desk
+        checked_at = desk.now()
+        async for chunk in desk.store.lines(batch.id):
             yield lead + between.join(line(endpoint, custom_id(nonce, ticket), body) for ticket, body in chunk)
             lead = between
+            if desk.now() > checked_at + RECHECK_S:
+                await self._check_again(batch)
+                checked_at = desk.now()
         yield tail
+
+    async def _check_again(self, batch: Batch) -> None:
+        """A large body may take long: the lease must last from its last byte to the answer."""
+        if not await self._still_mine(batch):
+            self._cut.add(batch.id)
+            raise StoreError("The lease of this engine runs out.")
 
     async def _answered(self, batch: Batch, upstream: Upstream, answer: Answer) -> None:
         if not answer.ok:

@@ -174,6 +174,11 @@ def nothing_is_left_over(books: Books) -> Iterable[str]:
             yield f"{count} batches are left {state}."
 
 
+def only_leaders_make_batches(books: Books) -> Iterable[str]:
+    for process in books.world.processes:
+        yield from process.usurped
+
+
 def no_task_died(books: Books) -> Iterable[str]:
     for process in books.world.processes:
         if process.engine.failures:
@@ -199,5 +204,6 @@ CHECKS: tuple[Check, ...] = (
     strangers_are_left_alone,
     deadlines_are_kept,
     nothing_is_left_over,
+    only_leaders_make_batches,
     no_task_died,
 )

@@ -123,15 +123,19 @@ class Exchange:
 class SimWire:
     """`ports.Wire` of one process. When the process is dead nothing leaves it any more."""
 
-    def __init__(self, network: Network) -> None:
+    def __init__(self, network: Network, running: asyncio.Event) -> None:
         self._network = network
+        self._running = running
         self.dead = False
 
     async def send(self, request: WireRequest) -> WireResponse:
+        await self._running.wait()
         if self.dead:
             raise asyncio.CancelledError
         exchange = await self._network.open(request)
-        return await exchange.head()
+        answer = await exchange.head()
+        await self._running.wait()
+        return answer
 
     async def aclose(self) -> None:
         return
