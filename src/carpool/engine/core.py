@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from msgspec.structs import replace
 
@@ -96,6 +96,7 @@ class Engine:
         self._delivered: list[int] = []
         self._delivering: asyncio.Task[None] | None = None
         self._warmth = Warmth()
+        self.on_secret: Callable[[str, Headers], None] = lambda provider, secret: None  # where others need it too
         self._direct = 0  # calls on `now` or `flex` under way that are not on disk
 
     # ------------------------------------------------------------ life
@@ -142,6 +143,7 @@ class Engine:
         credential, new = self._desk.keyring.add(provider, self._desk.upstreams[provider].base_url, secret)
         if new:
             self._enrolled(credential)
+            self.on_secret(provider, secret)
         return credential
 
     def _enrolled(self, credential: str) -> None:
