@@ -23,12 +23,12 @@ BYTES_PER_CHUNK = 4_000_000
 
 def join(session: Session, engine: str, now: float, ttl: float, pulse: float | None) -> bool:
     alive = _alive(session, engine, now)
-    session.run("join", (engine, now + ttl, now + (ttl if pulse is None else pulse)))
+    session.run("join", {"engine": engine, "now": now, "ttl": ttl, "pulse": ttl if pulse is None else pulse})
     return alive
 
 
 def _alive(session: Session, engine: str, now: float) -> bool:
-    return session.row("alive", (engine, now)) is not None
+    return session.row("alive", {"engine": engine, "now": now}) is not None
 
 
 def leave(session: Session, engine: str) -> None:
@@ -37,6 +37,7 @@ def leave(session: Session, engine: str) -> None:
 
 
 def lead(session: Session, engine: str, accounts: Sequence[str], now: float) -> set[str]:
+    session.alone()
     if not _alive(session, engine, now):
         return set()
     asked = to_json(list(accounts))
@@ -49,6 +50,7 @@ def leaders(session: Session, now: float) -> dict[str, str]:
 
 
 def take_over(session: Session, engine: str, credentials: Iterable[str], now: float) -> int:
+    session.alone()
     known = to_json(session.known_credentials(credentials))
     taken = session.run("take_batches", {"engine": engine, "credentials": known, "now": now}).rowcount
     session.run("return_orphans", {"now": now})
@@ -76,7 +78,7 @@ def intend(session: Session, intent: Intent) -> Batch | None:
 
 
 def still_mine(session: Session, batch: int, owner: str, until: float) -> bool:
-    return session.row("still_mine", (batch, owner, until)) is not None
+    return session.row("still_mine", {"batch": batch, "owner": owner, "until": until}) is not None
 
 
 def lines(session: Session, batch: int, after: int) -> list[tuple[int, bytes]]:

@@ -50,7 +50,7 @@ def views(session: Session, tickets: Sequence[int]) -> list[TicketView]:
 
 def cancel(session: Session, ticket: int, outcome: Outcome) -> bool:
     number = session.next_outcome()
-    if session.run("cancel", (outcome.at, number, ticket)).rowcount == 0:
+    if session.run("cancel", {"at": outcome.at, "outcome": number, "ticket": ticket}).rowcount == 0:
         return False
     session.insert("insert_outcomes", [outcome_row(session.sealing, number, ticket, None, outcome)])
     session.run("remove_bodies", (to_json([ticket]),))

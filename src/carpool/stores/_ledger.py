@@ -66,9 +66,7 @@ class Books:
         if len(fresh) < len(self._rows):
             standing = [row for identity, row in self._rows.items() if identity in self._stood]
             self._session.insert("complete_entries", standing)
-        for identity, sums in self._sums.items():
-            if any(sums):
-                self._session.run("add_totals", (*identity, *sums))
+        self._session.insert("add_totals", [(*whose, *sums) for whose, sums in self._sums.items() if any(sums)])
 
 
 def _kind(given: EntryKind, standing: _Line | None, late: bool) -> EntryKind:

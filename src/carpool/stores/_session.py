@@ -55,6 +55,10 @@ class Session(ABC):
     def next_outcome(self) -> int: ...
 
     @abstractmethod
+    def alone(self) -> None:
+        """Keeps others from deciding who follows whom until the transaction ends, where there are others."""
+
+    @abstractmethod
     def hold(self, tickets: str) -> None:
         """Keeps others away from these calls until the transaction ends, where there are others."""
 
@@ -70,12 +74,9 @@ class Session(ABC):
 
     # numbers
 
+    @abstractmethod
     def forget(self) -> None:
-        """Reads the numbers anew: after a rollback the remembered ones may never have been written."""
-        self._credentials = dict(self.rows("credentials"))
-        self._words = {self.sealing.text_out(text): number for text, number in self.rows("words")}
-        self._pools = {row[0]: self._pool_value(row) for row in self.rows("all_pools")}
-        self._numbers = {key: number for number, key in self._pools.items()}
+        """After a rollback: the remembered numbers may never have been written."""
 
     def credential(self, name: str) -> int:
         number = self._credentials.get(name)

@@ -43,8 +43,19 @@ class SqliteSession(Session):
     def departed(self, now: float) -> list[str]:
         return sorted(self.awaiters - {row[0] for row in self.rows("engines", (now,))})
 
+    # One process works on the file, and one transaction at a time.
+
+    def alone(self) -> None:
+        pass
+
     def hold(self, tickets: str) -> None:
-        """One process works on the file, and one transaction at a time."""
+        pass
+
+    def forget(self) -> None:
+        self._credentials = dict(self.rows("credentials"))
+        self._words = {self.sealing.text_out(text): number for text, number in self.rows("words")}
+        self._pools = {row[0]: self._pool_value(row) for row in self.rows("all_pools")}
+        self._numbers = {key: number for number, key in self._pools.items()}
 
     def next_outcome(self) -> int:
         row = self.row("last_outcome")

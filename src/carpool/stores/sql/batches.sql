@@ -1,11 +1,11 @@
 -- Statements about engines and batches.
 
 -- name: join
-INSERT INTO engines (name, lease_until, pulse_until) VALUES (?, ?, ?)
+INSERT INTO engines (name, lease_until, pulse_until) VALUES (:engine, :now + :ttl, :now + :pulse)
 ON CONFLICT DO UPDATE SET lease_until = excluded.lease_until, pulse_until = excluded.pulse_until
 
 -- name: alive
-SELECT 1 FROM engines WHERE name = ? AND pulse_until >= ?
+SELECT 1 FROM engines WHERE name = :engine AND pulse_until >= :now
 
 -- name: lead
 INSERT INTO leaders (account, engine) SELECT value, :engine FROM json_each(:accounts) WHERE true
@@ -120,7 +120,7 @@ ORDER BY id
 
 -- name: still_mine
 SELECT 1 FROM batches b JOIN engines e ON e.name = b.owner
-WHERE b.id = ? AND b.state = 'submitting' AND b.owner = ? AND e.lease_until >= ?
+WHERE b.id = :batch AND b.state = 'submitting' AND b.owner = :owner AND e.lease_until >= :until
 
 -- name: set_batch
 UPDATE batches SET {changes} WHERE id = ?

@@ -88,7 +88,8 @@ FROM json_each(?) j CROSS JOIN calls c ON c.id = j.value WHERE c.state <> 'settl
 
 -- Nobody will come for it, so it is as good as delivered: no newcomer adopts it.
 -- name: cancel
-UPDATE calls SET state = 'settled', settled_at = ?, outcome = ?, delivered_at = 0 WHERE id = ? AND state = 'queued'
+UPDATE calls SET state = 'settled', settled_at = :at, outcome = :outcome, delivered_at = 0
+WHERE id = :ticket AND state = 'queued'
 
 -- name: pools
 SELECT pool, count(*), sum(bytes), min(arrived), max(arrived), min(rescue_at) FROM calls

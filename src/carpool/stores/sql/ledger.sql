@@ -47,7 +47,7 @@ ON CONFLICT (ticket, purchase) DO UPDATE SET at = excluded.at, lane = excluded.l
 WHERE paid IS NULL
 
 -- name: add_totals
-INSERT INTO sums (credential, lane, kind, purchases, unknown, paid, would_have_paid) VALUES (?, ?, ?, ?, ?, ?, ?)
+INSERT INTO sums (credential, lane, kind, purchases, unknown, paid, would_have_paid) VALUES {rows}
 ON CONFLICT DO UPDATE SET purchases = purchases + excluded.purchases, unknown = unknown + excluded.unknown,
   paid = paid + excluded.paid, would_have_paid = would_have_paid + excluded.would_have_paid
 
