@@ -52,6 +52,10 @@ class Session(ABC):
         """Engines that calls are said to be awaited by, and that are not alive."""
 
     @abstractmethod
+    def bury(self) -> None:
+        """Engines that are provably gone, where that can be told, count as dead from now on, and await nothing."""
+
+    @abstractmethod
     def next_outcome(self) -> int: ...
 
     @abstractmethod

@@ -57,6 +57,9 @@ class SqliteSession(Session):
         self._pools = {row[0]: self._pool_value(row) for row in self.rows("all_pools")}
         self._numbers = {key: number for number, key in self._pools.items()}
 
+    def bury(self) -> None:
+        """Those of other processes were voided when the file was opened."""
+
     def next_outcome(self) -> int:
         row = self.row("last_outcome")
         return 1 if row is None else row[0] + 1

@@ -30,7 +30,7 @@ from carpool.stores.postgres._opening import (
     settle_secret,
 )
 from carpool.stores.postgres._session import PostgresSession
-from carpool.stores.postgres._statements import statements
+from carpool.stores.postgres._statements import for_driver, statements
 from carpool.stores.postgres._trouble import translate
 
 __all__ = ["PostgresStore", "address_of", "look", "open_alone"]
@@ -52,7 +52,8 @@ class PostgresStore(OperatedStore):
         self._hearing: Hearing | None = None
         if threaded:
             told = super()._tell_of_settled, super()._tell_of_pools
-            self._hearing = Hearing(partial(connect, address), address.schema, *told)
+            sign_in = for_driver(session.sql["sign_in"])
+            self._hearing = Hearing(partial(connect, address), address.schema, sign_in, *told)
 
     @classmethod
     async def open(
@@ -80,6 +81,17 @@ class PostgresStore(OperatedStore):
     def commits(self) -> int:
         """How many transactions were committed."""
         return self._groups.commits
+
+    async def join(self, engine: str, now: float, ttl: float, pulse: float | None = None) -> bool:
+        alive = await super().join(engine, now, ttl, pulse)
+        if self._hearing is not None:
+            self._hearing.stands_for(engine)
+        return alive
+
+    async def leave(self, engine: str) -> None:
+        if self._hearing is not None:
+            self._hearing.stands_no_more_for(engine)
+        await super().leave(engine)
 
     def _tell_of_settled(self, tickets: Sequence[int]) -> None:
         super()._tell_of_settled(tickets)

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import psycopg
 
-from carpool.stores._codec import Row
+from carpool.stores._codec import Row, to_json
 
 _PAYLOAD = 7_900  # bytes; the server takes less than 8,000
 _SETTLED, _POOLS = "s", "p"
@@ -29,12 +29,16 @@ class Hearing:
         self,
         connect: Callable[[], psycopg.Connection[Row]],
         schema: str,
+        sign_in: str,
         settled: Callable[[Sequence[int]], None],
         pools: Callable[[Sequence[str]], None],
     ) -> None:
         self._connect = connect
         self._channel = f"carpool_{schema}"[:63]
+        self._sign_in = sign_in
         self._on_settled, self._on_pools = settled, pools
+        self._engines: set[str] = set()  # of this process: alive as long as this connection is
+        self._unsigned = False
         self._lock = threading.Lock()
         self._tickets: list[int] = []
         self._credentials: set[str] = set()
@@ -47,6 +51,18 @@ class Hearing:
         self._thread.start()
 
     # what this process tells, from any thread
+
+    def stands_for(self, engine: str) -> None:
+        """From now on this connection says that the engine lives."""
+        with self._lock:
+            if engine not in self._engines:
+                self._engines.add(engine)
+                self._unsigned = True
+                self._wake()
+
+    def stands_no_more_for(self, engine: str) -> None:
+        with self._lock:
+            self._engines.discard(engine)
 
     def tell_settled(self, tickets: Sequence[int]) -> None:
         with self._lock:
@@ -81,7 +97,7 @@ class Hearing:
             try:
                 with contextlib.closing(self._connect()) as connection:
                     connection.execute(f'LISTEN "{self._channel}"')
-                    failed = 0
+                    self._unsigned, failed = True, 0
                     self.hears.set()
                     if not first:
                         self._on_settled(())
@@ -113,6 +129,10 @@ class Hearing:
             tickets, self._tickets = self._tickets, []
             credentials, self._credentials = self._credentials, set()
             anything, self._anything = self._anything, False
+            unsigned, self._unsigned = self._unsigned, False
+            engines = sorted(self._engines)
+        if unsigned and engines:
+            connection.execute(self._sign_in, (to_json(engines),))
         if len(tickets) > _FORGET_ABOVE:
             tickets, anything = [], True
         payloads = [*_packed(_SETTLED, map(str, tickets)), *_packed(_POOLS, sorted(credentials))]

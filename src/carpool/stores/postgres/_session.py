@@ -85,6 +85,13 @@ class PostgresSession(Session):
     def departed(self, now: float) -> list[str]:
         return [row[0] for row in self.rows("departed", {"now": now})]
 
+    def bury(self) -> None:
+        dead = [row[0] for row in self.rows("gone")]
+        if dead:
+            self.alone()
+            self.run("bury", {"dead": to_json(dead)})
+            self.run("forget_awaiters", {"dead": to_json(dead)})
+
     def next_outcome(self) -> int:
         return 0  # outcomes are found by their tickets here
 

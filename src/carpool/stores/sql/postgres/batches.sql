@@ -10,6 +10,18 @@ VALUES (:engine, {clock} + :ttl, {clock} + :pulse, {clock} - :now)
 ON CONFLICT (name) DO UPDATE SET lease_until = excluded.lease_until, pulse_until = excluded.pulse_until,
   skew = excluded.skew
 
+-- name: sign_in
+UPDATE engines SET backend = pg_backend_pid() WHERE name = {names ?}
+
+-- A server that was just started has not been found again by everybody.
+-- name: gone
+SELECT name FROM engines
+WHERE backend IS NOT NULL AND pulse_until > 0 AND NOT EXISTS (SELECT 1 FROM pg_stat_get_activity(backend))
+  AND pg_postmaster_start_time() < clock_timestamp() - interval '10 seconds'
+
+-- name: bury
+UPDATE engines SET pulse_until = 0 WHERE name = {names :dead}
+
 -- name: alive
 SELECT 1 FROM engines WHERE name = :engine AND pulse_until >= {clock}
 
