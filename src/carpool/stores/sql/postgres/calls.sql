@@ -63,7 +63,7 @@ ORDER BY arrived, id FOR NO KEY UPDATE
 -- name: lately_delivered
 SELECT id FROM calls
 WHERE fingerprint = ? AND delivered_at IS NOT NULL AND delivered_at >= ? AND credential = ? AND state = 'settled'
-ORDER BY delivered_at DESC LIMIT 1
+ORDER BY delivered_at DESC, id DESC LIMIT 1
 
 -- name: hand_over
 UPDATE calls SET
@@ -159,13 +159,13 @@ SELECT coalesce(sum(count), 0)::bigint FROM tallies WHERE name = ?
 SELECT id FROM calls
 WHERE state = 'settled' AND delivered_at IS NOT NULL AND delivered_at < :before AND settled_at < :before
   AND NOT EXISTS (SELECT 1 FROM batches b WHERE b.id = calls.batch AND b.state IN ({unfinished}))
-ORDER BY delivered_at LIMIT :limit FOR UPDATE SKIP LOCKED
+ORDER BY delivered_at, id LIMIT :limit FOR UPDATE SKIP LOCKED
 
 -- name: removable_unclaimed
 SELECT id FROM calls
 WHERE state = 'settled' AND delivered_at IS NULL AND settled_at < :before
   AND NOT EXISTS (SELECT 1 FROM batches b WHERE b.id = calls.batch AND b.state IN ({unfinished}))
-ORDER BY settled_at LIMIT :limit FOR UPDATE SKIP LOCKED
+ORDER BY settled_at, id LIMIT :limit FOR UPDATE SKIP LOCKED
 
 -- name: remove_outcomes
 DELETE FROM outcomes WHERE ticket = {numbers ?}
