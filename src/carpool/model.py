@@ -228,7 +228,8 @@ class PoolView:
 
 @dataclass(frozen=True, slots=True)
 class Intent:
-    """A batch about to be made: claim at most so many of the pool's calls, the most pressing first."""
+    """A batch about to be made: claim at most so many of the pool's calls, the most pressing first. With an `account`
+    only while the owner leads it."""
 
     pool: int
     nonce: str
@@ -236,6 +237,7 @@ class Intent:
     max_bytes: int
     owner: str
     at: float
+    account: str | None = None
     unsent: bool = False  # whoever makes it says before the create goes out that it does
 
 
@@ -273,6 +275,7 @@ class Due:
     batch: int | None
     rescue_at: float
     deadline: float | None
+    awaiter: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

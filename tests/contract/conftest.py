@@ -4,9 +4,12 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
+from hosted import hosted
 from stores import LEASE, ME, STORES, T0
 
 from carpool.ports import Store
+
+STORES["sqlite-hosted"] = hosted
 
 
 @pytest.fixture(params=sorted(STORES))

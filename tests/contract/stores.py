@@ -10,6 +10,8 @@ from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from unittest.mock import patch
 
+from servers import swept_url
+
 from carpool.lifecycle import BatchState
 from carpool.model import (
     Admission,
@@ -26,6 +28,7 @@ from carpool.model import (
 )
 from carpool.ports import Store
 from carpool.stores import SqliteStore, _opening
+from carpool.stores.postgres import PostgresStore
 
 
 async def sqlite_file(directory: Path, *, encrypt: bool = False) -> SqliteStore:
@@ -35,10 +38,19 @@ async def sqlite_file(directory: Path, *, encrypt: bool = False) -> SqliteStore:
         return await SqliteStore.open(str(directory / "carpool.db"), secret=b"a secret of the test", encrypt=encrypt)
 
 
+async def postgres(*, threaded: bool, encrypt: bool) -> PostgresStore:
+    """Leases by the time that the tests say."""
+    return await PostgresStore.open(
+        swept_url(), threaded=threaded, own_clock=False, secret=b"a secret of the test", encrypt=encrypt
+    )
+
+
 STORES: dict[str, Callable[[Path], Awaitable[Store]]] = {
     "sqlite-memory": lambda _: SqliteStore.open(None, threaded=False),
     "sqlite-file": sqlite_file,
     "sqlite-sealed": lambda directory: sqlite_file(directory, encrypt=True),
+    "postgres": lambda _: postgres(threaded=True, encrypt=False),
+    "postgres-inline": lambda _: postgres(threaded=False, encrypt=True),
 }
 
 T0 = 1_800_000_000.0

@@ -324,11 +324,30 @@ async def test_a_batch_that_may_have_been_sent_is_in_doubt(store: Store) -> None
     [view] = await store.pools([CRED])
     batch = await store.intend(Intent(view.pool, "nonce", 9, 10**6, ME, T0, unsent=True))
     assert batch is not None
-    await store.annotate(batch.id, sent_at=T0 + 1, unsent=False)
+    assert await store.depart(batch.id, ME, T0 + 2, T0 + 1)
     assert await store.take_over(OTHER, [CRED], T0 + LEASE + 1) == 1
     row = await store.batch(batch.id)
     assert row is not None
     assert (row.state, row.sent_at, row.unsent) == (BatchState.UNKNOWN, T0 + 1, False)
+
+
+async def test_a_create_departs_only_while_its_batch_is_its_owners(store: Store) -> None:
+    """Whoever was taken for dead and wakes must not make a batch doubtful that another engine knows to be unsent."""
+    await store.join(ME, T0, LEASE)
+    await admit(store, 1)
+    [view] = await store.pools([CRED])
+    batch = await store.intend(Intent(view.pool, "nonce", 9, 10**6, ME, T0, unsent=True))
+    assert batch is not None
+    assert not await store.depart(batch.id, OTHER, T0 + 2, T0 + 1)
+    assert not await store.depart(batch.id, ME, T0 + LEASE + 1, T0 + 1)
+    later = T0 + LEASE + 1
+    await store.join(OTHER, later, LEASE)
+    assert await store.take_over(OTHER, [CRED], later) == 1
+    await store.join(ME, later, LEASE)
+    assert not await store.depart(batch.id, ME, later + 2, later)
+    row = await store.batch(batch.id)
+    assert row is not None
+    assert (row.owner, row.unsent, row.sent_at) == (OTHER, True, None)
 
 
 async def test_a_batch_is_mine_while_it_is_submitting_and_my_lease_lasts(store: Store) -> None:

@@ -5,24 +5,29 @@ from __future__ import annotations
 import asyncio
 from unittest.mock import patch
 
+import pytest
 from anthropic import AsyncAnthropic
 
 from carpool import FleetDispatcher, RoutingPolicy
-from carpool.mock import serve
+from carpool.clock import SystemClock
+from carpool.engine import buying, refusing
+from carpool.mock import Constant, MockConfig, serve
+from carpool.ports import WireRequest, WireResponse
 from carpool.stores import SqliteStore
+from carpool.wires import HttpxWire
 
 
 async def test_an_engine_that_lost_its_lease_sends_nothing() -> None:
     asked = asyncio.Event()
 
-    async def lost(self: SqliteStore, batch: int, owner: str, until: float) -> bool:
+    async def lost(self: SqliteStore, batch: int, owner: str, until: float, now: float) -> bool:
         asked.set()
         return False
 
     async with serve() as mock:
         client = AsyncAnthropic(api_key="sk-test", base_url=mock.url)
         policy = RoutingPolicy(linger_ms=0)
-        with patch.object(SqliteStore, "still_mine", lost):
+        with patch.object(SqliteStore, "depart", lost):
             async with FleetDispatcher(client, policy=policy, close_timeout=0.0) as fleet:
                 message = {"role": "user", "content": "hello"}
                 call = asyncio.create_task(
@@ -33,3 +38,68 @@ async def test_an_engine_that_lost_its_lease_sends_nothing() -> None:
             await asyncio.gather(call, return_exceptions=True)
         assert mock.provider.requests_seen.count("create") == 0
         await client.close()
+
+
+def _answers(monkeypatch: pytest.MonkeyPatch, *first: bool) -> list[float]:
+    """A store that says so of the lease, and then what is true; and until when it was asked for."""
+    asked: list[float] = []
+    left = list(first)
+    still_mine, depart = SqliteStore.still_mine, SqliteStore.depart
+
+    async def stays(self: SqliteStore, batch: int, owner: str, until: float) -> bool:
+        asked.append(until - SystemClock().now())
+        mine = await still_mine(self, batch, owner, until)
+        return left.pop(0) if left else mine
+
+    async def departs(self: SqliteStore, batch: int, owner: str, until: float, now: float) -> bool:
+        asked.append(until - SystemClock().now())
+        if left and not left.pop(0):
+            return False
+        return await depart(self, batch, owner, until, now)
+
+    monkeypatch.setattr(SqliteStore, "still_mine", stays)
+    monkeypatch.setattr(SqliteStore, "depart", departs)
+    return asked
+
+
+@pytest.mark.parametrize("first", [(), (False,), (False, False), (True, False), (True, False, False)])
+async def test_a_create_is_broken_off_where_the_lease_runs_short(
+    first: tuple[bool, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before its first byte or before its last one: either way nothing was bought, and the calls go again, once."""
+    asked = _answers(monkeypatch, *first)
+    monkeypatch.setattr(buying, "RECHECK_S", -1.0)
+    monkeypatch.setattr(refusing, "RETRY_S", 0.01)
+    async with serve(MockConfig(batch_latency=Constant(0.0))) as mock:
+        client = AsyncAnthropic(api_key="sk-test", base_url=mock.url)
+        async with FleetDispatcher(client, policy=RoutingPolicy(linger_ms=0)) as fleet:
+            message = {"role": "user", "content": "hello"}
+            await fleet.submit_batch(model="claude-sonnet-5", max_tokens=5, messages=[message])
+            assert fleet.stats.batches_refused == first.count(False)
+            assert fleet.stats.batches_unknown == 0
+        assert len(mock.provider.batches) == len(mock.provider.bill.charges) == 1
+        assert len(asked) >= len(first) + 1
+        await client.close()
+
+
+async def test_the_lease_outlasts_the_time_that_a_create_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The time-out that its request really has, not another constant."""
+    asked = _answers(monkeypatch)
+    timeouts: list[float] = []
+    true = HttpxWire.send
+
+    async def send(self: HttpxWire, request: WireRequest) -> WireResponse:
+        if request.method == "POST" and request.url.endswith("/batches"):
+            assert asked  # it was checked before
+            timeouts.append(request.timeout)
+        return await true(self, request)
+
+    monkeypatch.setattr(HttpxWire, "send", send)
+    async with serve(MockConfig(batch_latency=Constant(0.0))) as mock:
+        client = AsyncAnthropic(api_key="sk-test", base_url=mock.url)
+        async with FleetDispatcher(client, policy=RoutingPolicy(linger_ms=0)) as fleet:
+            message = {"role": "user", "content": "hello"}
+            await fleet.submit_batch(model="claude-sonnet-5", max_tokens=5, messages=[message])
+        await client.close()
+    assert len(timeouts) == 1
+    assert min(asked) >= timeouts[0] - 1.0  # the second is for the look at the clock in between

@@ -38,7 +38,12 @@ PROXY = "src/carpool/doors/proxy"
 LIMITS = "tests/proxy/test_limits.py::{}"
 WORLDS = "tests/sim/test_openai_worlds.py::{}"
 MUTANTS = (
-    Mutant("a 5xx on create is taken for a refusal", f"{ENGINE}/buying.py", "and answer.status < 500 and", "and"),
+    Mutant(
+        "a 5xx on create is taken for a refusal",
+        f"{ENGINE}/buying.py",
+        "(status < 500 and status != 408)",
+        "status != 408",
+    ),
     Mutant(
         "a cut create is taken for one never sent",
         f"{ENGINE}/buying.py",
@@ -61,7 +66,7 @@ MUTANTS = (
     Mutant(
         "a ticket is settled twice",
         "src/carpool/stores/_settling.py",
-        "call is not None and call.state != TicketState.SETTLED",
+        "call is not None and call.state != _SETTLED",
         "call is not None",
     ),
     Mutant(
@@ -261,8 +266,8 @@ MUTANTS = (
     Mutant(
         "the dead are still awaited",
         "src/carpool/stores/_batches.py",
-        "    if dead:\n",
-        "    if not dead:\n",
+        "    if dead := session.departed(now):\n",
+        "    if (dead := session.departed(now)) and now < 0:\n",
     ),
     Mutant(
         "a rescue starts at the deadline",
@@ -447,9 +452,9 @@ MUTANTS = (
     Mutant(
         "a create that was cut is sent again with its file",
         f"{ENGINE}/buying.py",
-        "        except WireError as error:\n            await self._unknown(batch, str(error))\n",
-        "        except WireError as error:\n            if again:\n                return False\n"
-        "            await self._unknown(batch, str(error))\n",
+        "            else:\n                await self._unknown(batch, str(error))\n        else:\n",
+        "            elif again:\n                return False\n            else:\n"
+        "                await self._unknown(batch, str(error))\n        else:\n",
     ),
     Mutant(
         "a batch that found no room is taken for one that was bought",
@@ -531,9 +536,9 @@ MUTANTS = (
     ),
     Mutant(
         "a create goes out before that is written down",
-        f"{ENGINE}/buying.py",
-        "sent_at=self._desk.now(), unsent=False)",
-        "sent_at=self._desk.now())",
+        f"{SQL}/batches.sql",
+        "UPDATE batches SET unsent = 0, sent_at = :now\n",
+        "UPDATE batches SET sent_at = :now\n",
     ),
     Mutant(
         "a patient call that no batch takes has one try",

@@ -25,8 +25,7 @@ from carpool.keys import PREFIX, KeyState, Profile, VirtualKey, check_free, new_
 from carpool.model import Lane
 from carpool.policy import DAY, MAX_BUDGET, parse_budget
 from carpool.rules.deciding import span
-from carpool.stores import sqlite_path
-from carpool.stores.cabinet import Cabinet, open_cabinet
+from carpool.stores.cabinet import Cabinet, open_keys
 
 keys = typer.Typer(
     help="Give out virtual keys: each buys with your provider's key, within bounds that its client can't change.\n\n"
@@ -90,7 +89,7 @@ def add(
     )
     _check(profile)
     variable, until = _variable(chosen, env), _expiry(expires, now)
-    with open_cabinet(sqlite_path(settled.store), make=True) as cabinet:
+    with open_keys(settled.store, make=True) as cabinet:
         key, secret = new_key(
             cabinet.pepper, name, chosen.name, variable, now, owner=owner[:200], profile=profile, expires_at=until
         )
@@ -112,7 +111,7 @@ def list_keys(
 ) -> None:
     """Show who has a key, what it may do, and when it was last used (to the minute)."""
     settled, now = _config(config, store), SystemClock().now()
-    with open_cabinet(sqlite_path(settled.store)) as cabinet:
+    with open_keys(settled.store) as cabinet:
         found = [key for key in cabinet.standing() if everything or key.live(now)]
     found.sort(key=lambda key: (key.name, key.created_at))
     if as_json:
@@ -127,7 +126,7 @@ def list_keys(
 def revoke(name: Name, store: StoreOption = None, config: ConfigOption = None, as_json: JsonOption = False) -> None:
     """End a key: within two seconds nobody gets in with it. What was bought with it is still collected."""
     settled, now = _config(config, store), SystemClock().now()
-    with open_cabinet(sqlite_path(settled.store)) as cabinet:
+    with open_keys(settled.store) as cabinet:
         cabinet.change(lambda standing: revoked(standing, name, now))
     said = f"The key {name} is revoked. Calls that wait with it are still bought, and wait for nobody."
     typer.echo(msgspec.json.encode({"name": name, "state": "revoked"}).decode() if as_json else said)
@@ -144,7 +143,7 @@ def rotate(
     """Give a key a new secret. Its profile, its calls and their answers stay its own."""
     settled, now = _config(config, store), SystemClock().now()
     seconds = _grace(grace)
-    with open_cabinet(sqlite_path(settled.store)) as cabinet:
+    with open_keys(settled.store) as cabinet:
         key, secret = _rotate(cabinet, name, now, seconds)
     until = f"is good for {span(seconds)} more" if seconds else "is not good any more"
     _hand_over(

@@ -101,17 +101,29 @@ def _no_password() -> str:
     raise ValueError("A key with a password can't be read without somebody to ask.")  # openssl would ask the terminal
 
 
-def listen(host: str, port: int) -> socket.socket:
-    """An open port, before anything else is made that would have to be taken down again."""
+def listen(host: str, port: int, *, shared: bool = False) -> socket.socket:
+    """An open port, before anything else is made that would have to be taken down again. A `shared` one has as many
+    listeners as ask for it, and the kernel spreads connections over them."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
-        listener = socket.create_server((host, port), family=family, backlog=2048)
+        listener = socket.create_server((host, port), family=family, backlog=2048, reuse_port=shared)
     except OSError as error:
         why = str(error.strerror).partition(" (")[0]
         raise ConfigError(f"Port {port} on {host} can't be opened ({why}). Choose another with --port.") from error
     # Accepted connections inherit it. Otherwise the end of an answer may wait 40 ms for the client's kernel.
     listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     return listener
+
+
+def reserve(host: str, port: int) -> socket.socket:
+    """A port that workers will share, held open for them; nobody is answered here. Another's is not taken for ours."""
+    with listen(host, port) as alone:
+        number = alone.getsockname()[1]
+    holder = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
+    holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+    holder.bind((host, number))
+    return holder
 
 
 def address(listener: socket.socket, scheme: str = "http") -> str:

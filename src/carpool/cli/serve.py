@@ -22,7 +22,7 @@ from rich.console import Console
 from carpool.capabilities import Capabilities
 from carpool.cli.check import check_config
 from carpool.cli.crashing import Discreet, keeping_quiet, on_loop
-from carpool.cli.listening import Server, address, admin_token, check_keys, exposed, is_local, listen, reached
+from carpool.cli.listening import Server, address, admin_token, check_keys, exposed, is_local, listen, reached, reserve
 from carpool.cli.room import room
 from carpool.cli.setting_up import (
     Wires,
@@ -34,6 +34,7 @@ from carpool.cli.setting_up import (
     lender_of,
     upstreams_of,
 )
+from carpool.cli.workers import able, supervise
 from carpool.clock import SystemClock
 from carpool.config import Config
 from carpool.config.limits import Limits
@@ -46,6 +47,7 @@ from carpool.doors.proxy.waiting import Patience
 from carpool.engine import Engine, Keyring, Upstream
 from carpool.errors import CarpoolError, ConfigError
 from carpool.stores import open_store
+from carpool.stores.remote import Handover, Line, RemoteStore, connect, hosted
 
 
 class LogFormat(StrEnum):
@@ -80,7 +82,9 @@ def serve(
     log_format: Annotated[LogFormat, typer.Option(help="The form of the line that is written for every call.")] = (
         LogFormat.TEXT
     ),
+    workers: Annotated[int, typer.Option(help="Processes that share the port and the work.", min=1, max=64)] = 1,
     patience: Annotated[float, typer.Option(help="Scales how long clients wait in silence.", min=0, hidden=True)] = 1.0,
+    hub: Annotated[str | None, typer.Option(help="Where a worker finds the others.", hidden=True)] = None,
 ) -> None:
     """Serve the proxy: point ANTHROPIC_BASE_URL here, and nothing else changes.
 
@@ -96,9 +100,23 @@ def serve(
     if request is not None or in_json:
         raise ConfigError("A request to look at, and --json, go with --check: carpool serve --check request.json.")
     settled = gather(config, upstream, provider or (), store, (tls_cert, tls_key))
-    way = Way(host, log_format, drain, Patience().scaled(patience), _token(host, settled))
-    with keeping_quiet(), listen(host, port) as listener:
+    way = Way(host, log_format, drain, Patience().scaled(patience), _token(host, settled), hub)
+    if workers > 1 and hub is None:
+        _supervise(workers, port, settled, way)
+        return
+    with keeping_quiet(), listen(host, port, shared=hub is not None) as listener:
         uvloop.run(_serve(listener, settled, way))
+
+
+def _supervise(count: int, port: int, config: Config, way: Way) -> None:
+    if not able():
+        raise ConfigError("--workers needs Linux, where several processes can share a port. Leave it out here.")
+    _, end_log = _log(way.log_format)
+    with keeping_quiet(), reserve(way.host, port) as holder:
+        code = uvloop.run(supervise(count, config, holder.getsockname()[1], lambda: _say(holder, config, way)))
+    end_log()
+    if code:
+        raise typer.Exit(code)
 
 
 class Way(NamedTuple):
@@ -109,6 +127,7 @@ class Way(NamedTuple):
     drain: float
     patience: Patience
     token: str | None
+    hub: str | None  # where a worker finds the process that started it
 
 
 def _token(host: str, config: Config) -> str | None:
@@ -119,7 +138,8 @@ async def _serve(listener: socket.socket, config: Config, way: Way) -> None:
     asyncio.get_running_loop().set_exception_handler(on_loop)
     clock, wires = SystemClock(), Wires(config.serving, os.environ)
     upstreams = upstreams_of(config, wires.to)
-    engine = await _engine(config, upstreams, clock, way.host)
+    line = None if way.hub is None else await connect(way.hub)
+    engine = await _engine(config, upstreams, clock, way.host, line)
     note, end_log = _log(way.log_format)
     local, alone = is_local(way.host), reached(way.host, config.serving) is None
     proxy = Proxy(
@@ -143,11 +163,16 @@ async def _serve(listener: socket.socket, config: Config, way: Way) -> None:
         await _end(proxy, engine, way.drain)
 
     def begun() -> None:
-        _say(listener, config, way)
+        if line is None:
+            _say(listener, config, way)
+        else:
+            line.tell("ready")
 
     _collect_rarely()
     try:
         server = Server(_config(proxy, room(config.limits)), end, config.serving.tls, begun)
+        if line is not None:  # without the process that started it a worker ends
+            line.lost.add_done_callback(lambda _: setattr(server, "should_exit", True))
         await server.serve([listener])
     finally:
         await engine.close(0.0)
@@ -155,8 +180,13 @@ async def _serve(listener: socket.socket, config: Config, way: Way) -> None:
         end_log()
 
 
-async def _engine(config: Config, upstreams: Mapping[str, Upstream], clock: SystemClock, host: str) -> Engine:
-    store = await open_store(config.store, encrypt=config.encrypt)
+async def _engine(
+    config: Config, upstreams: Mapping[str, Upstream], clock: SystemClock, host: str, line: Line | None
+) -> Engine:
+    if line is not None and hosted(config.store):
+        store = await RemoteStore.over(line)
+    else:
+        store = await open_store(config.store, encrypt=config.encrypt)
     keyring = Keyring(store.pepper)
     abilities = Capabilities({one.name: one.models for one in config.providers})
     engine = Engine(
@@ -166,6 +196,8 @@ async def _engine(config: Config, upstreams: Mapping[str, Upstream], clock: Syst
     check_keys(host, config.serving, configured=engine.guests.expected and config.keys_required is not False)
     for provider, secret in house_keys(config, os.environ):  # batches that were bought with them go on
         engine.enrol(provider, secret)
+    if line is not None:
+        engine.on_secret = Handover(line, engine.enrol).give
     await engine.start()
     return engine
 

@@ -15,7 +15,7 @@ from carpool.engine.guests import Lender
 from carpool.errors import ConfigError
 from carpool.model import Headers
 from carpool.ports import Dialect, Wire
-from carpool.stores import sqlite_path
+from carpool.stores import check_url
 from carpool.wires import OutgoingProxy, StraightWire
 
 
@@ -38,7 +38,7 @@ def gather(
         if path is not None:
             flags.append(Flag(("server", "tls", name), path, f"--tls-{name}"))
     config = read_config(file, os.environ, [_no_login(flag) for flag in flags])
-    sqlite_path(config.store)
+    check_url(config.store)
     return config
 
 

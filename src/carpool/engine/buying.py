@@ -10,7 +10,7 @@ from carpool.engine.queues import enqueued
 from carpool.engine.refusing import refuse
 from carpool.engine.sweeping import sweep
 from carpool.engine.upstream import Answer, Upstream, whole
-from carpool.errors import Garbled, NotConnected, WireError
+from carpool.errors import Garbled, IllegalMove, NotConnected, StoreError, WireError
 from carpool.lifecycle import BatchState
 from carpool.model import Batch, Intent, PoolView, custom_id
 from carpool.pooling import Flush, FlushPlan, plan
@@ -18,6 +18,7 @@ from carpool.ports import Ask, Refusal, StreamedBody
 
 CREATE_SILENCE_S = 120.0  # a create may be large, and the provider slow to take it in
 NOT_IMPLEMENTED = 501  # the one server error that says what did not happen
+RECHECK_S = 5.0  # how old the look at the lease may be when the end of a create goes out
 UNSEEN_TRIES = 7  # of a create whose file can't be seen yet
 UNSEEN_S = 0.5  # before the second of them; then twice as long each time
 
@@ -26,12 +27,13 @@ class Buyer:
     def __init__(self, desk: Desk) -> None:
         self._desk = desk
         self._under_way: set[int] = set()
+        self._cut: set[int] = set()  # batches whose create was broken off before its end
 
     async def step(self) -> float | None:
         """Claims what is ready to travel and sends it off. Says when to look again."""
         desk = self._desk
         await self._give_back()
-        pools = await desk.store.pools(desk.keyring)
+        pools = await desk.store.pools(desk.led_credentials())
         now = desk.now()  # after reading: calls may have arrived meanwhile, and must not seem to be from the future
         wakes = [at for view in pools if (at := self._opens_at(view)) > now]
         pools = [view for view in pools if self._opens_at(view) <= now]
@@ -95,6 +97,7 @@ class Buyer:
             owner=desk.name,
             at=now,
             unsent=True,
+            account=desk.keyring.account(flush.credential),
         )
         batch = await desk.store.intend(intent)
         if batch is None:
@@ -119,28 +122,47 @@ class Buyer:
             await desk.reached("intended")
             upload = upstream.dialect.upload(batch.key.headers, batch.nonce)
             if upload is None:
-                if await self._may_send(batch):
+                if await self._departs(batch):
                     await self._buy(batch, upstream, None)
                 return
             if not await self._still_mine(batch):
-                return  # another engine has it now, and decides what becomes of it
+                await self._let_go(batch)
+                return
             file_id = await self._upload(batch, upstream, upload)
             if file_id is not None:
                 await desk.reached("uploaded")
                 await self._buy_uploaded(batch, upstream, file_id)
+        except IllegalMove:
+            if await self._is_mine(batch):
+                raise
         finally:
             self._under_way.discard(batch.id)
+            self._cut.discard(batch.id)
             desk.wake_now()
 
-    async def _may_send(self, batch: Batch) -> bool:
-        """Right before a create's bytes go out. That they may is on disk before the lease is checked: where it is
-        not, nothing was bought."""
-        await self._desk.store.annotate(batch.id, sent_at=self._desk.now(), unsent=False)
-        return await self._still_mine(batch)
+    async def _departs(self, batch: Batch) -> bool:
+        """Right before a create's bytes go out: that they do is on disk, unless the lease might end before the answer.
+        Where it is not on disk, nothing was bought."""
+        desk, now = self._desk, self._desk.now()
+        departs = await desk.store.depart(batch.id, desk.name, now + CREATE_SILENCE_S, now)
+        if not departs:
+            await self._let_go(batch)
+        return departs
 
     async def _still_mine(self, batch: Batch) -> bool:
         desk = self._desk
         return await desk.store.still_mine(batch.id, desk.name, desk.now() + CREATE_SILENCE_S)
+
+    async def _is_mine(self, batch: Batch) -> bool:
+        """Another engine has it when this one was taken for dead, and decides what becomes of it."""
+        row = await self._desk.store.batch(batch.id)
+        return row is not None and row.owner == self._desk.name
+
+    async def _let_go(self, batch: Batch) -> None:
+        """Its create did not go out, because the lease might end before the answer. A batch that is another engine's
+        by now is `unknown`, which this move does not touch."""
+        if await self._is_mine(batch):
+            await refuse(self._desk, batch, Refusal(0, "the lease of its engine runs out", retryable=True))
 
     # ------------------------------------------------------------ the lines go first: nothing is bought yet
 
@@ -163,7 +185,7 @@ class Buyer:
         """A file that was just uploaded may be invisible for a moment: then the same create is sent again."""
         desk, wait = self._desk, UNSEEN_S
         for tries_left in reversed(range(UNSEEN_TRIES)):
-            if not await self._may_send(batch):
+            if not await self._departs(batch):
                 return
             if await self._buy(batch, upstream, file_id, again=tries_left > 0):
                 return
@@ -183,7 +205,10 @@ class Buyer:
         except NotConnected as error:
             await self._refused(batch, upstream, Refusal(0, str(error), retryable=True), file_id)
         except WireError as error:
-            await self._unknown(batch, str(error))
+            if batch.id in self._cut:  # its end was never sent, so nobody can have taken it for a whole one
+                await self._let_go(batch)
+            else:
+                await self._unknown(batch, str(error))
         else:
             await desk.reached("created")
             desk.heard(upstream, batch.key.credential, answer)
@@ -215,11 +240,21 @@ class Buyer:
     async def _pieces(self, batch: Batch, upstream: Upstream) -> AsyncIterator[bytes]:
         line, endpoint, nonce = upstream.dialect.line, batch.key.endpoint, batch.nonce
         head, between, tail = upstream.dialect.frame(nonce)
-        lead = head
-        async for chunk in self._desk.store.lines(batch.id):
+        lead, desk = head, self._desk
+        checked_at = desk.now()
+        async for chunk in desk.store.lines(batch.id):
             yield lead + between.join(line(endpoint, custom_id(nonce, ticket), body) for ticket, body in chunk)
             lead = between
+            if desk.now() > checked_at + RECHECK_S:
+                await self._check_again(batch)
+                checked_at = desk.now()
         yield tail
+
+    async def _check_again(self, batch: Batch) -> None:
+        """A large body may take long: the lease must last from its last byte to the answer."""
+        if not await self._still_mine(batch):
+            self._cut.add(batch.id)
+            raise StoreError("The lease of this engine runs out.")
 
     async def _answered(self, batch: Batch, upstream: Upstream, answer: Answer) -> None:
         if not answer.ok:

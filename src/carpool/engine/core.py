@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 
 from msgspec.structs import replace
 
@@ -24,6 +24,7 @@ from carpool.engine.reconciling import Reconciler
 from carpool.engine.relaying import Outlet, Purchase
 from carpool.engine.rescuing import Rescuer
 from carpool.engine.sending import Errand, Passage, Sender
+from carpool.engine.sharing import Lease, Sharing
 from carpool.engine.stats import Stats
 from carpool.engine.tickets import Tickets
 from carpool.engine.upstream import Upstream
@@ -39,6 +40,7 @@ from carpool.warmth import Warmth, kept_warm
 
 TROUBLE_PAUSE_S = 1.0
 DELIVERED_S = 0.1
+LEASE = Lease()
 
 
 class Diverted(Value, frozen=True, gc=False):
@@ -62,6 +64,7 @@ class Engine:
         rng: random.Random | None = None,
         probe: Probe | None = None,
         capabilities: Capabilities | None = None,
+        lease: Lease = LEASE,
     ) -> None:
         rng = rng or random.SystemRandom()
         self._desk = desk = Desk(
@@ -82,6 +85,7 @@ class Engine:
         self._capabilities = capabilities or Capabilities()
         collector = Collector(desk)
         self._housekeeper = Housekeeper(desk)
+        self._sharing = Sharing(desk, lease)
         self._buyer = Buyer(desk)
         self._follower = Follower(desk, collector, Reconciler(desk, collector))
         self._rescuer = Rescuer(desk, self._sender)
@@ -91,8 +95,8 @@ class Engine:
         self._loop: asyncio.Task[None] | None = None
         self._delivered: list[int] = []
         self._delivering: asyncio.Task[None] | None = None
-        self._unsubscribe: Callable[[], None] = lambda: None
         self._warmth = Warmth()
+        self.on_secret: Callable[[str, Headers], None] = lambda provider, secret: None  # where others need it too
         self._direct = 0  # calls on `now` or `flex` under way that are not on disk
 
     # ------------------------------------------------------------ life
@@ -122,8 +126,8 @@ class Engine:
 
     async def start(self) -> None:
         self._desk.prices.load()
-        await self._housekeeper.start(self._desk.now())
-        self._unsubscribe = self._desk.store.subscribe(self._settled_elsewhere)
+        await self._sharing.start(self._desk.now())
+        await self._desk.learned.recall()
         self._loop = self._desk.crew.spawn(self._run(), "engine")
 
     def news(self, provider: str, secret: str, headers: Headers, body: bytes, now: float) -> News:
@@ -139,11 +143,11 @@ class Engine:
         credential, new = self._desk.keyring.add(provider, self._desk.upstreams[provider].base_url, secret)
         if new:
             self._enrolled(credential)
+            self.on_secret(provider, secret)
         return credential
 
     def _enrolled(self, credential: str) -> None:
-        self._housekeeper.enrolled(credential)
-        self._desk.wake_now()
+        self._sharing.enrolled()
 
     def credential(self, provider: str, secret: Headers) -> str:
         """The name of a secret, without taking it in."""
@@ -151,16 +155,6 @@ class Engine:
 
     def new_ticket(self) -> int:
         return self._desk.new_ticket()
-
-    def _settled_elsewhere(self, tickets: Sequence[int]) -> None:
-        """Another engine on the same store may have brought the answer that a client waits for at this one's door."""
-        mine = [ticket for ticket in tickets if ticket in self._desk.waiters]
-        if mine:
-            self._desk.crew.spawn(self._fetch(mine), "fetch")
-
-    async def _fetch(self, tickets: Sequence[int]) -> None:
-        for ticket, outcome in await self._desk.store.outcomes(tickets):
-            self._desk.waiters.resolve(Reply(ticket, outcome))
 
     async def _run(self) -> None:
         desk = self._desk
@@ -187,7 +181,7 @@ class Engine:
 
     async def step(self, now: float) -> float | None:
         """Advances the batch side by one plan. Says when the next plan could be another one."""
-        wakes: list[float | None] = [await self._housekeeper.step(now)]
+        wakes: list[float | None] = [await self._sharing.step(now), await self._housekeeper.step(now)]
         self._desk.batches = await self._desk.store.batches(self._desk.name)
         wakes.append(await self._rescuer.step(now))
         wakes.append(await self._buyer.step())
@@ -340,7 +334,7 @@ class Engine:
             await desk.clock.sleep(min(0.02, max(0.0, until - desk.now())))
         self._loop.cancel()
         self.guests.stop()
-        self._unsubscribe()
+        self._sharing.stop()
         if self._delivering is not None:
             self._delivering.cancel()
             await self._write_delivered()

@@ -61,6 +61,7 @@ class Desk:
     queues: Queues = field(default_factory=Queues)
     byte_caps: dict[str, int] = field(default_factory=dict)  # account → learned from a 413
     batches: list[Batch] = field(default_factory=list)  # unfinished and ours, as of this step
+    led: frozenset[str] = frozenset()  # accounts that this engine leads, as far as it knows
     closing: bool = False
     wake: float = 0.0
     alarm: asyncio.Event = field(default_factory=asyncio.Event)
@@ -93,6 +94,14 @@ class Desk:
 
     def new_nonce(self) -> str:
         return base32(self.rng.getrandbits(5 * NONCE_LETTERS), NONCE_LETTERS)
+
+    # who leads
+    def leads(self, credential: str) -> bool:
+        """Whether this engine makes the batches of a credential's account, and spends its budget."""
+        return self.keyring.account(credential) in self.led
+
+    def led_credentials(self) -> list[str]:
+        return [credential for credential in self.keyring if self.leads(credential)]
 
     # the batch road of a credential's account
     def road(self, credential: str) -> Road:

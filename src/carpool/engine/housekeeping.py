@@ -1,4 +1,4 @@
-"""Leases, takeovers, memory and retention: what keeps an engine honest between purchases."""
+"""Retention, and the end of a store in memory: what keeps an engine honest between purchases."""
 
 from __future__ import annotations
 
@@ -7,8 +7,6 @@ from carpool.engine.upstream import whole
 from carpool.errors import CarpoolError
 from carpool.lifecycle import BOUGHT
 
-LEASE_S = 300.0  # well above the silence that a create may have
-RENEW_S = 100.0
 RETAIN_EVERY_S = 600.0
 RETAIN_STEP = 1000
 UNDELIVERED_DAYS = 29.0  # as long as the longest provider keeps results
@@ -18,32 +16,12 @@ DAY_S = 86_400.0
 class Housekeeper:
     def __init__(self, desk: Desk) -> None:
         self._desk = desk
-        self._renew_at = 0.0
         self._retain_at = 0.0
-        self._new_credentials = True
-
-    async def start(self, now: float) -> None:
-        desk = self._desk
-        await desk.store.join(desk.name, now, LEASE_S)
-        # Before the first call comes in: a client that lost its process must find its ticket free to adopt.
-        await desk.store.take_over(desk.name, desk.keyring, now)
-        await desk.learned.recall()
-
-    def enrolled(self, credential: str) -> None:
-        self._new_credentials = True
 
     async def step(self, now: float) -> float:
-        desk = self._desk
-        if now >= self._renew_at or now < self._renew_at - RENEW_S:
-            await desk.store.join(desk.name, now, LEASE_S)
-            self._renew_at = now + RENEW_S
-            self._new_credentials = True  # other engines may have died since
-        if self._new_credentials:
-            self._new_credentials = False
-            await desk.store.take_over(desk.name, desk.keyring, now)
         if now >= self._retain_at:
             self._retain_at = now + await self._retain(now)
-        return min(self._renew_at, self._retain_at)
+        return self._retain_at
 
     async def _retain(self, now: float) -> float:
         """Removes old calls in small steps; says how long until the next."""

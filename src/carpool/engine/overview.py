@@ -21,6 +21,7 @@ class Summary:
     counts: Mapping[str, int]
     totals: list[Totals]
     pressure: list[Hurdle]  # accounts whose calls on `now` are held up
+    leads: int  # accounts whose batches this engine makes, for all that share its store
 
 
 class Overview:
@@ -42,8 +43,9 @@ class Overview:
         return await self._desk.store.totals(credentials)
 
     async def summary(self) -> Summary:
-        store = self._desk.store
-        return Summary(len(self._desk.waiters), await store.counts(), await store.totals(), self._gates.hurdles())
+        desk, store = self._desk, self._desk.store
+        hurdles = self._gates.hurdles()
+        return Summary(len(desk.waiters), await store.counts(), await store.totals(), hurdles, len(desk.led))
 
     async def trouble(self) -> str | None:
         """Why the store can't be written, or None when it can: something is written to find out."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from msgspec.structs import replace
 
@@ -16,7 +16,7 @@ from carpool.engine.upstream import whole
 from carpool.engine.waiting import Reply
 from carpool.errors import CarpoolError
 from carpool.lifecycle import BOUGHT
-from carpool.model import Batch, Call, Due, EntryKind, Lane, Parcel, ticket_text
+from carpool.model import Batch, Call, Due, EntryKind, Lane, OpenCalls, Parcel, ticket_text
 from carpool.tracking import early_start, rescue_plan
 
 ASK_SILENCE_S = 60.0
@@ -25,6 +25,8 @@ TAKEN_S = 5.0  # how often to ask after a call that another engine is sending
 LOOK_AHEAD = 5000  # due calls planned in one step
 AT_ONCE = 64  # rescues under way at a time
 UNDER_WAY_S = 0.5  # how soon to look again, beside when one of them ends
+OTHERS_S = 1.0  # the same while other engines rescue calls of batches that are this one's
+NOTHING_OPEN = OpenCalls(0, 0, None)
 
 
 class Rescuer:
@@ -41,42 +43,74 @@ class Rescuer:
     async def step(self, now: float) -> float | None:
         """Sends what is due, cancels what had better be cancelled first. Says when to look again."""
         desk = self._desk
-        upcoming = await desk.store.next_due(desk.keyring)
+        upcoming = await self._next_due()
         if upcoming is None:
             return None
         horizon = desk.forecast.cancel_seconds + LOOK_AHEAD * self._gap
-        due = await desk.store.due(desk.keyring, now + horizon, LOOK_AHEAD)
-        due = [one for one in due if one.ticket not in self._under_way]
+        due = [one for one in await self._due(now + horizon) if one.ticket not in self._under_way]
+        mine = [one.rescue_at for one in due if self._mine(one)]
         if not due:  # those that are due already are under way, and may wait for their turn on `now`
             return max(upcoming - horizon, now + UNDER_WAY_S)
-        start = early_start([one.rescue_at for one in due], now, desk.policy.sync_rpm)
-        shift = max(0.0, due[0].rescue_at - start)
-        wakes = [await self._plan(batch, calls, now, shift) for batch, calls in self._by_batch(due)]
+        shift = max(0.0, mine[0] - early_start(mine, now, desk.policy.sync_rpm)) if mine else 0.0
+        groups = await self._by_batch(due)
+        wakes = [await self._plan(batch, calls, now, shift) for batch, calls in groups]
+        wakes.append(now + OTHERS_S if len(mine) < len(due) else None)
         return min((wake for wake in wakes if wake is not None and wake > now), default=None)
 
-    def _by_batch(self, due: Sequence[Due]) -> Iterable[tuple[Batch | None, list[Due]]]:
+    async def _next_due(self) -> float | None:
+        """Of calls that this engine awaits; and of all that it leads, since their batches are its own."""
+        desk, led = self._desk, self._desk.led_credentials()
+        others = [credential for credential in desk.keyring if not desk.leads(credential)]
+        times = [
+            await desk.store.next_due(led) if led else None,
+            await desk.store.next_due(others, desk.name) if others else None,
+        ]
+        return min((at for at in times if at is not None), default=None)
+
+    async def _due(self, until: float) -> list[Due]:
+        desk, led = self._desk, self._desk.led_credentials()
+        others = [credential for credential in desk.keyring if not desk.leads(credential)]
+        found = await desk.store.due(led, until, LOOK_AHEAD) if led else []
+        if len(found) == LOOK_AHEAD and not all(map(self._mine, found)):  # its own must not be lost behind the others'
+            found += await desk.store.due(led, until, LOOK_AHEAD, desk.name)
+        if others:
+            found += await desk.store.due(others, until, LOOK_AHEAD, desk.name)
+        return sorted({one.ticket: one for one in found}.values(), key=lambda one: (one.rescue_at, one.ticket))
+
+    def _mine(self, one: Due) -> bool:
+        """A call is rescued by the engine whose door awaits it, and what nobody awaits by the one that leads."""
+        return one.awaiter is None or one.awaiter == self._desk.name
+
+    async def _by_batch(self, due: Sequence[Due]) -> list[tuple[Batch | None, list[Due]]]:
         rows = {batch.id: batch for batch in self._desk.batches}
         groups: dict[int | None, list[Due]] = defaultdict(list)
         for one in due:
             groups[one.batch].append(one)
-        waiting = [(None, groups.pop(None))] if None in groups else []
-        # A batch that is not among ours is another engine's, or was made a moment ago: its turn comes.
-        return [*waiting, *((rows[batch], calls) for batch, calls in groups.items() if batch in rows)]
+        found: list[tuple[Batch | None, list[Due]]] = [(None, groups.pop(None))] if None in groups else []
+        for number, calls in groups.items():
+            assert number is not None
+            batch = rows.get(number)
+            if batch is None and any(map(self._mine, calls)):  # another engine's, or made a moment ago
+                batch = await self._desk.store.batch(number)
+            if batch is not None:
+                found.append((batch, calls))
+        return found
 
     async def _plan(self, batch: Batch | None, calls: list[Due], now: float, shift: float) -> float | None:
         """A shift forward makes room where more must be rescued than fits through the synchronous rate at once."""
-        desk = self._desk
+        desk, mine = self._desk, [one for one in calls if self._mine(one)]
         if batch is None:
-            ready = [one for one in calls if one.lane is Lane.NOW or one.rescue_at - shift <= now]
+            ready = [one for one in mine if one.lane is Lane.NOW or one.rescue_at - shift <= now]
             self._send(ready, None)
-            return min((one.rescue_at - shift for one in calls if one not in ready), default=None)
-        opened = await desk.store.open_calls(batch.id)
+            return min((one.rescue_at - shift for one in mine if one not in ready), default=None)
+        ours = batch.owner == desk.name  # only its owner cancels a batch
+        opened = await desk.store.open_calls(batch.id) if ours else NOTHING_OPEN
         plan = rescue_plan(batch, calls, opened, now, desk.forecast.cancel_seconds, early=shift)
         if plan.cancel and batch.id not in self._cancelling and self._cancel_after.get(batch.id, 0.0) <= now:
             self._cancelling.add(batch.id)
             desk.crew.spawn(self._cancel(batch), f"cancel {batch.id}")
         resend = set(plan.resend)
-        self._send([one for one in calls if one.ticket in resend], batch)
+        self._send([one for one in mine if one.ticket in resend], batch)
         if plan.cancel and (again := self._cancel_after.get(batch.id, 0.0)) > now:
             return again if plan.wake is None else min(again, plan.wake)
         return plan.wake

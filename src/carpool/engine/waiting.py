@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 from carpool.model import Entry, Outcome, Value
 
@@ -31,6 +31,9 @@ class Waiters:
 
     def __contains__(self, ticket: int) -> bool:
         return ticket in self._one
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self._one)
 
     def of(self, credential: str) -> int:
         """How many calls of a credential are waited for, as far as they are counted."""

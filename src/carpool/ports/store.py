@@ -37,10 +37,14 @@ class Store(Protocol):
     change of state obeys the tables in `lifecycle`; a move they forbid raises `IllegalMove` and changes nothing.
     Trouble below is raised as `StoreError`, never as a driver's exception.
 
-    **Leases.** An engine joins under its own name and renews. What a live engine owns (its batches, the tickets its
-    doors await) is touched by no other engine. When its lease has lapsed, `take_over` gives its unfinished batches
-    to another engine, marks its `submitting` ones `unknown` unless they are `unsent`, and nobody awaits its tickets
-    any more.
+    **Leases.** An engine joins under its own name and renews. It is alive while its pulse lasts, and what a live engine
+    owns (its batches, the tickets its doors await, the accounts it leads) is touched by no other engine. When its pulse
+    has stopped, `lead` gives its accounts and `take_over` its unfinished batches to another engine, its `submitting`
+    ones are marked `unknown` unless they are `unsent`, and nobody awaits its tickets any more. Its lease may last
+    longer than its pulse: a create that it began may be on its way until then.
+
+    **Leaders.** Several engines may share a store. Each account has at most one leader among those alive: it alone
+    makes batches of the account's pools and spends its budget of requests; all others admit, wait and deliver.
 
     **Order.** Within a pool the most pressing call (earliest rescue time, then oldest) is claimed first.
 
@@ -56,21 +60,31 @@ class Store(Protocol):
         ...
 
     # engines
-    async def join(self, engine: str, now: float, ttl: float) -> None:
-        """Takes or renews the engine's lease until now + ttl."""
+    async def join(self, engine: str, now: float, ttl: float, pulse: float | None = None) -> bool:
+        """Takes or renews the engine's lease until now + ttl. It counts as alive until now + `pulse`, by default as
+        long as its lease. Says whether it was alive until now: where not, others may have what it owned."""
         ...
 
     async def leave(self, engine: str) -> None:
-        """Ends the lease at once; what the engine owned can be taken over."""
+        """Ends lease and pulse at once; what the engine owned can be taken over."""
+        ...
+
+    async def lead(self, engine: str, accounts: Iterable[str], now: float) -> set[str]:
+        """Gives a live engine the leadership of those accounts that no live engine leads; says which of `accounts` it
+        leads now: none where it is not alive itself. Ends with its pulse, or when it leaves."""
+        ...
+
+    async def leaders(self, now: float) -> Mapping[str, str]:
+        """Account and engine, for every account that a live engine leads."""
         ...
 
     async def take_over(self, engine: str, credentials: Iterable[str], now: float) -> int:
-        """Gives `engine` the unfinished batches of these credentials whose owner has no lease; says how many.
+        """Gives `engine` the unfinished batches of these credentials whose owner is not alive; says how many.
 
-        Batches in `submitting` become `unknown` unless they are `unsent`. Tickets awaited by engines without a lease
-        are awaited by nobody; those of them that were `sending` return to `boarded` where they have an unfinished
-        batch, and else stay `sending` with nobody behind them when their lane is `now`, or return to `queued` when it
-        is `batch`.
+        Batches in `submitting` become `unknown` unless they are `unsent`, as of now or of when the owner's lease ends:
+        its create may be on its way until then. Tickets awaited by engines that are not alive are awaited by nobody;
+        those of them that were `sending` return to `boarded` where they have an unfinished batch, and else stay
+        `sending` with nobody behind them when their lane is `now`, or return to `queued` when it is `batch`.
         """
         ...
 
@@ -126,12 +140,13 @@ class Store(Protocol):
         """The pools of these credentials with `queued` calls on lane `batch`."""
         ...
 
-    async def due(self, credentials: Iterable[str], until: float, limit: int) -> list[Due]:
+    async def due(self, credentials: Iterable[str], until: float, limit: int, awaiter: str | None = None) -> list[Due]:
         """Open calls to be sent on `now`, earliest first: `queued` or `boarded`, rescue time at or before `until`,
-        and either awaited or on lane `now`. Calls that nobody waits for are not rescued."""
+        and either awaited or on lane `now`; with `awaiter` only those that this engine awaits. Calls that nobody
+        waits for are not rescued."""
         ...
 
-    async def next_due(self, credentials: Iterable[str]) -> float | None:
+    async def next_due(self, credentials: Iterable[str], awaiter: str | None = None) -> float | None:
         """The earliest rescue time among the calls that `due` would ever return."""
         ...
 
@@ -139,7 +154,7 @@ class Store(Protocol):
         """Before a purchase on `now`: the ticket becomes `sending` and the attempt stands in the ledger as unknown,
         in one transaction. Idempotent under the entry's identity. The engine is then in charge of the ticket and may
         try again under a new attempt. False, and no change, when the ticket is settled or unknown, or another engine
-        with a lease is sending it."""
+        that is alive is sending it."""
         ...
 
     async def stop_sending(self, ticket: int) -> bool:
@@ -156,11 +171,17 @@ class Store(Protocol):
     async def intend(self, intent: Intent) -> Batch | None:
         """Claims calls of a pool and writes the batch row `submitting`, in one transaction; None when none is left.
         At least one call is claimed even if it alone is over `max_bytes`. A call that is awaited and due at `at` is
-        left out: it travels on `now`."""
+        left out: it travels on `now`. Where the intent names an account, None also when its owner is not alive at `at`
+        or does not lead it."""
         ...
 
     async def still_mine(self, batch: int, owner: str, until: float) -> bool:
         """Whether the batch is `submitting`, owned by `owner`, and the owner's lease lasts until `until`."""
+        ...
+
+    async def depart(self, batch: int, owner: str, until: float, now: float) -> bool:
+        """As `still_mine`; and where it is, it is on disk with the same stroke that its create goes out now: the batch
+        is no longer `unsent`."""
         ...
 
     def lines(self, batch: int) -> AsyncIterator[list[tuple[int, bytes]]]:
@@ -221,7 +242,14 @@ class Store(Protocol):
 
     def subscribe(self, listener: Callable[[Sequence[int]], None]) -> Callable[[], None]:
         """Calls the listener, on the event loop, with tickets that were settled, by whichever engine. What it gives
-        back ends that. A hint, not a promise: it may name tickets twice, and tickets that the listener never met."""
+        back ends that. A hint, not a promise: it may name tickets twice, and tickets that the listener never met. No
+        tickets at all mean that some may have gone untold."""
+        ...
+
+    def watch(self, listener: Callable[[Sequence[str]], None]) -> Callable[[], None]:
+        """Calls the listener, on the event loop, with credentials of which calls were admitted, by whichever engine.
+        What it gives back ends that. A hint, as above. No credentials at all mean that anything may have changed: calls
+        were returned to their queue, an engine left, or some hints were lost."""
         ...
 
     # books and memory

@@ -233,6 +233,11 @@ def nothing_is_left_over(books: Books) -> Iterable[str]:
             yield f"{count} batches are left {state}."
 
 
+def only_leaders_make_batches(books: Books) -> Iterable[str]:
+    for process in books.world.processes:
+        yield from process.usurped
+
+
 def no_task_died(books: Books) -> Iterable[str]:
     for process in books.world.processes:
         if process.engine.failures:
@@ -262,5 +267,6 @@ CHECKS: tuple[Check, ...] = (
     deadlines_are_kept,
     missed_deadlines_have_a_reason,
     nothing_is_left_over,
+    only_leaders_make_batches,
     no_task_died,
 )

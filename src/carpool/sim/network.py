@@ -131,13 +131,15 @@ class Exchange:
 class SimWire:
     """`ports.Wire` of one process. When the process is dead nothing leaves it any more."""
 
-    def __init__(self, network: Network, who: str, story: Story) -> None:
+    def __init__(self, network: Network, running: asyncio.Event, who: str, story: Story) -> None:
         self._network = network
+        self._running = running
         self._who = who
         self._story = story
         self.dead = False
 
     async def send(self, request: WireRequest) -> WireResponse:
+        await self._running.wait()
         if self.dead:
             raise asyncio.CancelledError
         try:
@@ -147,6 +149,7 @@ class SimWire:
             self._tell(request, f"{error}")
             raise
         self._tell(request, f"{response.status}")
+        await self._running.wait()
         return response
 
     def _tell(self, request: WireRequest, answer: str) -> None:

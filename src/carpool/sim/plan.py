@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
+from carpool.engine.sharing import Lease
 from carpool.mock import Constant, Faults, Latency, LogNormal, Mixture, MockConfig, Uniform
 from carpool.model import Headers
 from carpool.policy import RoutingPolicy
@@ -15,6 +16,8 @@ from carpool.sim import openai
 Fleet = Literal["anthropic", "openai", "mixed"]
 FLEETS: tuple[Fleet, ...] = ("anthropic",) * 9 + ("openai",) * 3 + ("mixed",) * 8
 MESSAGES = "/v1/messages"
+UNHURRIED = Lease(300.0, 300.0, 100.0)  # days pass quickly when few beats must be counted
+BRISK = Lease(180.0, 45.0, 15.0)
 MODELS = ("claude-sonnet-5", "claude-haiku-4-5", "claude-opus-4-8")
 VERSIONS = ("2023-06-01", "2026-10-21")
 BUDGETS = (None, None, 2.0, 30.0, 90.0, 300.0, 900.0, 3600.0, 6 * 3600.0)
@@ -119,6 +122,14 @@ class Crash:
 
 
 @dataclass(frozen=True, slots=True)
+class Stop:
+    """A process that stands still for a while, and goes on as if nothing had happened."""
+
+    at: float
+    lasts: float
+
+
+@dataclass(frozen=True, slots=True)
 class Plan:
     seed: int
     mocks: Mapping[str, MockConfig]  # one stand-in for each provider that somebody calls
@@ -129,6 +140,8 @@ class Plan:
     clock_offset: float
     refuse: float
     calm: bool  # nothing in this world excuses a missed deadline
+    stops: tuple[Stop, ...] = ()
+    lease: Lease = UNHURRIED
     notes: tuple[str, ...] = field(default=())
 
 
@@ -139,7 +152,7 @@ def draw(seed: int, fleet: Fleet | None = None) -> Plan:
     keys = [f"sk-sim-{number}" for number in range(rng.choice([1, 1, 2, 3]))]
     crashes = _crashes(rng)
     faults, sync_faults = _faults(rng)
-    engines = rng.choice([1, 1, 1, 2])
+    engines, stops, lease = _shared(seed, rng.choice([1, 1, 1, 2]))
     refuse = rng.choice([0.0, 0.0, 0.1])
     mock = _pressed(_mock(rng, seed, faults, sync_faults, keys))
     agents = tuple(_agent(rng, number, keys) for number in range(rng.choice([1, 3, 8, 20])))
@@ -150,8 +163,8 @@ def draw(seed: int, fleet: Fleet | None = None) -> Plan:
     agents, openai_mock = _abroad(other, agents, fleet or drawn), _openai_mock(other, seed, keys)
     every: dict[str, MockConfig] = {"anthropic": mock, "openai": openai_mock}
     mocks = {provider: every[provider] for provider in sorted({agent.provider for agent in agents})}
-    calm = not crashes and refuse == 0.0 and all(map(_calm, mocks.values()))
-    return Plan(seed, mocks, policy, agents, crashes, engines, offset, refuse, calm)
+    calm = not crashes and not stops and refuse == 0.0 and all(map(_calm, mocks.values()))
+    return Plan(seed, mocks, policy, agents, crashes, engines, offset, refuse, calm, stops, lease)
 
 
 def _calm(mock: MockConfig) -> bool:
@@ -187,6 +200,20 @@ def _at_once(agent: AgentPlan) -> AgentPlan:
 
 def _openai_mock(rng: random.Random, seed: int, keys: list[str]) -> MockConfig:
     return openai.with_its_own(rng, _pressed(_mock(rng, seed + 1_000_000, *_faults(rng), keys)), keys)
+
+
+def _shared(seed: int, engines: int) -> tuple[int, tuple[Stop, ...], Lease]:
+    """Where several engines share a store there may be more than two, and one may stand still for a while. Drawn apart,
+    as below."""
+    if engines == 1:
+        return 1, (), UNHURRIED
+    rng = random.Random(f"sharing {seed}")  # noqa: S311
+    at, stops = 0.0, []
+    for _ in range(rng.choice([0, 0, 1, 3])):
+        at += rng.choice([1.0, 10.0, 60.0, 300.0]) * (0.5 + rng.random())
+        stops.append(Stop(at, rng.choice([5.0, 50.0, 250.0, 1000.0])))
+        at += stops[-1].lasts
+    return rng.choice([2, 2, 3, 4]), tuple(stops), rng.choice([UNHURRIED, BRISK])
 
 
 def _crashes(rng: random.Random) -> tuple[Crash, ...]:

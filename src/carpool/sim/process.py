@@ -13,10 +13,12 @@ from carpool.doors.intake import make_call
 from carpool.doors.options import Options
 from carpool.doors.proxy.hooks import PREFIX, Hooks
 from carpool.engine import Engine, Event, Keyring, Reply, Upstream
+from carpool.engine.core import LEASE
 from carpool.engine.events import BatchAbandoned, Trouble
+from carpool.engine.sharing import Lease
 from carpool.engine.tasks import Crew
 from carpool.errors import CarpoolError
-from carpool.model import Call, Entry, Headers
+from carpool.model import Batch, Call, Entry, Headers, Intent
 from carpool.policy import RoutingPolicy
 from carpool.ports import RawRequest, Store
 from carpool.prices import PriceBook
@@ -39,6 +41,9 @@ class MortalStore:
         self._slowness = slowness
         self._owed: deque[tuple[Entry, Told]] = deque()
         self.dead = False
+        self.running = asyncio.Event()  # not set while it is stopped, as by SIGSTOP
+        self.running.set()
+        self.usurped: list[str] = []
 
     def __getattr__(self, name: str) -> Any:
         operation = getattr(self._store, name)
@@ -58,6 +63,18 @@ class MortalStore:
 
     def subscribe(self, listener: Callable[[Sequence[int]], None]) -> Callable[[], None]:
         return self._store.subscribe(listener)
+
+    def watch(self, listener: Callable[[Sequence[str]], None]) -> Callable[[], None]:
+        return self._store.watch(listener)
+
+    async def intend(self, intent: Intent) -> Batch | None:
+        await self._moment()
+        batch = await self._store.intend(intent)
+        leaders = await self._store.leaders(intent.at)  # in the same instant: the store itself never suspends here
+        if batch is not None and leaders.get(intent.account or "") != intent.owner:
+            self.usurped.append(f"Batch {batch.id} was made by {intent.owner}, which does not lead its account.")
+        await self._moment()
+        return batch
 
     def attempted(self, entry: Entry) -> bool:
         return False  # its moments can't be waited for
@@ -84,6 +101,7 @@ class MortalStore:
 
     async def _moment(self) -> None:
         await asyncio.sleep(self._rng.random() * self._slowness)
+        await self.running.wait()
         if self.dead:
             raise asyncio.CancelledError
 
@@ -101,13 +119,14 @@ class Process:
         rng: random.Random,
         providers: Sequence[str],
         hook_secrets: Mapping[str, str],
+        lease: Lease = LEASE,
     ) -> None:
         self.name = name
         self.died: asyncio.Event = asyncio.Event()
         self._story = story
         self._clock = clock
         self._store = MortalStore(store, rng, slowness=rng.choice([0.0, 0.002, 0.05]))
-        self._wire = SimWire(network, name, story)
+        self._wire = SimWire(network, self._store.running, name, story)
         self._upstreams = {one: Upstream(one, address(one), get_dialect(one), self._wire) for one in providers}
         self.engine = Engine(
             store=cast("Store", self._store),
@@ -118,6 +137,7 @@ class Process:
             prices=prices,
             hooks=(self._tell,),
             rng=rng,
+            lease=lease,
         )
         self._hooks = Hooks(self.engine, clock, hook_secrets)
         self.abandoned: list[int] = []
@@ -173,9 +193,22 @@ class Process:
             dying.cancel()
             task.cancel()
 
+    @property
+    def usurped(self) -> list[str]:
+        """Batches that it made for accounts which it did not lead."""
+        return self._store.usurped
+
+    def stop(self) -> None:
+        """SIGSTOP: nothing more is written or sent, until it goes on."""
+        self._store.running.clear()
+
+    def go_on(self) -> None:
+        self._store.running.set()
+
     def kill(self) -> None:
         """kill -9: nothing more is written, sent or told."""
         self._store.dead = True
+        self.go_on()
         self._wire.dead = True
         self.died.set()
         self.engine.abort()

@@ -59,11 +59,13 @@ class Run:
         crashing = self._crew.lend(self._crash_all(), "crashes")
         for name, provider in self._providers.items():
             self._crew.lend(provider.carry_hooks(partial(self._post, name)), "webhooks")
+        stopping = self._crew.lend(self._stop_all(), "stops")
         agents = [self._crew.lend(agent.run(), "agent") for agent in self._agents]
         try:
             async with asyncio.timeout(LONGEST_S):
                 await asyncio.gather(*agents)
                 await crashing
+                await stopping
         except TimeoutError:
             self.world.stuck = "some agents never got an answer"
         await self._aftermath()
@@ -87,6 +89,7 @@ class Run:
             random.Random(self._rng.random()),  # noqa: S311
             tuple(self._providers),
             {name: mock.openai.webhook_secret for name, mock in self._plan.mocks.items()},
+            self._plan.lease,
         )
         self.world.processes.append(process)
         await process.start()
@@ -122,7 +125,20 @@ class Run:
         if crash.clean:  # whoever opens the file next has its lock, so its leases are void
             await self.world.store.leave(victim.engine.name)
         await asyncio.sleep(crash.back_after)
-        await self._boot(f"engine {number + 2}")
+        await self._boot(f"engine {number + max(2, self._plan.engines)}")
+
+    async def _stop_all(self) -> None:
+        for stop in self._plan.stops:
+            await asyncio.sleep(max(0.0, stop.at - self._timeline.time()))
+            if self._live:
+                await self._stop(self._rng.choice(self._live), stop.lasts)
+
+    async def _stop(self, process: Process, seconds: float) -> None:
+        process.stop()
+        self._story.tell(process.name, "stands still")
+        await asyncio.sleep(seconds)
+        process.go_on()
+        self._story.tell(process.name, "goes on")
 
     # the end
 

@@ -14,8 +14,9 @@ from carpool.errors import ConfigError, StoreError
 from carpool.model import Totals
 from carpool.ports import Store
 from carpool.stores import _calls, _ledger
+from carpool.stores._drivers import is_postgres, postgres_module
 from carpool.stores._opening import migrate
-from carpool.stores._session import Session
+from carpool.stores._sqlite_session import SqliteSession
 from carpool.stores._trouble import translate
 from carpool.stores.secret import load_secret
 from carpool.stores.sqlite import SqliteStore
@@ -26,17 +27,30 @@ _SQLITE = "sqlite://"
 
 
 async def open_store(url: str | Path | None, *, secret: bytes | None = None, encrypt: bool = False) -> Store:
-    """None keeps everything in memory; a path or `sqlite:///path` is a SQLite file. `encrypt`: what it writes of calls
-    and answers can be read with the secret only."""
+    """None keeps everything in memory; a path or `sqlite:///path` is a SQLite file, `postgresql://…` a database that
+    many processes may share. `encrypt`: what it writes of calls and answers can be read with the secret only."""
+    if is_postgres(url):
+        opened: Store = await postgres_module().PostgresStore.open(str(url), secret=secret, encrypt=encrypt)
+        return opened
     return await SqliteStore.open(sqlite_path(url), secret=secret, encrypt=encrypt)
 
 
 async def peek(url: str | Path) -> tuple[list[Totals], Mapping[str, int]]:
     """The ledger's sums and the counts by state of a store, also while another process works on it."""
+    if is_postgres(url):
+        return await asyncio.to_thread(postgres_module().look, str(url))
     path = sqlite_path(url)
     if path is None:
         raise ConfigError("A store in memory can't be looked at from outside. Name the store's file.")
     return await asyncio.to_thread(_peek, path)
+
+
+def check_url(url: str | Path | None) -> None:
+    """Raises where this names no store."""
+    if is_postgres(url):
+        postgres_module().address_of(str(url))
+    else:
+        sqlite_path(url)
 
 
 def _peek(path: str) -> tuple[list[Totals], Mapping[str, int]]:
@@ -50,7 +64,7 @@ def _peek(path: str) -> tuple[list[Totals], Mapping[str, int]]:
                 return [], {}
             migrate(db, path)  # on a read-only connection it can only check
             db.execute("BEGIN")  # both as of one moment
-            session = Session(db, path, numbers=False)
+            session = SqliteSession(db, path, numbers=False)
             return _ledger.totals(session), _calls.counts(session)
     except sqlite3.Error as error:
         raise translate(error, path) from error
@@ -64,10 +78,10 @@ def sqlite_path(url: str | Path | None) -> str | None:
     scheme, separator, _ = text.partition("://")
     if not separator or isinstance(url, Path):
         return _file(text)
-    if scheme in ("postgresql", "postgres"):
-        raise ConfigError("A PostgreSQL store is not there yet. Use a file, such as sqlite:///carpool.db.")
     if scheme != "sqlite":
-        raise ConfigError(f"{scheme}:// is not a store. Use a path, sqlite:///path, or leave it out to use memory.")
+        raise ConfigError(
+            f"{scheme}:// is not a store. Use a path, sqlite:///path, postgresql://…, or leave it out to use memory."
+        )
     if not text.startswith(_SQLITE + "/"):
         raise ConfigError(f"{text} names no file. Write sqlite:///carpool.db, or sqlite:////var/lib/carpool.db.")
     return _file(unquote(text.removeprefix(_SQLITE + "/")))

@@ -19,6 +19,7 @@ _SMALL_BODY = 65_536  # larger bodies are inserted one by one: a statement copie
 
 def admit(session: Session, groups: list[Sequence[Admission]]) -> list[list[Admitted | KeyConflict]]:
     """Admits in order. Calls that can't meet anything known are gathered and inserted together."""
+    session.bury()  # whoever lost its connection with a process that is gone must find its ticket free to adopt
     gathered = _Gathered(session, [one for group in groups for one in group])
     results = [
         [_fresh(one) if gathered.take(one) else _with_care(session, gathered, one) for one in group] for group in groups

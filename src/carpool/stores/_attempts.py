@@ -19,8 +19,7 @@ import msgspec
 
 from carpool.errors import StoreUnwritable
 from carpool.model import Entry
-
-Told = Callable[[BaseException | None], None]  # whether something was written, or why not
+from carpool.stores._writer import Told
 
 TURN = 256_000  # bytes after which the other file is taken, once everything in it stands in the ledger
 

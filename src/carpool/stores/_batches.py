@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec
 
@@ -11,51 +11,80 @@ from carpool.lifecycle import BatchState, check_batch_move
 from carpool.model import Batch, Intent, Lane, OpenCalls
 from carpool.stores._codec import batch_value, to_json
 from carpool.stores._session import Session
-from carpool.stores._statements import SQL, sources
+from carpool.stores._statements import sources
 
 FIELDS = frozenset(
     {"sent_at", "resolved_at", "provider_id", "expires_at", "ended_at", "clock_offset", "abandoned", "note", "unsent"}
 )
+FORGOTTEN_S = 86_400.0  # after so long nothing remembers an engine that died
 LINES_PER_CHUNK = 2048
 BYTES_PER_CHUNK = 4_000_000
 
 
-def join(session: Session, engine: str, now: float, ttl: float) -> None:
-    session.run("join", (engine, now + ttl))
+def join(session: Session, engine: str, now: float, ttl: float, pulse: float | None) -> bool:
+    alive = _alive(session, engine, now)
+    session.run("join", {"engine": engine, "now": now, "ttl": ttl, "pulse": ttl if pulse is None else pulse})
+    return alive
+
+
+def _alive(session: Session, engine: str, now: float) -> bool:
+    return session.row("alive", {"engine": engine, "now": now}) is not None
 
 
 def leave(session: Session, engine: str) -> None:
     session.run("leave", (engine,))
+    session.run("resign", (engine,))
+
+
+def lead(session: Session, engine: str, accounts: Sequence[str], now: float) -> set[str]:
+    session.bury()
+    session.alone()
+    if not _alive(session, engine, now):
+        return set()
+    asked = to_json(list(accounts))
+    session.run("lead", {"engine": engine, "accounts": asked, "now": now})
+    return {row[0] for row in session.rows("led", {"engine": engine, "accounts": asked})}
+
+
+def leaders(session: Session, now: float) -> dict[str, str]:
+    return dict(session.rows("leaders", {"now": now}))
 
 
 def take_over(session: Session, engine: str, credentials: Iterable[str], now: float) -> int:
+    session.alone()
     known = to_json(session.known_credentials(credentials))
     taken = session.run("take_batches", {"engine": engine, "credentials": known, "now": now}).rowcount
     session.run("return_orphans", {"now": now})
-    _forget_awaiters(session, now)
+    session.run("forget_engines", {"before": now - FORGOTTEN_S})
+    if dead := session.departed(now):
+        session.run("forget_awaiters", {"dead": to_json(dead)})
     return taken
-
-
-def _forget_awaiters(session: Session, now: float) -> None:
-    dead = session.awaiters - {row[0] for row in session.rows("engines", (now,))}
-    if dead:
-        session.run("forget_awaiters", {"dead": to_json(sorted(dead))})
 
 
 def intend(session: Session, intent: Intent) -> Batch | None:
     if intent.max_count < 1 or session.row("anything_waiting", {"pool": intent.pool, "at": intent.at}) is None:
         return None
+    leading = {"account": intent.account, "engine": intent.owner, "now": intent.at}
+    if intent.account is not None and session.row("leads", leading) is None:
+        return None
     row = {"pool": intent.pool, "nonce": intent.nonce, "owner": intent.owner, "at": intent.at, "unsent": intent.unsent}
-    number = session.run("insert_batch", row).lastrowid
+    number = session.new_id("insert_batch", row)
     limits = {"max_count": intent.max_count, "max_bytes": intent.max_bytes}
-    session.run("claim", {"batch": number, "pool": intent.pool, "at": intent.at} | limits)
+    claimed = session.run("claim", {"batch": number, "pool": intent.pool, "at": intent.at} | limits).rowcount
+    if not claimed:  # others were quicker, where there are others
+        session.run("remove_batch", {"batch": number})
+        return None
     session.run("sum_claim", {"batch": number})
-    assert number is not None
     return batch(session, number)
 
 
 def still_mine(session: Session, batch: int, owner: str, until: float) -> bool:
-    return session.row("still_mine", (batch, owner, until)) is not None
+    return session.row("still_mine", {"batch": batch, "owner": owner, "until": until}) is not None
+
+
+def depart(session: Session, batch: int, owner: str, until: float, now: float) -> bool:
+    asked = {"batch": batch, "owner": owner, "until": until, "now": now}
+    return session.run("depart", asked).rowcount == 1
 
 
 def lines(session: Session, batch: int, after: int) -> list[tuple[int, bytes]]:
@@ -81,8 +110,8 @@ def move(session: Session, batch: int, target: BatchState, changes: Mapping[str,
 def annotate(session: Session, batch: int, changes: Mapping[str, object]) -> None:
     assignments = _assignments(changes)
     if assignments:
-        statement = SQL["set_batch"].replace("{changes}", assignments)
-        if session.connection.execute(statement, [*_values(session, changes), batch]).rowcount == 0:
+        statement = session.sql["set_batch"].replace("{changes}", assignments)
+        if session.execute(statement, [*_values(session, changes), batch]).rowcount == 0:
             _existing(session, batch)
 
 
@@ -97,8 +126,8 @@ def release(session: Session, batch: int, target: BatchState, lane: Lane, now: f
 
 def _move(session: Session, batch: int, target: BatchState, changes: Mapping[str, object]) -> None:
     assignments = ", ".join(filter(None, ("state = ?", _assignments(changes))))
-    statement = SQL["move_batch"].replace("{changes}", assignments).replace("{sources}", sources(target))
-    if session.connection.execute(statement, [target.value, *_values(session, changes), batch]).rowcount == 0:
+    statement = session.sql["move_batch"].replace("{changes}", assignments).replace("{sources}", sources(target))
+    if session.execute(statement, [target.value, *_values(session, changes), batch]).rowcount == 0:
         check_batch_move(_existing(session, batch).state, target)
 
 

@@ -50,7 +50,7 @@ def views(session: Session, tickets: Sequence[int]) -> list[TicketView]:
 
 def cancel(session: Session, ticket: int, outcome: Outcome) -> bool:
     number = session.next_outcome()
-    if session.run("cancel", (outcome.at, number, ticket)).rowcount == 0:
+    if session.run("cancel", {"at": outcome.at, "outcome": number, "ticket": ticket}).rowcount == 0:
         return False
     session.insert("insert_outcomes", [outcome_row(session.sealing, number, ticket, None, outcome)])
     session.run("remove_bodies", (to_json([ticket]),))
@@ -66,18 +66,15 @@ def pools(session: Session, credentials: Iterable[str]) -> list[PoolView]:
     ]
 
 
-def due(session: Session, credentials: Iterable[str], until: float, limit: int) -> list[Due]:
+def due(session: Session, credentials: Iterable[str], until: float, limit: int, awaiter: str | None) -> list[Due]:
     known = to_json(session.known_credentials(credentials))
-    rows = session.rows("due", {"credentials": known, "until": until, "limit": limit})
-    return [
-        Due(ticket, TicketState(state), Lane(lane), batch, rescue_at, deadline)
-        for ticket, state, lane, batch, rescue_at, deadline in rows
-    ]
+    rows = session.rows("due", {"credentials": known, "until": until, "limit": limit, "awaiter": awaiter})
+    return [Due(ticket, TicketState(state), Lane(lane), *rest) for ticket, state, lane, *rest in rows]
 
 
-def next_due(session: Session, credentials: Iterable[str]) -> float | None:
-    found = [session.row("next_due", (number,)) for number in session.known_credentials(credentials)]
-    return min((row[0] for row in found if row and row[0] is not None), default=None)
+def next_due(session: Session, credentials: Iterable[str], awaiter: str | None) -> float | None:
+    asked = [{"credential": number, "awaiter": awaiter} for number in session.known_credentials(credentials)]
+    return min((row[0] for one in asked if (row := session.row("next_due", one)) is not None), default=None)
 
 
 def counts(session: Session) -> dict[str, int]:

@@ -10,15 +10,15 @@ from carpool.errors import StoreUnwritable
 from carpool.stores._attempts import forget, left_behind
 from carpool.stores._ledger import record
 from carpool.stores._lock import FileLock
-from carpool.stores._opening import check_path, check_secret, connect, migrate, void_the_dead
+from carpool.stores._opening import SqliteMeta, check_path, check_secret, connect, migrate, void_the_dead
 from carpool.stores._sealing import open_sealing
-from carpool.stores._session import Session
+from carpool.stores._sqlite_session import SqliteSession
 from carpool.stores._trouble import translate
 from carpool.stores.secret import load_secret
 
 _MEMORY = "in memory"
 
-Opened = tuple[Session, FileLock | None, bytes]
+Opened = tuple[SqliteSession, FileLock | None, bytes]
 
 
 async def open_aside(path: str | None, secret: bytes | None, encrypt: bool = False) -> Opened:
@@ -37,7 +37,7 @@ def _discard(opening: asyncio.Future[Opened]) -> None:
         let_go(session, lock)
 
 
-def let_go(session: Session, lock: FileLock | None) -> None:
+def let_go(session: SqliteSession, lock: FileLock | None) -> None:
     session.connection.close()
     if lock is not None:
         lock.release()
@@ -63,7 +63,7 @@ def open_here(path: str | None, secret: bytes | None, encrypt: bool = False) -> 
         raise
 
 
-def _recover(session: Session, path: str) -> None:
+def _recover(session: SqliteSession, path: str) -> None:
     """Takes the attempts on `now` that a crash kept from the ledger."""
     if entries := left_behind(path):
         session.connection.execute("BEGIN IMMEDIATE")
@@ -72,7 +72,7 @@ def _recover(session: Session, path: str) -> None:
     forget(path)
 
 
-def _session(path: str | None, secret: bytes, encrypt: bool) -> Session:
+def _session(path: str | None, secret: bytes, encrypt: bool) -> SqliteSession:
     name = path or _MEMORY
     try:
         return _opened(path, name, secret, encrypt)
@@ -80,13 +80,13 @@ def _session(path: str | None, secret: bytes, encrypt: bool) -> Session:
         raise translate(error, name) from error
 
 
-def _opened(path: str | None, name: str, secret: bytes, encrypt: bool) -> Session:
+def _opened(path: str | None, name: str, secret: bytes, encrypt: bool) -> SqliteSession:
     connection = connect(path)
     try:
         migrate(connection, name)
         check_secret(connection, secret, name)
         void_the_dead(connection)
-        session = Session(connection, name, open_sealing(connection, secret, name, encrypt=encrypt))
+        session = SqliteSession(connection, name, open_sealing(SqliteMeta(connection), secret, name, encrypt=encrypt))
         if path is not None:
             _recover(session, path)
     except BaseException:

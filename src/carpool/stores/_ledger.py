@@ -54,17 +54,20 @@ class Books:
         return self._stood.get(identity) if row is None else _line(row)
 
     def close(self) -> None:
-        self._session.insert("write_entries", list(self._rows.values()))
-        for identity, sums in self._sums().items():
-            if any(sums):
-                self._session.change("add_totals", (*identity, *sums))
+        stood = self._stood.keys() & self._rows.keys()
+        fresh = [row for identity, row in self._rows.items() if identity not in stood] if stood else self._rows.values()
+        self._session.insert("insert_entries", list(fresh))
+        if stood:
+            self._session.insert("complete_entries", [self._rows[identity] for identity in stood])
+        sums = [(*whose, *sums) for whose, sums in self._sums(stood).items() if any(sums)]
+        self._session.insert("add_totals", sums)
 
-    def _sums(self) -> dict[tuple[int, str, str], list[int]]:
+    def _sums(self, stood: set[tuple[int, int]]) -> dict[tuple[int, str, str], list[int]]:
         """By what the sums change: what was written comes in, what stood in its place goes out."""
         sums: dict[tuple[int, str, str], list[int]] = {}
         for row in self._rows.values():
             _add(sums, row[6], row[3], row[4], row[9], row[10], 1)
-        for identity in self._stood.keys() & self._rows.keys():
+        for identity in stood:
             _add(sums, self._rows[identity][6], *self._stood[identity], -1)
         return sums
 
@@ -105,7 +108,9 @@ def _kind(given: EntryKind, standing: _Line | None, late: bool) -> EntryKind:
 
 
 def _books(session: Session, tickets: set[int]) -> Books:
-    [(stood,)] = session.rows("standing_entries", (to_json(sorted(tickets)),))
+    asked = to_json(sorted(tickets))
+    session.hold(asked)
+    [(stood,)] = session.rows("standing_entries", (asked,))
     return Books(session, stood)
 
 

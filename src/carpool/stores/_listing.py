@@ -11,7 +11,6 @@ from carpool.model import Batch, CallRow, Lane, OutcomeKind
 from carpool.stores._codec import BIGGEST, Row, batch_value, to_json
 from carpool.stores._sealing import Sealing
 from carpool.stores._session import Parameters, Session
-from carpool.stores._statements import SQL
 
 REACH = 50_000  # calls that a look for those of one credential goes back over
 
@@ -64,8 +63,8 @@ def _numbers(session: Session, credentials: Sequence[str]) -> str:
 
 
 def _calls(session: Session, which: str, asked: Parameters) -> list[CallRow]:
-    statement = SQL["listed_calls"].replace("{found}", SQL[which])
-    return [_value(session.sealing, row) for row in session.connection.execute(statement, asked)]
+    statement = session.sql["listed_calls"].replace("{found}", session.sql[which])
+    return [_value(session.sealing, row) for row in session.execute(statement, asked).fetchall()]
 
 
 def _value(sealing: Sealing, row: Row) -> CallRow:

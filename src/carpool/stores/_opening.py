@@ -127,17 +127,26 @@ def _split(script: str) -> list[str]:
     return statements
 
 
+class SqliteMeta:
+    def __init__(self, connection: sqlite3.Connection) -> None:
+        self._connection = connection
+
+    def get(self, name: str) -> str | None:
+        row = self._connection.execute(SQL["meta"], (name,)).fetchone()
+        return None if row is None else str(row[0])
+
+    def make(self, name: str, value: str) -> str:
+        self._connection.execute(SQL["make_meta"], (name, value))
+        return self.get(name) or value
+
+
 def check_secret(connection: sqlite3.Connection, secret: bytes, name: str) -> None:
-    row = connection.execute(SQL["meta"], ("secret_check",)).fetchone()
-    if row is None:
-        connection.execute(SQL["set_meta"], ("secret_check", secrets.check_value(secret)))
-    else:
-        secrets.verify(secret, row[0], name)
+    secrets.verify(secret, SqliteMeta(connection).make("secret_check", secrets.check_value(secret)), name)
 
 
 def void_the_dead(connection: sqlite3.Connection) -> None:
     """Whoever used the file before us is dead, or we would not have its lock: nothing of theirs is held any more."""
     connection.execute("BEGIN IMMEDIATE")
-    for statement in ("void_engines", "void_owners", "void_awaiters", "void_senders"):
+    for statement in ("void_engines", "void_leaders", "void_owners", "void_awaiters", "void_senders"):
         connection.execute(SQL[statement])
     connection.execute("COMMIT")

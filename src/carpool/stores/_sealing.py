@@ -1,4 +1,5 @@
-"""Encryption at rest: what calls and answers say is sealed before SQLite sees it, with a key made from the secret.
+"""Encryption at rest: what calls and answers say is sealed before the database sees it, with a key made
+from the secret.
 
 A store may hold both, what was written plainly and what was sealed: the first sign tells. What begins with that sign by
 itself is marked, so that nothing written can be taken for the other kind. A row is sealed together with its ticket, so
@@ -11,14 +12,12 @@ import base64
 import hashlib
 import hmac
 import os
-import sqlite3
 from functools import lru_cache
 from typing import Any, Final, Protocol
 
 import msgspec
 
 from carpool.errors import ConfigError, StoreCorrupt
-from carpool.stores._statements import SQL
 
 _SALT: Final = "sealing_salt"
 _PLAIN, _SEALED, _PACKED = b"\0\0", b"\0\1", b"\0\2"
@@ -149,10 +148,19 @@ def _bound(kind: bytes, ticket: int) -> bytes:
     return kind + ticket.to_bytes(8, "big")
 
 
-def open_sealing(connection: sqlite3.Connection, secret: bytes, name: str, *, encrypt: bool) -> Sealing:
+class Meta(Protocol):
+    """The few values that a store keeps about itself."""
+
+    def get(self, name: str) -> str | None: ...
+    def make(self, name: str, value: str) -> str:
+        """Keeps the value unless there is one; says which stands."""
+        ...
+
+
+def open_sealing(meta: Meta, secret: bytes, name: str, *, encrypt: bool) -> Sealing:
     """What fits the store. Each has a salt of its own, so that one secret makes a different key for each."""
-    row = connection.execute(SQL["meta"], (_SALT,)).fetchone()
-    if row is None and not encrypt:
+    salt = meta.get(_SALT)
+    if salt is None and not encrypt:
         return PLAIN
     maker: Any
     try:
@@ -163,11 +171,10 @@ def open_sealing(connection: sqlite3.Connection, secret: bytes, name: str, *, en
         raise ConfigError(
             f"{wanted}, and that needs the package cryptography: install carpool with it, as carpool[crypto]."
         ) from None
-    if row is None:
-        row = (os.urandom(16).hex(),)
-        connection.execute(SQL["set_meta"], (_SALT, row[0]))
-    cipher = maker(_derived(secret, bytes.fromhex(row[0]), b"carpool store, bodies"))
-    words = _derived(secret, bytes.fromhex(row[0]), b"carpool store, words")
+    if salt is None:
+        salt = meta.make(_SALT, os.urandom(16).hex())
+    cipher = maker(_derived(secret, bytes.fromhex(salt), b"carpool store, bodies"))
+    words = _derived(secret, bytes.fromhex(salt), b"carpool store, words")
     return (Sealed if encrypt else Unsealing)(cipher, words, InvalidTag)
 
 

@@ -1,50 +1,77 @@
-"""A connection and what is remembered beside it: the numbers of credentials and pools."""
+"""What operations work on: a connection, its statements by name, and the numbers of credentials, words and pools."""
 
 from __future__ import annotations
 
-import sqlite3
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
-from functools import cache
-from itertools import chain
-from typing import Any
+from typing import Any, Protocol
 
 from carpool.errors import StoreError
 from carpool.model import PoolKey
 from carpool.stores._codec import Row, headers_text, headers_value, to_json
 from carpool.stores._sealing import PLAIN, Sealing
-from carpool.stores._statements import SQL
-
-# Every step of a statement gives up the interpreter's lock, and a busy event loop takes 5 ms to give it back. So many
-# rows go into one statement; the few sizes keep the cache of prepared statements small.
-_SIZES = (2048, 1024, 512, 256, 128, 32, 8, 2, 1)
-_MOST_VALUES = 32_766  # of one statement, by SQLite's own default
 
 Parameters = Sequence[Any] | Mapping[str, Any]
 
 
-class Session:
+class Ran(Protocol):
+    """A statement that was run: what both drivers' cursors have in common."""
+
+    @property
+    def rowcount(self) -> int: ...
+    def fetchone(self) -> Any: ...
+    def fetchall(self) -> list[Any]: ...
+
+
+class Session(ABC):
     """Used by one thread at a time, inside a transaction that its driver begins and ends."""
 
-    def __init__(
-        self, connection: sqlite3.Connection, name: str, sealing: Sealing = PLAIN, *, numbers: bool = True
-    ) -> None:
-        self.connection = connection
+    def __init__(self, name: str, sql: Mapping[str, str], sealing: Sealing = PLAIN) -> None:
         self.name = name
+        self.sql = sql
         self.sealing = sealing
-        self.awaiters: set[str] = set()  # every engine that a call was ever said to be awaited by
+        self.awaiters: set[str] = set()  # every engine that a call was ever said to be awaited by, in this session
         self._credentials: dict[str, int] = {}
         self._words: dict[str, int] = {}
         self._numbers: dict[PoolKey, int] = {}
         self._pools: dict[int, PoolKey] = {}
-        if numbers:
-            self.forget()
 
-    def run(self, statement: str, parameters: Parameters = ()) -> sqlite3.Cursor:
-        return self.connection.execute(SQL[statement], parameters)
+    @abstractmethod
+    def execute(self, text: str, parameters: Parameters = ()) -> Ran: ...
+
+    @abstractmethod
+    def insert(self, statement: str, rows: Sequence[Row]) -> None:
+        """Runs an INSERT with its `{rows}` filled in, many rows at a time."""
+
+    @abstractmethod
+    def new_id(self, statement: str, parameters: Parameters = ()) -> int:
+        """Runs an INSERT of one row; says which number it was given."""
+
+    @abstractmethod
+    def departed(self, now: float) -> list[str]:
+        """Engines that calls are said to be awaited by, and that are not alive."""
+
+    @abstractmethod
+    def bury(self) -> None:
+        """Engines that are provably gone, where that can be told, count as dead from now on, and await nothing."""
+
+    @abstractmethod
+    def next_outcome(self) -> int: ...
+
+    @abstractmethod
+    def alone(self) -> None:
+        """Keeps others from deciding who follows whom until the transaction ends, where there are others."""
+
+    @abstractmethod
+    def hold(self, tickets: str) -> None:
+        """Keeps others away from these calls until the transaction ends, where there are others."""
+
+    def run(self, statement: str, parameters: Parameters = ()) -> Ran:
+        return self.execute(self.sql[statement], parameters)
 
     def change(self, statement: str, parameters: Parameters) -> None:
-        """As `run`, where nothing is to be read: `execute` gives the lock up once more, for the last row's id."""
-        self.connection.executemany(SQL[statement], (parameters,))
+        """As `run`, where nothing is to be read."""
+        self.run(statement, parameters)
 
     def row(self, statement: str, parameters: Parameters = ()) -> Row | None:
         found: Row | None = self.run(statement, parameters).fetchone()
@@ -53,39 +80,23 @@ class Session:
     def rows(self, statement: str, parameters: Parameters = ()) -> list[Row]:
         return self.run(statement, parameters).fetchall()
 
-    def insert(self, statement: str, rows: Sequence[Row]) -> None:
-        """Runs an INSERT with its `{rows}` filled in, many rows at a time."""
-        columns, start = len(rows[0]) if rows else 0, 0
-        for size in _SIZES:
-            while len(rows) - start >= size and size * columns <= _MOST_VALUES:
-                values = list(chain.from_iterable(rows[start : start + size]))
-                self.connection.executemany(_with_rows(statement, size, columns), (values,))
-                start += size
-
     # numbers
 
+    @abstractmethod
     def forget(self) -> None:
-        """Reads the numbers anew: after a rollback the remembered ones may never have been written."""
-        self._credentials = dict(self.rows("credentials"))
-        self._words = {self.sealing.text_out(text): number for text, number in self.rows("words")}
-        self._pools = {row[0]: self._pool_value(row) for row in self.rows("all_pools")}
-        self._numbers = {key: number for number, key in self._pools.items()}
+        """After a rollback: the remembered numbers may never have been written."""
 
     def credential(self, name: str) -> int:
         number = self._credentials.get(name)
         if number is None:
-            number = self._credentials[name] = _new_id(self.run("insert_credential", (name,)))
+            number = self._credentials[name] = self.new_id("insert_credential", (name,))
         return number
 
     def word(self, text: str) -> int:
         number = self._words.get(text)
         if number is None:
-            number = self._words[text] = _new_id(self.run("insert_word", (self.sealing.text_in(text),)))
+            number = self._words[text] = self.new_id("insert_word", (self.sealing.text_in(text),))
         return number
-
-    def next_outcome(self) -> int:
-        row = self.row("next_outcome")
-        return 1 if row is None else row[0]
 
     def known_credentials(self, names: Iterable[str]) -> list[int]:
         return [self._credentials[name] for name in dict.fromkeys(names) if name in self._credentials]
@@ -93,7 +104,7 @@ class Session:
     def pool(self, key: PoolKey) -> int:
         number = self._numbers.get(key)
         if number is None:
-            number = self._numbers[key] = _new_id(self.run("insert_pool", self._pool_row(key)))
+            number = self._numbers[key] = self.new_id("insert_pool", self._pool_row(key))
             self._pools[number] = key
         return number
 
@@ -123,14 +134,3 @@ class Session:
         _, provider, dialect, credential, endpoint, headers, model, size_class, deadline_class = row
         said = headers_value(self.sealing.text_out(headers))
         return PoolKey(provider, dialect, credential, endpoint, said, model, size_class, deadline_class)
-
-
-@cache
-def _with_rows(statement: str, rows: int, columns: int) -> str:
-    placeholders = f"({', '.join('?' * columns)})"
-    return SQL[statement].replace("{rows}", ", ".join([placeholders] * rows))
-
-
-def _new_id(cursor: sqlite3.Cursor) -> int:
-    assert cursor.lastrowid is not None
-    return cursor.lastrowid

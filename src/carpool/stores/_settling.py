@@ -34,7 +34,7 @@ class _Standing(Struct, array_like=True, gc=False):
     state: str
     batch: int | None
     winner: int | None  # the purchase that gave its outcome
-    submitting: int | None  # its batch is being sent, so its body is still wanted
+    submitting: int | bool | None  # its batch is being sent, so its body is still wanted
     tags: str | None
 
 
@@ -47,7 +47,9 @@ class _Settling:
     def __init__(self, session: Session, tickets: set[int], now: float) -> None:
         self._session = session
         self._now = now  # of those that ask together the earliest: due at once means due for the first
-        [(calls, entries, first)] = session.rows("standing", {"tickets": to_json(sorted(tickets))})
+        asked = to_json(sorted(tickets))
+        session.hold(asked)
+        [(calls, entries, first)] = session.rows("standing", {"tickets": asked})
         self._calls = {call.ticket: call for call in _found.decode(calls)}
         self._books = Books(session, entries)
         self._settled: list[int] = []

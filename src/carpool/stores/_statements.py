@@ -6,13 +6,13 @@ Sets of states are written into the text from the lifecycle tables, so a guarded
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from functools import cache
 from importlib.resources import files
 
 from carpool.lifecycle import BATCH_MOVES, TICKET_MOVES, UNFINISHED, BatchState, TicketState
 
-_LIVE = "(SELECT name FROM engines WHERE lease_until >= :now)"
+_LIVE = "(SELECT name FROM engines WHERE pulse_until >= :now)"
 
 
 def _quoted(states: Iterable[str]) -> str:
@@ -33,22 +33,25 @@ _UNDELIVERED = (
     "UNION ALL SELECT id FROM calls WHERE state = 'sending' "
     "UNION ALL SELECT id FROM calls INDEXED BY calls_unclaimed WHERE state = 'settled' AND delivered_at IS NULL"
 )
-_WORDS = {
-    "undelivered": _UNDELIVERED,
-    "unfinished": _quoted(UNFINISHED),
-    "live": _LIVE,
-    "orphan": (
-        f"CASE WHEN sender IS NOT NULL THEN sender NOT IN {_LIVE} ELSE awaiter IS NULL OR awaiter NOT IN {_LIVE} END"
-    ),
-    "aboard": (
-        f"EXISTS (SELECT 1 FROM batches b WHERE b.id = calls.batch AND b.state IN ({_quoted(UNFINISHED)}))"  # noqa: S608
-    ),
-} | {f"into_{target}": _ticket_sources(target) for target in TicketState}
 
 
-def _load(name: str) -> dict[str, str]:
+def sets_of_states(live: str) -> dict[str, str]:
+    """What stands in braces in the files of every database; `live` selects the engines that are alive."""
+    unfinished = _quoted(UNFINISHED)
+    return {
+        "unfinished": unfinished,
+        "live": live,
+        "orphan": (
+            f"CASE WHEN sender IS NOT NULL THEN sender NOT IN {live} ELSE awaiter IS NULL OR awaiter NOT IN {live} END"
+        ),
+        "aboard": f"EXISTS (SELECT 1 FROM batches b WHERE b.id = calls.batch AND b.state IN ({unfinished}))",  # noqa: S608
+    } | {f"into_{target}": _ticket_sources(target) for target in TicketState}
+
+
+def load(name: str, words: Mapping[str, str]) -> dict[str, str]:
+    """The statements of a file, with these words filled in."""
     text = (files("carpool.stores") / "sql" / name).read_text("utf-8")
-    for word, meaning in _WORDS.items():
+    for word, meaning in words.items():
         text = text.replace("{" + word + "}", meaning)
     parts = re.split(r"^-- name: (\w+)\n", text, flags=re.MULTILINE)
     return {name: _bare(body) for name, body in zip(parts[1::2], parts[2::2], strict=True)}
@@ -58,12 +61,17 @@ def _bare(body: str) -> str:
     return "\n".join(line for line in body.splitlines() if not line.startswith("--")).strip()
 
 
+_WORDS = sets_of_states(_LIVE) | {"undelivered": _UNDELIVERED}
 _FILES = ("calls.sql", "batches.sql", "ledger.sql", "listing.sql", "keys.sql")
-SQL: dict[str, str] = {statement: text for file in _FILES for statement, text in _load(file).items()}
+SQL: dict[str, str] = {statement: text for file in _FILES for statement, text in load(file, _WORDS).items()}
 
 
 @cache
 def migrations() -> dict[int, str]:
-    """The numbered schema files, in order."""
-    found = [item for item in (files("carpool.stores") / "sql").iterdir() if re.match(r"\d{4}_", item.name)]
+    return steps("")
+
+
+def steps(folder: str) -> dict[int, str]:
+    """The numbered schema files of a folder, in order."""
+    found = [one for one in (files("carpool.stores") / "sql" / folder).iterdir() if re.match(r"\d{4}_", one.name)]
     return {int(item.name[:4]): item.read_text("utf-8") for item in sorted(found, key=lambda item: item.name)}

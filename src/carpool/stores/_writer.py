@@ -7,15 +7,17 @@ import sqlite3
 import threading
 from collections.abc import Awaitable, Callable, Generator, Sequence
 from functools import cache
-from typing import Any
+from typing import Any, Protocol
 
 from msgspec import Struct
 
 from carpool.errors import CarpoolError, Closed, StoreError
 from carpool.stores._session import Session
+from carpool.stores._sqlite_session import SqliteSession
 from carpool.stores._trouble import translate
 
 Work = Callable[[Session, list[Any]], list[Any]]
+Told = Callable[[BaseException | None], None]  # whether something was written, or why not
 
 UNHURRIED_S = 0.02  # how long a job that nobody waits for may wait for company
 LARGEST_GROUP = 8_000  # calls: bounds how long the first of a group waits for the last
@@ -44,7 +46,7 @@ class Job(Struct, eq=False):
     future: asyncio.Future[Any] | None = None
     result: Any = None
     error: BaseException | None = None
-    told: Callable[[BaseException | None], None] | None = None  # instead of a future, where only the end matters
+    told: Told | None = None  # instead of a future, where only the end matters
     loop: asyncio.AbstractEventLoop | None = None  # where its caller is
 
     def __repr__(self) -> str:  # never what it writes
@@ -62,10 +64,30 @@ class Job(Struct, eq=False):
             self.future.set_result(self.result)
 
 
-class Groups:
-    """Runs groups of jobs, each in one transaction with a savepoint per run of equal jobs."""
+class Driver(Protocol):
+    """Runs a group of jobs in one transaction."""
 
-    def __init__(self, session: Session) -> None:
+    def run(self, jobs: Sequence[Job]) -> None:
+        """Leaves a result or an error in every job. Never raises."""
+        ...
+
+
+class Writer(Protocol):
+    """Takes jobs, in order. An unhurried one keeps its place, but may wait for company."""
+
+    def do(
+        self, work: Work, item: Any, weight: int = 1, *, relaxed: bool = False, unhurried: bool = False
+    ) -> Awaitable[Any]: ...
+
+    def hand(self, work: Work, item: Any, told: Told) -> None: ...
+
+    async def aclose(self) -> None: ...
+
+
+class Groups:
+    """Runs groups of jobs on SQLite, each in one transaction with a savepoint per run of equal jobs."""
+
+    def __init__(self, session: SqliteSession) -> None:
         self._session = session
         self._strict = True  # as the file was opened
         self.commits = 0
@@ -79,7 +101,7 @@ class Groups:
             if len(jobs) == 1:  # the transaction itself is its savepoint
                 self._work(jobs)
             else:
-                for run in _runs(jobs):
+                for run in runs(jobs):
                     self._savepoint(run)
             connection.execute("COMMIT")
             self.commits += 1
@@ -108,12 +130,7 @@ class Groups:
         connection.execute("RELEASE job")
 
     def _work(self, run: Sequence[Job]) -> None:
-        results = run[0].work(self._session, [job.item for job in run])
-        for job, result in zip(run, results, strict=True):
-            if isinstance(result, BaseException):
-                job.error = result
-            else:
-                job.result = result
+        work(self._session, run)
 
     def _alone(self, run: list[Job], error: Exception) -> None:
         """One of these failed: done one by one, each fails for itself only."""
@@ -147,7 +164,17 @@ class Groups:
         return worded
 
 
-def _runs(jobs: Sequence[Job]) -> list[list[Job]]:
+def work(session: Session, run: Sequence[Job]) -> None:
+    """Does a run of equal jobs."""
+    results = run[0].work(session, [job.item for job in run])
+    for job, result in zip(run, results, strict=True):
+        if isinstance(result, BaseException):
+            job.error = result
+        else:
+            job.result = result
+
+
+def runs(jobs: Sequence[Job]) -> list[list[Job]]:
     runs: list[list[Job]] = []
     for job in jobs:
         if runs and runs[-1][0].work is job.work:
@@ -173,7 +200,7 @@ class _Done:
 class InlineWriter:
     """Does each job at once in the caller's thread, and never suspends: for a simulator that must be deterministic."""
 
-    def __init__(self, groups: Groups) -> None:
+    def __init__(self, groups: Driver) -> None:
         self._groups = groups
         self._closed = False
 
@@ -182,7 +209,7 @@ class InlineWriter:
     ) -> Awaitable[Any]:
         return _Done(self._done(Job(work, item, weight, relaxed)))
 
-    def hand(self, work: Work, item: Any, told: Callable[[BaseException | None], None]) -> None:
+    def hand(self, work: Work, item: Any, told: Told) -> None:
         self._done(Job(work, item, relaxed=True, told=told)).resolve()
 
     def _done(self, job: Job) -> Job:
@@ -199,7 +226,7 @@ class InlineWriter:
 class ThreadWriter:
     """Hands jobs to one thread, which does all that are waiting as one group."""
 
-    def __init__(self, groups: Groups) -> None:
+    def __init__(self, groups: Driver) -> None:
         self._groups = groups
         self._lock = threading.Lock()
         self._wake = threading.Event()
@@ -229,7 +256,7 @@ class ThreadWriter:
             self._wake.set()
         return future
 
-    def hand(self, work: Work, item: Any, told: Callable[[BaseException | None], None]) -> None:
+    def hand(self, work: Work, item: Any, told: Told) -> None:
         """A relaxed and unhurried job of which nobody awaits the end; `told` hears of it on the event loop."""
         loop = asyncio.get_running_loop()
         job = Job(work, item, relaxed=True, told=told, loop=loop)

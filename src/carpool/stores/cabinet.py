@@ -5,15 +5,18 @@ from __future__ import annotations
 import os
 import sqlite3
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing, contextmanager
+from contextlib import AbstractContextManager, closing, contextmanager
+from functools import partial
 from pathlib import Path
 
 from carpool.errors import ConfigError, StoreError, StoreUnwritable
 from carpool.keys import VirtualKey
-from carpool.stores import _keys
+from carpool.stores import _keys, sqlite_path
+from carpool.stores._drivers import is_postgres, postgres_module
 from carpool.stores._files import let_go, open_here
 from carpool.stores._opening import check_path, check_secret, connect, version_of
 from carpool.stores._session import Session
+from carpool.stores._sqlite_session import SqliteSession
 from carpool.stores._statements import migrations
 from carpool.stores._trouble import translate
 from carpool.stores.secret import load_secret
@@ -22,8 +25,13 @@ Decide = Callable[[list[VirtualKey]], Sequence[VirtualKey]]
 
 
 class Cabinet:
-    def __init__(self, session: Session, pepper: bytes) -> None:
+    """`transaction`: makes what is done in it one change, with nobody between."""
+
+    def __init__(
+        self, session: Session, pepper: bytes, transaction: Callable[[], AbstractContextManager[object]]
+    ) -> None:
         self._session = session
+        self._transaction = transaction
         self.pepper = pepper
 
     def standing(self) -> list[VirtualKey]:
@@ -32,14 +40,32 @@ class Cabinet:
 
     def change(self, decide: Decide) -> None:
         """Writes what `decide` makes of the keys that stand, with nobody between. What it raises changes nothing."""
-        connection = self._session.connection
-        connection.execute("BEGIN IMMEDIATE")
-        try:
+        with self._transaction():
             _keys.write_keys(self._session, decide(self.standing()))
-            connection.execute("COMMIT")
-        finally:
-            if connection.in_transaction:
-                connection.execute("ROLLBACK")
+
+
+def open_keys(url: str | Path | None, *, make: bool = False) -> AbstractContextManager[Cabinet]:
+    """The keys of the store that a URL names. One that is missing is made only where `make` says so."""
+    if not is_postgres(url):
+        return open_cabinet(sqlite_path(url), make=make)
+    return _postgres_cabinet(str(url), make)
+
+
+@contextmanager
+def _postgres_cabinet(url: str, make: bool) -> Iterator[Cabinet]:
+    with postgres_module().open_alone(url, make=make) as (session, secret, transaction):
+        yield Cabinet(session, secret, transaction)
+
+
+@contextmanager
+def _immediate(connection: sqlite3.Connection) -> Iterator[None]:
+    connection.execute("BEGIN IMMEDIATE")
+    try:
+        yield
+        connection.execute("COMMIT")
+    finally:
+        if connection.in_transaction:
+            connection.execute("ROLLBACK")
 
 
 @contextmanager
@@ -59,7 +85,7 @@ def open_cabinet(path: str | None, *, make: bool = False) -> Iterator[Cabinet]:
         with _connected(real, there) as connection:
             secret = load_secret(real, os.environ)
             check_secret(connection, secret, real)
-            yield Cabinet(Session(connection, real, numbers=False), secret)
+            yield Cabinet(SqliteSession(connection, real, numbers=False), secret, partial(_immediate, connection))
     except sqlite3.Error as error:
         raise translate(error, real) from error
 

@@ -17,14 +17,21 @@ SHORTEST = 16
 
 def load_secret(path: str | None, env: Mapping[str, str]) -> bytes:
     """`CARPOOL_SECRET`, else the 0600 file `<path>.secret` (made when missing), else, in memory, a random one."""
-    given = env.get(VARIABLE)
-    if given is not None:
-        if len(given) < SHORTEST:
-            raise ConfigError(f"{VARIABLE} is too short: it must have at least {SHORTEST} characters.")
-        return given.encode()
     if path is None:
-        return secrets.token_bytes(32)
-    return _kept(Path(f"{os.path.realpath(path)}.secret"))
+        return _said(env) or secrets.token_bytes(32)
+    return load_secret_at(Path(f"{os.path.realpath(path)}.secret"), env)
+
+
+def load_secret_at(file: Path, env: Mapping[str, str]) -> bytes:
+    """`CARPOOL_SECRET`, else what the 0600 file keeps, which is made when missing."""
+    return _said(env) or _kept(file)
+
+
+def _said(env: Mapping[str, str]) -> bytes | None:
+    given = env.get(VARIABLE)
+    if given is not None and len(given) < SHORTEST:
+        raise ConfigError(f"{VARIABLE} is too short: it must have at least {SHORTEST} characters.")
+    return None if given is None else given.encode()
 
 
 def check_value(secret: bytes) -> str:
@@ -43,6 +50,7 @@ def verify(secret: bytes, kept: str, name: str) -> None:
 def _kept(path: Path) -> bytes:
     try:
         if not path.exists():
+            path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             _create(path)
         text = path.read_text("ascii").strip()
     except (OSError, UnicodeDecodeError) as error:

@@ -3,54 +3,30 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
-from typing import Concatenate, ParamSpec, Self, TypeVar
+from collections.abc import Awaitable, Sequence
+from typing import Self
 
-from carpool.errors import CarpoolError
-from carpool.keys import VirtualKey
-from carpool.lifecycle import BatchState, TicketState
-from carpool.model import (
-    Admission,
-    Admitted,
-    Batch,
-    CallRow,
-    Due,
-    Entry,
-    Intent,
-    Lane,
-    OpenCalls,
-    Outcome,
-    Parcel,
-    PoolView,
-    Settlement,
-    TicketView,
-    Totals,
-)
-from carpool.stores import _admission, _batches, _calls, _keys, _ledger, _listing, _settling
-from carpool.stores._attempts import Attempts, Pending, Told
+from carpool.model import Entry, Totals
+from carpool.stores import _ledger
+from carpool.stores._attempts import Attempts, Pending
 from carpool.stores._files import let_go, open_aside, open_here
-from carpool.stores._listeners import Listener, Listeners
 from carpool.stores._lock import FileLock
-from carpool.stores._session import Session
-from carpool.stores._writer import Groups, InlineWriter, ThreadWriter, each
-
-P = ParamSpec("P")
-R = TypeVar("R")
+from carpool.stores._sqlite_session import SqliteSession
+from carpool.stores._store import OperatedStore
+from carpool.stores._writer import Groups, InlineWriter, ThreadWriter, Told
 
 
-class SqliteStore:
-    """Implements `ports.Store`. Several engines of one process may share it; a second process is kept out."""
+class SqliteStore(OperatedStore):
+    """Several engines of one process may share it; a second process is kept out."""
 
-    def __init__(self, session: Session, lock: FileLock | None, secret: bytes, threaded: bool) -> None:
+    def __init__(self, session: SqliteSession, lock: FileLock | None, secret: bytes, threaded: bool) -> None:
         self._session = session
-        self._secret = secret
         self._lock = lock
         self._groups = Groups(session)
-        self._writer = ThreadWriter(self._groups) if threaded else InlineWriter(self._groups)
+        super().__init__(ThreadWriter(self._groups) if threaded else InlineWriter(self._groups), secret)
         self._attempts = Attempts(session.name) if threaded and lock is not None else None
         self._pending = Pending(self._attempts, self._hand_over) if threaded else None
         self._released = False
-        self._listeners = Listeners()
 
     @classmethod
     async def open(
@@ -65,140 +41,11 @@ class SqliteStore:
         return self._lock is not None
 
     @property
-    def pepper(self) -> bytes:
-        return self._secret
-
-    @property
     def commits(self) -> int:
         """How many transactions were committed."""
         return self._groups.commits
 
-    async def _do(self, operation: Callable[Concatenate[Session, P], R], *item: P.args, **_: P.kwargs) -> R:
-        result: R = await self._writer.do(each(operation), item)
-        return result
-
-    # engines
-    async def join(self, engine: str, now: float, ttl: float) -> None:
-        await self._do(_batches.join, engine, now, ttl)
-
-    async def leave(self, engine: str) -> None:
-        await self._do(_batches.leave, engine)
-
-    async def take_over(self, engine: str, credentials: Iterable[str], now: float) -> int:
-        return await self._do(_batches.take_over, engine, list(credentials), now)
-
-    # calls
-    async def admit(self, admission: Admission) -> Admitted:
-        [admitted] = await self.admit_all([admission])
-        if isinstance(admitted, CarpoolError):
-            raise admitted
-        return admitted
-
-    def admit_all(self, admissions: Sequence[Admission]) -> Awaitable[list[Admitted | CarpoolError]]:
-        return self._writer.do(_admission.admit, admissions, len(admissions))
-
-    async def await_ticket(self, ticket: int, awaiter: str | None) -> None:
-        await self._do(_calls.await_ticket, ticket, awaiter)
-
-    async def delivered(self, tickets: Sequence[int], now: float) -> None:
-        await self._writer.do(each(_calls.delivered), (list(tickets), now), relaxed=True)
-
-    async def outcome(self, ticket: int, credential: str) -> Outcome | None:
-        return await self._do(_calls.outcome, ticket, credential)
-
-    async def outcomes(self, tickets: Sequence[int]) -> list[tuple[int, Outcome]]:
-        return await self._do(_calls.outcomes, list(tickets))
-
-    async def parcel(self, ticket: int) -> Parcel | None:
-        return await self._do(_calls.parcel, ticket)
-
-    async def views(self, tickets: Sequence[int]) -> list[TicketView]:
-        return await self._do(_calls.views, list(tickets))
-
-    async def cancel(self, ticket: int, outcome: Outcome) -> bool:
-        cancelled = await self._do(_calls.cancel, ticket, outcome)
-        if cancelled:
-            self._listeners.tell((ticket,))
-        return cancelled
-
-    async def pools(self, credentials: Iterable[str]) -> list[PoolView]:
-        return await self._do(_calls.pools, list(credentials))
-
-    async def due(self, credentials: Iterable[str], until: float, limit: int) -> list[Due]:
-        return await self._do(_calls.due, list(credentials), until, limit)
-
-    async def next_due(self, credentials: Iterable[str]) -> float | None:
-        return await self._do(_calls.next_due, list(credentials))
-
-    async def start_sending(self, entry: Entry, engine: str, now: float) -> bool:
-        return await self._do(_ledger.start_sending, entry, engine, now)
-
-    async def stop_sending(self, ticket: int) -> bool:
-        return await self._do(_ledger.stop_sending, ticket)
-
-    async def attempts(self, ticket: int) -> int:
-        return await self._do(_ledger.attempts, ticket)
-
-    # batches
-    async def intend(self, intent: Intent) -> Batch | None:
-        return await self._do(_batches.intend, intent)
-
-    async def still_mine(self, batch: int, owner: str, until: float) -> bool:
-        return await self._do(_batches.still_mine, batch, owner, until)
-
-    async def lines(self, batch: int) -> AsyncIterator[list[tuple[int, bytes]]]:
-        after = -1
-        while chunk := await self._do(_batches.lines, batch, after):
-            after = chunk[-1][0]
-            yield chunk
-
-    async def move(self, batch: int, target: BatchState, **changes: object) -> Batch:
-        return await self._do(_batches.move, batch, target, changes)
-
-    async def annotate(self, batch: int, **changes: object) -> None:
-        await self._do(_batches.annotate, batch, changes)
-
-    async def release(self, batch: int, target: BatchState, lane: Lane, now: float, reason: str) -> int:
-        return await self._do(_batches.release, batch, target, lane, now, reason)
-
-    async def batches(self, owner: str) -> list[Batch]:
-        return await self._do(_batches.batches, owner)
-
-    async def batch(self, batch: int) -> Batch | None:
-        return await self._do(_batches.batch, batch)
-
-    async def open_calls(self, batch: int) -> OpenCalls:
-        return await self._do(_batches.open_calls, batch)
-
-    async def tidy(self, batch: int, after: int, limit: int) -> int | None:
-        return await self._do(_batches.tidy, batch, after, limit)
-
-    async def unmentioned(self, batch: int, after: int, limit: int) -> list[int]:
-        return await self._do(_batches.unmentioned, batch, after, limit)
-
-    async def known_provider_ids(self, credential: str) -> set[str]:
-        return await self._do(_batches.known_provider_ids, credential)
-
-    async def suspect(self, batch: int, provider_id: str, verdict: str) -> None:
-        await self._do(_batches.suspect, batch, provider_id, verdict)
-
-    async def suspects(self, batch: int) -> dict[str, str]:
-        return await self._do(_batches.suspects, batch)
-
-    # settling
-    async def settle(self, settlements: Sequence[Settlement], now: float) -> list[bool]:
-        settled: list[bool] = await self._writer.do(_settling.settle, (settlements, now), len(settlements))
-        self._listeners.tell(tuple(one.ticket for one, won in zip(settlements, settled, strict=True) if won))
-        return settled
-
-    def subscribe(self, listener: Listener) -> Callable[[], None]:
-        return self._listeners.subscribe(listener)
-
-    # books and memory
-    async def attempt(self, entry: Entry) -> None:
-        if not self.attempted(entry):
-            await self._writer.do(_ledger.record, entry, relaxed=True)
-
+    # books: attempts are a part of the ledger before it has them
     def attempted(self, entry: Entry) -> bool:
         if self._pending is not None:
             self._pending.add(entry)
@@ -226,46 +73,11 @@ class SqliteStore:
 
     async def totals(self, credentials: Sequence[str] | None = None) -> list[Totals]:
         self._flush()
-        return await self._do(_ledger.totals, credentials)
+        return await super().totals(credentials)
 
     async def entries(self, ticket: int) -> list[Entry]:
         self._flush()
-        return await self._do(_ledger.entries, ticket)
-
-    async def counts(self) -> Mapping[str, int]:
-        return await self._do(_calls.counts)
-
-    async def listed_calls(
-        self, before: int | None, state: TicketState | None, limit: int, credentials: Sequence[str] | None = None
-    ) -> list[CallRow]:
-        return await self._do(_listing.listed_calls, before, state, limit, credentials)
-
-    async def listed_call(self, ticket: int, credentials: Sequence[str] | None = None) -> CallRow | None:
-        return await self._do(_listing.listed_call, ticket, credentials)
-
-    async def listed_batches(
-        self, before: int | None, state: BatchState | None, limit: int, credentials: Sequence[str] | None = None
-    ) -> list[Batch]:
-        return await self._do(_listing.listed_batches, before, state, limit, credentials)
-
-    # virtual keys
-    async def keys(self, known: int | None = None) -> tuple[int, list[VirtualKey]] | None:
-        return await self._do(_keys.keys, known)
-
-    async def write_keys(self, keys: Sequence[VirtualKey]) -> None:
-        await self._do(_keys.write_keys, keys)
-
-    async def used_keys(self, uses: Mapping[str, float]) -> None:
-        await self._writer.do(each(_keys.used_keys), (dict(uses),), relaxed=True)
-
-    async def remember(self, kind: str, key: str, value: str, now: float) -> None:
-        await self._do(_ledger.remember, kind, key, value, now)
-
-    async def recall(self, kind: str) -> Mapping[str, str]:
-        return await self._do(_ledger.recall, kind)
-
-    async def retain(self, before: float, undelivered_before: float, limit: int) -> int:
-        return await self._do(_calls.retain, before, undelivered_before, limit)
+        return await super().entries(ticket)
 
     async def aclose(self) -> None:
         """Finishes what was accepted, then lets go of the file. May be called twice."""

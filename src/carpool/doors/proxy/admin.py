@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+import os
 from collections.abc import Awaitable, Callable, Sequence
 from enum import StrEnum
 from typing import Any, TypeVar
@@ -124,6 +125,8 @@ class Admin:
         money = {"paid_usd": stats.paid_usd, "would_have_paid_usd": stats.would_have_paid_usd}
         said = {
             "engine": self._engine.name,
+            "process": os.getpid(),
+            "leads": summary.leads,
             "waiting": summary.waiting,
             "money": money | {"saved_usd": stats.saved_usd},
             "lanes": summary.totals,

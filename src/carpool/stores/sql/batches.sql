@@ -1,7 +1,27 @@
 -- Statements about engines and batches.
 
 -- name: join
-INSERT INTO engines (name, lease_until) VALUES (?, ?) ON CONFLICT DO UPDATE SET lease_until = excluded.lease_until
+INSERT INTO engines (name, lease_until, pulse_until) VALUES (:engine, :now + :ttl, :now + :pulse)
+ON CONFLICT DO UPDATE SET lease_until = excluded.lease_until, pulse_until = excluded.pulse_until
+
+-- name: alive
+SELECT 1 FROM engines WHERE name = :engine AND pulse_until >= :now
+
+-- name: lead
+INSERT INTO leaders (account, engine) SELECT value, :engine FROM json_each(:accounts) WHERE true
+ON CONFLICT DO UPDATE SET engine = excluded.engine WHERE engine NOT IN {live}
+
+-- name: led
+SELECT account FROM leaders WHERE engine = :engine AND account IN (SELECT value FROM json_each(:accounts))
+
+-- name: leaders
+SELECT account, engine FROM leaders WHERE engine IN {live}
+
+-- name: leads
+SELECT 1 FROM leaders WHERE account = :account AND engine = :engine AND engine IN {live}
+
+-- name: resign
+DELETE FROM leaders WHERE engine = ?
 
 -- name: leave
 DELETE FROM engines WHERE name = ?
@@ -9,6 +29,12 @@ DELETE FROM engines WHERE name = ?
 -- Whoever held the file before is dead: its leases end, and its names may be used again without meaning it.
 -- name: void_engines
 DELETE FROM engines
+
+-- name: void_leaders
+DELETE FROM leaders
+
+-- name: forget_engines
+DELETE FROM engines WHERE lease_until < :before AND pulse_until < :before
 
 -- name: void_owners
 UPDATE batches SET owner = '' WHERE state NOT IN ('collected', 'refused', 'void', 'lost') AND owner <> ''
@@ -21,10 +47,12 @@ UPDATE calls SET sender = NULL WHERE state = 'sending' AND sender IS NOT NULL
 
 -- name: take_batches
 UPDATE batches SET owner = :engine,
-  resolved_at = CASE WHEN state = 'submitting' AND NOT unsent THEN :now ELSE resolved_at END,
+  resolved_at = CASE WHEN state = 'submitting' AND NOT unsent
+    THEN max(:now, coalesce((SELECT lease_until FROM engines WHERE name = batches.owner), :now))
+    ELSE resolved_at END,
   state = CASE WHEN state = 'submitting' AND NOT unsent THEN 'unknown' ELSE state END
 WHERE state NOT IN ('collected', 'refused', 'void', 'lost')
-  AND owner NOT IN (SELECT name FROM engines WHERE lease_until >= :now)
+  AND owner NOT IN {live}
   AND credential IN (SELECT value FROM json_each(:credentials))
 
 -- A call that travels is an orphan when the engine behind it, or else the one that awaits it, has no lease. One on a
@@ -37,7 +65,7 @@ UPDATE calls SET
 WHERE state = 'sending' AND (lane = 'batch' OR sender IS NOT NULL) AND {orphan}
 
 -- name: engines
-SELECT name FROM engines WHERE lease_until >= ?
+SELECT name FROM engines WHERE pulse_until >= ?
 
 -- Costs as much as there are undelivered calls, so it is asked only when somebody died.
 -- name: forget_awaiters
@@ -70,6 +98,9 @@ WHERE state IN ({into_boarded}) AND id IN (
   WHERE place = 1 OR total <= :max_bytes
 )
 
+-- name: remove_batch
+DELETE FROM batches WHERE id = :batch
+
 -- name: sum_claim
 UPDATE batches SET (count, bytes) = (
   SELECT count(*), coalesce(sum(bytes), 0) FROM calls WHERE batch = :batch AND batch IS NOT NULL
@@ -89,7 +120,12 @@ ORDER BY id
 
 -- name: still_mine
 SELECT 1 FROM batches b JOIN engines e ON e.name = b.owner
-WHERE b.id = ? AND b.state = 'submitting' AND b.owner = ? AND e.lease_until >= ?
+WHERE b.id = :batch AND b.state = 'submitting' AND b.owner = :owner AND e.lease_until >= :until
+
+-- name: depart
+UPDATE batches SET unsent = 0, sent_at = :now
+WHERE id = :batch AND state = 'submitting' AND owner = :owner
+  AND EXISTS (SELECT 1 FROM engines e WHERE e.name = :owner AND e.lease_until >= :until)
 
 -- name: set_batch
 UPDATE batches SET {changes} WHERE id = ?

@@ -88,7 +88,8 @@ FROM json_each(?) j CROSS JOIN calls c ON c.id = j.value WHERE c.state <> 'settl
 
 -- Nobody will come for it, so it is as good as delivered: no newcomer adopts it.
 -- name: cancel
-UPDATE calls SET state = 'settled', settled_at = ?, outcome = ?, delivered_at = 0 WHERE id = ? AND state = 'queued'
+UPDATE calls SET state = 'settled', settled_at = :at, outcome = :outcome, delivered_at = 0
+WHERE id = :ticket AND state = 'queued'
 
 -- name: pools
 SELECT pool, count(*), sum(bytes), min(arrived), max(arrived), min(rescue_at) FROM calls
@@ -96,15 +97,18 @@ WHERE state = 'queued' AND lane = 'batch' AND pool IN (SELECT value FROM json_ea
 GROUP BY pool
 
 -- name: due
-SELECT id, state, lane, batch, rescue_at, deadline FROM calls INDEXED BY calls_due
+SELECT id, state, lane, batch, rescue_at, deadline, awaiter FROM calls INDEXED BY calls_due
 WHERE credential IN (SELECT value FROM json_each(:credentials)) AND rescue_at <= :until
   AND state IN ('queued', 'boarded') AND rescue_at < 9e999 AND (awaiter IS NOT NULL OR lane = 'now')
+  AND (:awaiter IS NULL OR awaiter = :awaiter)
 ORDER BY rescue_at, id LIMIT :limit
 
 -- name: next_due
-SELECT min(rescue_at) FROM calls INDEXED BY calls_due
-WHERE credential = ?
+SELECT rescue_at FROM calls INDEXED BY calls_due
+WHERE credential = :credential
   AND state IN ('queued', 'boarded') AND rescue_at < 9e999 AND (awaiter IS NOT NULL OR lane = 'now')
+  AND (:awaiter IS NULL OR awaiter = :awaiter)
+ORDER BY rescue_at LIMIT 1
 
 -- name: start_sending
 UPDATE calls SET state = 'sending', sender = :engine

@@ -38,7 +38,12 @@ WHERE calls.id = r.ticket AND (calls.state = 'queued' OR calls.state IN ({into_q
 -- name: unboard_calls
 UPDATE calls SET batch = NULL WHERE id IN (SELECT value FROM json_each(?)) AND state = 'sending'
 
--- name: write_entries
+-- name: insert_entries
+INSERT INTO entries (ticket, purchase, at, lane, kind, provider, credential, model, usage, paid, would_have_paid,
+                     reason, tags)
+VALUES {rows}
+
+-- name: complete_entries
 INSERT INTO entries (ticket, purchase, at, lane, kind, provider, credential, model, usage, paid, would_have_paid,
                      reason, tags)
 VALUES {rows}
@@ -48,7 +53,7 @@ ON CONFLICT (ticket, purchase) DO UPDATE SET at = excluded.at, lane = excluded.l
 WHERE paid IS NULL
 
 -- name: add_totals
-INSERT INTO sums (credential, lane, kind, purchases, unknown, paid, would_have_paid) VALUES (?, ?, ?, ?, ?, ?, ?)
+INSERT INTO sums (credential, lane, kind, purchases, unknown, paid, would_have_paid) VALUES {rows}
 ON CONFLICT DO UPDATE SET purchases = purchases + excluded.purchases, unknown = unknown + excluded.unknown,
   paid = paid + excluded.paid, would_have_paid = would_have_paid + excluded.would_have_paid
 
@@ -80,5 +85,5 @@ SELECT key, value FROM memos WHERE kind = ? ORDER BY key
 -- name: meta
 SELECT value FROM meta WHERE name = ?
 
--- name: set_meta
-INSERT INTO meta (name, value) VALUES (?, ?) ON CONFLICT DO UPDATE SET value = excluded.value
+-- name: make_meta
+INSERT INTO meta (name, value) VALUES (?, ?) ON CONFLICT DO NOTHING

@@ -1,0 +1,184 @@
+"""Opens a PostgreSQL store: its address, a connection, the schema, the secret's check value."""
+
+from __future__ import annotations
+
+import os
+import re
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from urllib.parse import parse_qsl, unquote, urlencode, urlsplit, urlunsplit
+from uuid import uuid4
+
+import psycopg
+from psycopg.types.numeric import Int8BinaryDumper, Int8Dumper
+
+from carpool.errors import ConfigError, StoreError, StoreTooNew, WrongSecret
+from carpool.stores import secret as secrets
+from carpool.stores._codec import Row
+from carpool.stores.postgres._statements import for_driver, migrations, statements
+from carpool.stores.postgres._trouble import hopeless, translate
+
+OLDEST_SERVER = 140000
+SCHEMA = "carpool"
+_OPENING_PAUSES = (0.1, 0.2, 0.4, 0.8)  # a server may be starting just now
+
+# A process that is stopped in the middle of a transaction keeps its locks no longer than this.
+_SETTINGS = """
+SET search_path TO {schema};
+SET idle_in_transaction_session_timeout = '5s';
+SET statement_timeout = '60s';
+SET jit = off
+"""
+
+
+@dataclass(frozen=True)
+class Address:
+    """Where a store is. `name` is what people are told: no password stands in it."""
+
+    conninfo: str = field(repr=False)
+    schema: str
+    name: str
+
+
+def address_of(url: str) -> Address:
+    """`postgresql://user@host/database?schema=name`; what else stands in it is the driver's."""
+    parts = urlsplit(url)
+    asked = dict(parse_qsl(parts.query, keep_blank_values=True))
+    schema = asked.pop("schema", SCHEMA)
+    if not re.fullmatch(r"[a-z_][a-z0-9_]{0,62}", schema) or schema.startswith("pg_"):
+        raise ConfigError(f"{schema!r} can't be the store's schema. Use small letters, digits and underscores.")
+    conninfo = urlunsplit(("postgresql", parts.netloc, parts.path, urlencode(asked), ""))
+    try:
+        known = psycopg.conninfo.conninfo_to_dict(conninfo)
+    except psycopg.Error as error:
+        raise ConfigError(f"The store's address can't be understood ({_plain(error)}).") from None
+    host = known.get("host") or "localhost"
+    database = unquote(parts.path.strip("/")) or str(known.get("dbname") or "")
+    return Address(
+        conninfo, schema, f"postgresql://{host}/{database}" + (f"?schema={schema}" if schema != SCHEMA else "")
+    )
+
+
+def _plain(error: Exception) -> str:
+    return "it is no postgresql:// address" if "invalid" not in str(error) else str(error).splitlines()[0].split('"')[0]
+
+
+def connect(address: Address) -> psycopg.Connection[Row]:
+    """A connection in autocommit mode, so that every transaction is begun in so many words."""
+    given = psycopg.conninfo.conninfo_to_dict(address.conninfo)
+    defaults = {"connect_timeout": "5", "application_name": "carpool", "tcp_user_timeout": "15000"}
+    defaults |= {"keepalives_idle": "10", "keepalives_interval": "5", "keepalives_count": "3"}
+    extra = {name: value for name, value in defaults.items() if name not in given}
+    connection = psycopg.connect(address.conninfo, autocommit=True, prepare_threshold=2, **extra)  # type: ignore[arg-type]
+    try:
+        _check_version(connection.info.server_version, address)
+        # Numbers are as wide as their columns, whatever they are: else each width would be a statement of its own.
+        connection.adapters.register_dumper(int, Int8Dumper)
+        connection.adapters.register_dumper(int, Int8BinaryDumper)
+        connection.execute(_SETTINGS.format(schema=address.schema))
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
+def _check_version(version: int, address: Address) -> None:
+    if version < OLDEST_SERVER:
+        raise StoreError(f"The store {address.name} is PostgreSQL {version // 10000}: 14 or newer is needed.")
+
+
+def connect_first(address: Address) -> psycopg.Connection[Row]:
+    """As `connect`, with some patience, and with its trouble in sentences."""
+    trouble: psycopg.Error | None = None
+    for pause in (*_OPENING_PAUSES, None):
+        try:
+            return connect(address)
+        except psycopg.Error as error:
+            trouble = error
+            if pause is None or hopeless(error):
+                break
+        threading.Event().wait(pause)
+    assert trouble is not None
+    raise translate(trouble, address.name) from None
+
+
+def migrate(connection: psycopg.Connection[Row], address: Address) -> None:
+    """Brings the schema up to date, one process at a time; older and newer ones may work on meanwhile."""
+    if _standing(connection, address) >= max(migrations()):
+        return
+    with connection.transaction():
+        key = f"carpool:migrate:{address.schema}"
+        connection.execute("SELECT pg_advisory_xact_lock(hashtextextended(%s, 0))", (key,))
+        version = _standing(connection, address)
+        if not connection.execute("SELECT 1 FROM pg_namespace WHERE nspname = %s", (address.schema,)).fetchone():
+            connection.execute(f"CREATE SCHEMA {address.schema}")
+        connection.execute("CREATE TABLE IF NOT EXISTS meta (name text PRIMARY KEY, value text NOT NULL)")
+        for number, script in migrations().items():
+            if number > version:
+                connection.execute(script)
+                _set_version(connection, number, script)
+
+
+def _standing(connection: psycopg.Connection[Row], address: Address) -> int:
+    """The schema's version, 0 where there is none. Raises where this carpool can't work with it."""
+    found = connection.execute("SELECT to_regclass(%s) IS NOT NULL", (f"{address.schema}.meta",)).fetchone()
+    if not found or not found[0]:
+        return 0
+    kept: dict[str, str] = dict(connection.execute("SELECT name, value FROM meta WHERE name LIKE 'schema%'").fetchall())
+    version, oldest = int(kept.get("schema_version", 0)), int(kept.get("schema_oldest", 0))
+    newest = max(migrations())
+    if oldest > newest:
+        raise StoreTooNew(
+            f"The store {address.name} has schema version {version}, which needs a carpool that knows {oldest}; this "
+            f"one knows {newest}. Upgrade carpool, or choose another store."
+        )
+    return version
+
+
+def _set_version(connection: psycopg.Connection[Row], number: int, script: str) -> None:
+    """`-- oldest: 3` in a script: a carpool that knows no more than version 3 may still work on this schema."""
+    said = re.search(r"^-- oldest: (\d+)", script, re.MULTILINE)
+    values = {"schema_version": number, "schema_oldest": int(said[1]) if said else number}
+    for name, value in values.items():
+        connection.execute(
+            "INSERT INTO meta (name, value) VALUES (%s, %s) ON CONFLICT (name) DO UPDATE SET value = excluded.value",
+            (name, str(value)),
+        )
+
+
+class PostgresMeta:
+    def __init__(self, connection: psycopg.Connection[Row]) -> None:
+        self._connection = connection
+        self._sql = statements(own_clock=True)
+
+    def get(self, name: str) -> str | None:
+        row = self._connection.execute(for_driver(self._sql["meta"]), (name,)).fetchone()
+        return None if row is None else str(row[0])
+
+    def make(self, name: str, value: str) -> str:
+        self._connection.execute(for_driver(self._sql["make_meta"]), (name, value))
+        return self.get(name) or value
+
+
+def settle_secret(meta: PostgresMeta, given: bytes | None, address: Address, env: Mapping[str, str]) -> bytes:
+    """The store's secret, and proof that it is. There is no file beside this store: where nothing says the secret, a
+    file in the user's own folder keeps it, named after the store, for other processes of this user on this machine."""
+    identity = meta.make("store_id", uuid4().hex)
+    file = _folder(env) / f"{identity}.secret"
+    standing = meta.get("secret_check")
+    if given is None and secrets.VARIABLE not in env and standing is not None and not file.exists():
+        raise WrongSecret(
+            f"The store {address.name} was made with a secret that is not known here. Set {secrets.VARIABLE} to the "
+            f"same value for every process that shares it, or copy {file} from the machine that made it."
+        )
+    secret = given or secrets.load_secret_at(file, env)
+    kept = meta.make("secret_check", secrets.check_value(secret))
+    secrets.verify(secret, kept, address.name)
+    return secret
+
+
+def _folder(env: Mapping[str, str]) -> Path:
+    base = env.get("XDG_CONFIG_HOME") or os.path.expanduser("~/.config")  # noqa: PTH111
+    return Path(base) / "carpool"

@@ -1,0 +1,148 @@
+"""A session on a PostgreSQL connection, which may be made anew under it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from functools import cache
+from typing import NamedTuple
+
+from psycopg import Connection, Cursor
+
+from carpool.errors import StoreError
+from carpool.model import PoolKey
+from carpool.stores._codec import Row, to_json
+from carpool.stores._sealing import PLAIN, Sealing
+from carpool.stores._session import Parameters, Session
+from carpool.stores.postgres._statements import for_driver
+
+_FEW = 4  # rows that one INSERT takes; with more, COPY is worth its second round trip
+
+
+class _Target(NamedTuple):
+    """Where the rows of an INSERT go."""
+
+    copy: str
+    look: str
+    columns: int
+
+
+class PostgresSession(Session):
+    """Others write into the same tables, so numbers that are not remembered are looked up."""
+
+    def __init__(
+        self, connection: Connection[Row], name: str, sql: Mapping[str, str], sealing: Sealing = PLAIN
+    ) -> None:
+        super().__init__(name, sql, sealing)
+        self.connection = connection
+        self._types: dict[str, list[int]] = {}  # of the columns that a statement fills, by its name
+
+    def execute(self, text: str, parameters: Parameters = ()) -> Cursor[Row]:
+        return self.connection.execute(_query(text), parameters)
+
+    def insert(self, statement: str, rows: Sequence[Row]) -> None:
+        if not rows:
+            return
+        text = self.sql[statement]
+        if ":rows" in text:
+            self._insert_told(statement, rows)
+        elif len(rows) <= _FEW:
+            columns = _target(text).columns  # SQLite's rows have numbers in front that are not needed here
+            placeholders = f"({', '.join('?' * columns)})"
+            values = [value for row in rows for value in row[-columns:]]
+            self.execute(text.replace("{rows}", ", ".join([placeholders] * len(rows))), values)
+        else:
+            self._copy(statement, rows)
+
+    def _insert_told(self, statement: str, rows: Sequence[Row]) -> None:
+        done = self.run(statement, {"rows": to_json(rows)}).rowcount
+        if done != len(rows):
+            raise Raced(f"{statement} met {len(rows) - done} rows that another transaction changed")
+
+    def _copy(self, statement: str, rows: Sequence[Row]) -> None:
+        target = _target(self.sql[statement])
+        with self.connection.cursor() as cursor:
+            types = self._types.get(statement)
+            if types is None:
+                described = cursor.execute(_query(target.look)).description or ()
+                types = self._types[statement] = [column.type_code for column in described]
+            with cursor.copy(_query(target.copy)) as copy:
+                copy.set_types(types)
+                for row in rows:
+                    copy.write_row(row[-target.columns :])
+
+    def new_id(self, statement: str, parameters: Parameters = ()) -> int:
+        """Finds what stands already, where such a row stands once."""
+        known = f"{statement}_known"
+        if known not in self.sql:
+            found = self.row(statement, parameters)
+        else:
+            found = self.row(known, parameters) or self.row(statement, parameters) or self.row(known, parameters)
+        if found is None:
+            raise Raced(f"{statement} found its row neither there nor missing")
+        return int(found[0])
+
+    def departed(self, now: float) -> list[str]:
+        return [row[0] for row in self.rows("departed", {"now": now})]
+
+    def bury(self) -> None:
+        dead = [row[0] for row in self.rows("gone")]
+        if dead:
+            self.alone()
+            self.run("bury", {"dead": to_json(dead)})
+            self.run("forget_awaiters", {"dead": to_json(dead)})
+
+    def next_outcome(self) -> int:
+        return 0  # outcomes are found by their tickets here
+
+    def alone(self) -> None:
+        self.run("alone")
+
+    def hold(self, tickets: str) -> None:
+        self.run("hold", (tickets,))
+
+    # numbers
+
+    def forget(self) -> None:
+        for remembered in (self._credentials, self._words, self._numbers, self._pools):
+            remembered.clear()
+
+    def known_credentials(self, names: Iterable[str]) -> list[int]:
+        asked = list(dict.fromkeys(names))
+        missing = [name for name in asked if name not in self._credentials]
+        if missing:
+            self._credentials.update(self.rows("known_credentials", (to_json(missing),)))
+        return super().known_credentials(asked)
+
+    def pool_key(self, number: int) -> PoolKey:
+        key = self._pools.get(number)
+        if key is None:
+            row = self.row("one_pool", (number,))
+            if row is None:
+                raise StoreError(f"The store {self.name} knows no pool {number}.")
+            key = self._pools[number] = self._pool_value(row)
+        return key
+
+    def pools_of(self, names: Iterable[str]) -> str:
+        return to_json([row[0] for row in self.rows("pools_of", (to_json(list(names)),))])
+
+
+class Raced(Exception):
+    """Another transaction was quicker. Begun again, this one sees what that wrote."""
+
+
+def _query(text: str) -> str:
+    """Every statement is ours, from a file; what is given to it is bound, never written into it."""
+    return for_driver(text)
+
+
+@cache
+def _target(text: str) -> _Target:
+    found = re.match(r"INSERT INTO (\w+) \(([^)]*)\)", text)
+    assert found is not None
+    table, columns = found[1], found[2]
+    return _Target(
+        f"COPY {table} ({columns}) FROM STDIN (FORMAT BINARY)",
+        f"SELECT {columns} FROM {table} LIMIT 0",  # noqa: S608
+        columns.count(",") + 1,
+    )

@@ -1,0 +1,231 @@
+"""A store that another process of this machine hosts: every method is a question over its Unix socket."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from pathlib import Path
+from typing import Any, Self, cast
+
+import msgspec
+
+from carpool.errors import CarpoolError, Closed, StoreError
+from carpool.model import CallRow, Entry, Headers, Outcome
+from carpool.ports import Store
+from carpool.stores._codec import BIGGEST
+from carpool.stores._frames import UNASKED, Frames, Method, error, frame, message, method
+from carpool.stores._listeners import Listener, Listeners
+
+Told = Callable[[BaseException | None], None]
+Secret = tuple[str, Headers]  # a provider, and what its client sends
+
+_LOST = "The process that hosts this store is gone. carpool's workers end with it: start it again."
+_CHUNK = msgspec.msgpack.Decoder(list[tuple[int, bytes]] | None)
+_TICKETS = msgspec.msgpack.Decoder(list[int])
+_NAMES = msgspec.msgpack.Decoder(list[str])
+_SECRETS = msgspec.msgpack.Decoder(list[Secret])
+_ERROR = msgspec.msgpack.Decoder(tuple[str, str])
+_WELCOME = msgspec.msgpack.Decoder(tuple[bool, bytes])
+
+
+class Line(asyncio.Protocol):
+    """The connection to the host: what is asked, and who waits for which answer."""
+
+    def __init__(self) -> None:
+        self._frames = Frames()
+        self._transport: asyncio.Transport | None = None
+        self._waiting: dict[int, tuple[asyncio.Future[Any], Callable[[msgspec.Raw], Any]]] = {}
+        self._last = UNASKED
+        self._idle: asyncio.Future[None] | None = None
+        self.told: dict[str, Callable[[msgspec.Raw], None]] = {}
+        self.lost: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    # asyncio.Protocol
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast("asyncio.Transport", transport)  # uvloop's is one in all but its ancestors
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._transport = None
+        if not self.lost.done():
+            self.lost.set_result(None)
+        for future, _ in self._waiting.values():
+            if not future.done():
+                future.set_exception(StoreError(_LOST))
+        self._waiting.clear()
+
+    def data_received(self, data: bytes) -> None:
+        for one in self._frames.feed(data):
+            said = message(one)
+            if said.number == UNASKED:
+                self.told.get(str(said.head), _nobody)(said.rest)
+            else:
+                self._answered(said.number, said.head is True, said.rest)
+
+    # questions
+
+    def ask(self, read: Callable[[msgspec.Raw], Any], name: str, *args: Any) -> asyncio.Future[Any]:
+        """On its way when this returns, in the order of these calls."""
+        future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        future.add_done_callback(_heard)  # not everybody who asks waits for the answer
+        if self._transport is None:
+            future.set_exception(Closed("The store is closed.") if self._idle is not None else StoreError(_LOST))
+            return future
+        self._last += 1
+        try:
+            data = frame(self._last, name, args)
+        except (OverflowError, UnicodeError) as problem:
+            future.set_exception(StoreError(f"The store can't hold such a value: {problem}."))
+            return future
+        self._waiting[self._last] = (future, read)
+        self._transport.write(data)
+        return future
+
+    def tell(self, name: str, *args: Any) -> None:
+        """What needs no answer."""
+        if self._transport is not None:
+            self._transport.write(frame(UNASKED, name, args))
+
+    def _answered(self, number: int, well: bool, rest: msgspec.Raw) -> None:
+        future, read = self._waiting.pop(number)
+        if not future.done():  # whoever asked may have gone
+            if well:
+                future.set_result(read(rest))
+            else:
+                future.set_exception(error(*_ERROR.decode(rest)))
+        if self._idle is not None and not self._waiting and not self._idle.done():
+            self._idle.set_result(None)
+
+    async def aclose(self) -> None:
+        """Waits for what was asked, then hangs up."""
+        if self._idle is None:
+            self._idle = asyncio.get_running_loop().create_future()
+        if self._waiting and self._transport is not None:
+            await self._idle
+        if self._transport is not None:
+            self._transport.close()
+            await self.lost
+
+
+def _nobody(rest: msgspec.Raw) -> None:
+    """Nobody listens yet, so nobody misses it."""
+
+
+def _heard(future: asyncio.Future[Any]) -> None:
+    if not future.cancelled():
+        future.exception()
+
+
+class RemoteStore:
+    """Implements `ports.Store` over a `Line`. Methods that are not written here are asked as they stand in the port."""
+
+    def __init__(self, line: Line, durable: bool, pepper: bytes) -> None:
+        self._line = line
+        self.durable = durable
+        self.pepper = pepper
+        self._closed = False
+        self._listeners: Listeners[int] = Listeners()
+        self._watchers: Listeners[str] = Listeners()
+        line.told["settled"] = lambda raw: self._listeners.tell(_TICKETS.decode(raw))
+        line.told["watched"] = lambda raw: self._watchers.tell(_NAMES.decode(raw))
+
+    @classmethod
+    async def open(cls, path: str) -> Self:
+        return await cls._over(await connect(path))
+
+    @classmethod
+    async def over(cls, line: Line) -> Store:
+        """The same over a line that others use as well."""
+        return cast("Store", await cls._over(line))
+
+    @classmethod
+    async def _over(cls, line: Line) -> Self:
+        durable, pepper = await line.ask(_WELCOME.decode, "hello")
+        return cls(line, durable, pepper)
+
+    def __getattr__(self, name: str) -> Any:
+        asked = method(name)
+
+        def ask(*args: Any, **named: Any) -> Awaitable[Any]:
+            return self._ask(name, asked, args, named)
+
+        self.__dict__[name] = ask  # found at once the next time
+        return ask
+
+    def _ask(self, name: str, asked: Method, args: tuple[Any, ...], named: dict[str, Any]) -> Awaitable[Any]:
+        if self._closed:
+            future = asyncio.get_running_loop().create_future()
+            future.set_exception(Closed("The store is closed."))
+            return future
+        return self._line.ask(asked.result, name, *asked.pack(args, named))
+
+    async def outcome(self, ticket: int, credential: str) -> Outcome | None:
+        if ticket > BIGGEST:  # no ticket has such a number, and it could not be asked for
+            return None
+        found: Outcome | None = await self._ask("outcome", method("outcome"), (ticket, credential), {})
+        return found
+
+    async def listed_call(self, ticket: int, credentials: Sequence[str] | None = None) -> CallRow | None:
+        if ticket > BIGGEST:
+            return None
+        found: CallRow | None = await self._ask("listed_call", method("listed_call"), (ticket, credentials), {})
+        return found
+
+    async def lines(self, batch: int) -> AsyncIterator[list[tuple[int, bytes]]]:
+        number = await self._line.ask(msgspec.msgpack.Decoder(int).decode, "lines", batch)
+        try:
+            while (chunk := await self._line.ask(_CHUNK.decode, "more", number)) is not None:
+                yield chunk
+        finally:
+            self._line.tell("enough", number)
+
+    def subscribe(self, listener: Listener[int]) -> Callable[[], None]:
+        return self._listeners.subscribe(listener)
+
+    def watch(self, listener: Listener[str]) -> Callable[[], None]:
+        return self._watchers.subscribe(listener)
+
+    def attempted(self, entry: Entry) -> bool:
+        return False  # only the host knows when it is written
+
+    def completed(self, entry: Entry, told: Told) -> None:
+        asking = self._ask("record", method("record"), (entry,), {"unhurried": True})
+        assert isinstance(asking, asyncio.Future)
+        asking.add_done_callback(lambda done: told(None if done.cancelled() else done.exception()))
+
+    async def aclose(self) -> None:
+        self._closed = True
+        await self._line.aclose()
+
+
+def hosted(url: str | Path | None) -> bool:
+    """Whether only one process may open this store: then it hosts it for the others of its machine."""
+    return isinstance(url, Path) or str(url).partition("://")[0] not in ("postgresql", "postgres")
+
+
+async def connect(path: str) -> Line:
+    try:
+        _, line = await asyncio.get_running_loop().create_unix_connection(Line, path)
+    except OSError as problem:
+        raise StoreError(f"The process that hosts the store can't be reached ({problem.strerror}).") from problem
+    return line
+
+
+class Handover:
+    """Secrets go from one worker to the others, in memory only, so that a batch outlives whoever brought its key."""
+
+    def __init__(self, line: Line, take: Callable[[str, Headers], object]) -> None:
+        self._line = line
+        self._take = take
+        line.told["secrets"] = self._taken
+        line.tell("secrets")
+
+    def _taken(self, raw: msgspec.Raw) -> None:
+        for provider, secret in _SECRETS.decode(raw):
+            try:
+                self._take(provider, secret)
+            except (CarpoolError, KeyError):  # a provider that this worker does not have
+                continue
+
+    def give(self, provider: str, secret: Headers) -> None:
+        self._line.tell("secret", provider, secret)

@@ -1,0 +1,48 @@
+-- Statements for people who look, for PostgreSQL: what stands in the store, newest first. Never a body.
+
+-- name: listed_calls
+SELECT c.id, p.provider, r.name, p.endpoint, m.text, c.state, c.lane, c.arrived, c.deadline, c.settled_at,
+  c.delivered_at, c.awaiter IS NOT NULL, c.bytes, b.provider_id, w.text, c.tags, o.kind, o.status,
+  (SELECT sum(e.paid)::bigint FROM entries e WHERE e.ticket = c.id),
+  (SELECT sum(e.would_have_paid)::bigint FROM entries e WHERE e.ticket = c.id)
+FROM calls c JOIN pools p ON p.id = c.pool JOIN credentials r ON r.id = c.credential
+JOIN words m ON m.id = c.model JOIN words w ON w.id = c.reason
+LEFT JOIN batches b ON b.id = c.batch LEFT JOIN outcomes o ON o.ticket = c.id
+WHERE c.id IN ({found}) ORDER BY c.id DESC
+
+-- name: newest_calls
+SELECT id FROM calls WHERE id < :before ORDER BY id DESC LIMIT :limit
+
+-- name: newest_settled
+SELECT id FROM calls WHERE id < :before AND state = 'settled' ORDER BY id DESC LIMIT :limit
+
+-- Of some credentials only. No index has them in this order, and one would cost every call: so the look goes back over
+-- a bounded number of calls, those of others included.
+-- name: newest_own
+SELECT id FROM (
+  SELECT id, credential, state FROM calls WHERE id < :before ORDER BY id DESC LIMIT :reach
+) newest
+WHERE credential = {numbers :credentials} AND (:state::text = '' OR state = :state)
+ORDER BY id DESC LIMIT :limit
+
+-- Few are open, whatever is kept: the indexes hold no others.
+-- name: newest_open
+SELECT id FROM (
+  SELECT id FROM calls WHERE state = 'queued' AND :state::text = 'queued'
+  UNION ALL SELECT id FROM calls WHERE state = 'boarded' AND batch IS NOT NULL AND :state::text = 'boarded'
+  UNION ALL SELECT id FROM calls WHERE state = 'sending' AND :state::text = 'sending'
+) open_ones
+WHERE id < :before ORDER BY id DESC LIMIT :limit
+
+-- name: one_call
+SELECT :ticket::bigint
+
+-- name: one_own_call
+SELECT id FROM calls WHERE id = :ticket AND credential = {numbers :credentials}
+
+-- name: listed_batches
+SELECT id, pool, nonce, state, owner, count, bytes, intended_at, sent_at, resolved_at, provider_id, expires_at,
+  ended_at, clock_offset, abandoned, note, unsent
+FROM batches WHERE id < :before AND (:state::text = '' OR state = :state)
+  AND (:credentials::text IS NULL OR credential = {numbers :credentials})
+ORDER BY id DESC LIMIT :limit
