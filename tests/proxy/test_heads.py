@@ -224,6 +224,22 @@ async def test_what_is_no_call_under_a_known_head_passes_as_it_would_without() -
         assert is_known()
 
 
+async def test_what_goes_wrong_with_a_known_call_is_told_and_not_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    tried: list[bytes] = []
+
+    def fails(sink: Any, greeting: Any, raw: Any, address: str) -> None:
+        tried.append(raw.body)
+        raise ZeroDivisionError
+
+    async with talking() as (house, heard, (reader, writer)):
+        monkeypatch.setattr(house.proxy._caller, "relay", fails)
+        writer.write(call(body=numbered(2)))
+        assert (await read_message(reader)).status == 500
+        assert await reader.read() == b""
+        assert tried == [numbered(2)]
+        assert len(heard) == 1
+
+
 async def test_nonsense_after_known_calls_is_refused() -> None:
     async with talking() as (_, heard, (reader, writer)):
         writer.write(call(body=numbered(2)))

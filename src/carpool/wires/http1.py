@@ -16,7 +16,6 @@ from msgspec import Struct
 from carpool.errors import Severed, TimedOut, WireError
 from carpool.model import Headers
 from carpool.ports import Taker, WireRequest
-from carpool.wires.whole import whole
 
 MOST_HELD = 256 * 1024  # of an answer that nobody takes away
 LARGEST_HEAD = 256 * 1024
@@ -280,9 +279,6 @@ class Line(asyncio.Protocol):
             self.abort()  # nothing was asked
             return
         exchange = self._exchange
-        if not (exchange.status or self._head_size or self._informed) and (found := whole(data, exchange.method)):
-            self._answered(exchange, *found)
-            return
         try:
             self._parser.feed_data(data)
         except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
@@ -298,14 +294,6 @@ class Line(asyncio.Protocol):
                 self.abort()
                 return
         exchange.wake()
-
-    def _answered(self, exchange: Exchange | Poured, status: int, headers: Headers, body: bytes) -> None:
-        """All of an answer at once. Whoever takes it may let go of it at any time."""
-        exchange.answered(status, headers)
-        if self._exchange is exchange:
-            exchange.add(body)
-        if self._exchange is exchange:
-            self._complete(keep=True)
 
     def eof_received(self) -> None:
         if self._exchange is not None and self._until_end:
@@ -339,7 +327,9 @@ class Line(asyncio.Protocol):
             raise ValueError("Nothing was asked.")
         headers = tuple([(_name(name), value.decode("latin-1")) for name, value in self._headers])
         self._headers = _IGNORED  # what stands behind the body
-        _check_answer(status, headers)
+        told = dict(headers)
+        if status < 200 or status > 599 or "transfer-encoding" in told:
+            _check_answer(status, headers)
         if status < 200:
             self._head_size = 0
             self._informed += 1
@@ -354,7 +344,6 @@ class Line(asyncio.Protocol):
             self._parser = httptools.HttpResponseParser(self)  # this one would wait for a body
             self._complete(keep=keep)
         else:
-            told = dict(headers)
             self._until_end = "content-length" not in told and "transfer-encoding" not in told
 
     def on_body(self, chunk: bytes) -> None:

@@ -71,6 +71,7 @@ class Connection(Gate):
     _first: bytes = b""  # what is being read, where it begins a message
     _came: list[bytes] | None = None  # of a call with that head, whose body is not all here
     _missing = 0
+    _failure: Exception | None = None  # what went wrong in the application with such a call
 
     # ------------------------------------------------------------ heads that were met before
 
@@ -123,7 +124,10 @@ class Connection(Gate):
     def _answer_known(self, known: Known, body: bytes) -> bool:
         app: Relaying = self.app
         sink = Sink(self, keep_alive=True)
-        self.relay = app.relay(known.met, body, sink, None)
+        try:
+            self.relay = app.relay(known.met, body, sink, None)
+        except Exception as error:  # noqa: BLE001  told as that of any other, and not tried again
+            self._failure = error
         if self.relay is None:
             self._known = None
             return False
@@ -143,6 +147,10 @@ class Connection(Gate):
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
         self._answering = cycle
+        failure, self._failure = self._failure, None
+        if failure is not None:
+            self._start_task(cycle, partial(_failing, failure))
+            return
         plain = cycle.scope["http_version"] == "1.1" and not cycle.waiting_for_100_continue
         try:
             met = app.meet(cycle.scope) if plain and hasattr(app, "meet") else None

@@ -188,23 +188,26 @@ class Gate(HttpToolsProtocol):
             self._rest()
 
     def _rest(self) -> None:
-        """Nothing is asked for now. The alarm for one that stays idle is not set anew for every request, which would be
-        among the dearest things that a quick one costs: it rings after one to two times as long as is given."""
         self._resting = True
         self._rests += 1
+        self._set_alarm()
+
+    def _set_alarm(self) -> None:
+        """For one that stays idle. It is not set anew for every request, which would be among the dearest things that a
+        quick one costs: so it rings after one to two times as long as is given."""
         if self.timeout_keep_alive_task is None:
-            again, given = self.timeout_keep_alive_handler, self.timeout_keep_alive
-            self.timeout_keep_alive_task = self.loop.call_later(given, again, self._rests)
+            given = self.timeout_keep_alive
+            self.timeout_keep_alive_task = self.loop.call_later(given, self.timeout_keep_alive_handler, self._rests)
 
     def timeout_keep_alive_handler(self, rests: int = 0) -> None:
         self.timeout_keep_alive_task = None
         if self._resting and rests == self._rests:
             super().timeout_keep_alive_handler()
         elif self._resting:
-            self._rests -= 1
-            self._rest()
+            self._set_alarm()
 
     def _unset_keepalive_if_required(self) -> None:
+        """Something is asked: the alarm will see that, and need not be taken back."""
         self._resting = False
 
     def connection_lost(self, exc: Exception | None) -> None:
