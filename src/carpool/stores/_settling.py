@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final
 
 import msgspec
 from msgspec import Struct
@@ -13,8 +12,6 @@ from carpool.model import Lane, Outcome, Settlement
 from carpool.stores._codec import Row, outcome_row, to_json
 from carpool.stores._ledger import Books
 from carpool.stores._session import Session
-
-_SETTLED: Final = TicketState.SETTLED.value
 
 Asked = tuple[Sequence[Settlement], float]
 
@@ -62,7 +59,7 @@ class _Settling:
     def take(self, settlement: Settlement) -> bool:
         ticket, outcome, entry = settlement.ticket, settlement.outcome, settlement.entry
         call = self._calls.get(ticket)
-        won = outcome is not None and call is not None and call.state != _SETTLED
+        won = outcome is not None and call is not None and call.state != TicketState.SETTLED
         if won and call is not None and outcome is not None:
             self._settle(ticket, call, None if entry is None else entry.purchase, outcome)
         elif settlement.requeue is not None and call is not None:
@@ -73,7 +70,7 @@ class _Settling:
         return won
 
     def _settle(self, ticket: int, call: _Standing, purchase: int | None, outcome: Outcome) -> None:
-        call.state = _SETTLED
+        call.state = TicketState.SETTLED
         call.winner = purchase
         self._settled.append(ticket)
         number = self._first + len(self._outcomes)
@@ -83,7 +80,7 @@ class _Settling:
 
     def _requeue(self, settlement: Settlement, call: _Standing, lane: Lane) -> None:
         entry = settlement.entry
-        if call.state == _SETTLED:
+        if call.state == TicketState.SETTLED:
             return
         if entry is not None and entry.purchase > 0 and entry.purchase != call.batch:
             return  # the ticket left that batch long ago, and may be aboard another
