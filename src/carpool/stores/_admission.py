@@ -14,7 +14,8 @@ from carpool.stores._codec import Row, outcome_value, signed, tags_text, to_json
 from carpool.stores._session import Session
 
 RETRY_WINDOW = 60.0  # seconds for which a delivered answer is given again to a client that says it retries
-_SMALL_BODY = 65_536  # larger bodies are inserted one by one: a statement copies what is bound to it
+_AT_ONCE = 16_000_000  # bytes of bodies in one statement, which copies what is bound to it
+_SMALL_BODY = 65_536  # larger bodies are inserted one by one
 
 
 def admit(session: Session, groups: list[Sequence[Admission]]) -> list[list[Admitted | KeyConflict]]:
@@ -59,7 +60,8 @@ class _Gathered:
     def insert(self) -> None:
         self._session.insert("insert_calls", self._calls)
         small = [row for row in self._bodies if len(row[1]) <= _SMALL_BODY]
-        self._session.insert("insert_bodies", small)
+        largest = max((len(body) for _, body in small), default=0)
+        self._session.insert("insert_bodies", small, most=_AT_ONCE // max(largest, 1))
         if len(small) < len(self._bodies):
             for row in self._bodies:
                 if len(row[1]) > _SMALL_BODY:

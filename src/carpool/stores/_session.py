@@ -40,8 +40,8 @@ class Session(ABC):
     def execute(self, text: str, parameters: Parameters = ()) -> Ran: ...
 
     @abstractmethod
-    def insert(self, statement: str, rows: Sequence[Row]) -> None:
-        """Runs an INSERT with its `{rows}` filled in, many rows at a time."""
+    def insert(self, statement: str, rows: Sequence[Row], most: int = 2048) -> None:
+        """Runs an INSERT with its `{rows}` filled in, many rows at a time, at most so many."""
 
     @abstractmethod
     def new_id(self, statement: str, parameters: Parameters = ()) -> int:

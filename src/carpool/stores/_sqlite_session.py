@@ -30,10 +30,11 @@ class SqliteSession(Session):
     def execute(self, text: str, parameters: Parameters = ()) -> sqlite3.Cursor:
         return self.connection.execute(text, parameters)
 
-    def insert(self, statement: str, rows: Sequence[Row]) -> None:
+    def insert(self, statement: str, rows: Sequence[Row], most: int = _SIZES[0]) -> None:
         columns, start = len(rows[0]) if rows else 0, 0
+        most = max(1, min(most, _MOST_VALUES // (columns or 1)))
         for size in _SIZES:
-            while len(rows) - start >= size and size * columns <= _MOST_VALUES:
+            while len(rows) - start >= size and size <= most:
                 values = list(chain.from_iterable(rows[start : start + size]))
                 self.connection.executemany(_with_rows(statement, size, columns), (values,))
                 start += size

@@ -40,7 +40,7 @@ class PostgresSession(Session):
     def execute(self, text: str, parameters: Parameters = ()) -> Cursor[Row]:
         return self.connection.execute(_query(text), parameters)
 
-    def insert(self, statement: str, rows: Sequence[Row]) -> None:
+    def insert(self, statement: str, rows: Sequence[Row], most: int = 0) -> None:
         if not rows:
             return
         text = self.sql[statement]
