@@ -81,7 +81,7 @@ test-sdk-%: .venvs/anthropic-%/.ready
 	@$(@D)/bin/python -m pip install -qq --disable-pip-version-check --editable . 'anthropic==$*.*'
 	@touch $@
 
-test-newest: $(READY) # the newest is among the tools of this very environment
+test-newest: $(READY) ## Run every door under the newest openai SDK, which is among the tools here
 	@$(BIN)/python tests/sdk/family.py openai 3.49
 
 test-family-%: .venvs/family-%/.ready

@@ -74,3 +74,26 @@ def test_mistakes_are_told_in_a_sentence(value: object, said: str) -> None:
 def test_every_capability_can_be_set() -> None:
     values = dict.fromkeys(KEYS, False) | {key: 1 for key in KEYS if key.endswith(("tokens", "price"))}
     assert Capabilities({"x": read_models({"m": values}, "here")}).of("x", "openai", "m") == Capability(**values)
+
+
+@pytest.mark.parametrize(
+    ("seller", "model", "batch", "share"),
+    [
+        ("together", "meta-llama/Llama-3.3-70B-Instruct-Turbo", True, 0.5),
+        ("together", "deepseek-ai/DeepSeek-V3", False, 0.5),
+        ("x-ai", "grok-4.3", True, 0.8),
+        ("x-ai", "grok-4.20-0309-reasoning", True, 0.8),
+        ("x-ai", "grok-4.7", False, 0.5),
+        ("groq", "openai/gpt-oss-120b", True, 0.5),
+        ("mistral", "mistral-large-latest", True, 0.5),
+    ],
+)
+def test_relatives_have_rows_of_their_own(seller: str, model: str, batch: bool, share: float) -> None:
+    able = TABLE.of("x", seller, model)
+    assert (able.batch, able.batch_price) == (batch, share)
+
+
+def test_flex_is_off_where_it_is_not_sure_or_saves_nothing() -> None:
+    assert TABLE.of("x", "openai", "gpt-5-mini").flex
+    assert not TABLE.of("x", "azure", "gpt-5-mini").flex
+    assert (TABLE.of("x", "groq", "any").flex, TABLE.of("x", "groq", "any").flex_price) == (False, 1.0)

@@ -327,3 +327,72 @@ def test_the_examples_in_the_docs_are_read(page: str, read: Read) -> None:
     assert examples
     for example in examples:
         read(example)
+
+
+# ---------------------------------------------------------------- OpenAI's relatives
+
+
+@pytest.mark.parametrize(
+    ("section", "relative", "base_url"),
+    [
+        ("groq: {}", "groq", "https://api.groq.com/openai/v1"),
+        ("mistral: {}", "mistral", "https://api.mistral.ai/v1"),
+        ("together: {}", "together", "https://api.together.ai/v1"),
+        ("xai: {}", "xai", "https://api.x.ai/v1"),
+        ("fast: {relative: groq}", "groq", "https://api.groq.com/openai/v1"),
+        ("fast: {dialect: openai, base_url: 'https://api.groq.com'}", "groq", "https://api.groq.com/openai/v1"),
+        (
+            "mine: {dialect: openai, base_url: 'https://r.openai.azure.com'}",
+            "azure",
+            "https://r.openai.azure.com/openai/v1",
+        ),
+        ("azure: {base_url: 'https://r.openai.azure.com/openai/v1'}", "azure", "https://r.openai.azure.com/openai/v1"),
+        (
+            "fast: {relative: openai, base_url: 'https://api.groq.com/openai/v1'}",
+            "openai",
+            "https://api.groq.com/openai/v1",
+        ),
+        ("here: {relative: xai, base_url: 'http://127.0.0.1:1/v1'}", "xai", "http://127.0.0.1:1/v1"),
+    ],
+)
+def test_a_relative_is_known_by_name_setting_or_host(section: str, relative: str, base_url: str, read: Read) -> None:
+    provider = read(f"providers: {{{section}}}").providers[0]
+    assert (provider.dialect, provider.relative, provider.base_url) == ("openai", relative, base_url)
+
+
+def test_windows_and_versions(read: Read) -> None:
+    provider = read("providers: {groq: {window: 7d}}").providers[0]
+    assert provider.window == 7 * 86_400
+    assert (
+        read("providers: {azure: {base_url: 'https://r.openai.azure.com', api_version: preview}}")
+        .providers[0]
+        .api_version
+        == "preview"
+    )
+
+
+def test_without_batches_no_model_has_one(read: Read) -> None:
+    section = "dialect: openai, base_url: 'http://127.0.0.1:1/v1', batch: false"
+    assert read(f"providers: {{local: {{{section}}}}}").providers[0].models == {"*": {"batch": False}}
+    said = read(f"providers: {{local: {{{section}, models: {{m: {{flex: true}}}}}}}}").providers[0].models
+    assert said == {"m": {"flex": True, "batch": False}, "*": {"batch": False}}
+
+
+@pytest.mark.parametrize(
+    ("section", "said"),
+    [
+        ("groq: {window: 8d}", "from 24h to 168h"),
+        ("openai: {window: 48h}", "24h, its only one"),
+        ("groq: {window: 24}", "it must be"),
+        ("x: {relative: cousin, base_url: 'https://a.example/v1'}", "it must be one of"),
+        ("azure: {}", "base_url is missing"),
+        ("anthropic: {relative: groq}", "take it out"),
+        ("anthropic: {window: 24h}", "take it out"),
+        ("groq: {webhook_secret_env: S}", "has none"),
+        ("groq: {batch: 3}", "true or false"),
+        ("azure: {base_url: 'https://r.openai.azure.com', api_version: 'a b'}", "a version such as"),
+    ],
+)
+def test_mistakes_with_relatives_are_told(section: str, said: str, read: Read) -> None:
+    with pytest.raises(ConfigError, match=said):
+        read(f"providers: {{{section}}}")

@@ -213,3 +213,44 @@ def test_the_table_is_searched_once_for_many_lines_of_a_kind(monkeypatch: pytest
     for tokens in range(1000):
         assert price("claude-haiku-4-5", Lane.BATCH, AT + tokens, book, input_tokens=tokens) is not None
     assert len(searches) <= 2  # prices hold for a slot of time, and two may have been met
+
+
+# ---------------------------------------------------------------- OpenAI's relatives
+
+
+@pytest.mark.parametrize(
+    ("seller", "model", "now", "batch"),
+    [
+        ("azure", "gpt-5-mini", "2.25", "1.125"),
+        ("groq", "openai/gpt-oss-120b", "0.75", "0.375"),
+        ("groq", "qwen/qwen3.8-27b", "4.8", "2.4"),  # half, as Groq says of all its models
+        ("mistral", "mistral-small-latest", "0.75", "0.375"),
+        ("mistral", "mistral-large-latest", "2", "1"),
+        ("together", "meta-llama/Llama-3.3-70B-Instruct-Turbo", "1.76", None),  # "up to half" is no price
+        ("x-ai", "grok-4.7", "16", None),  # for so long a prompt; it is not sold in batches
+        ("groq", "nobody-knows", None, None),
+    ],
+)
+def test_relatives_have_prices_of_their_own(seller: str, model: str, now: str | None, batch: str | None) -> None:
+    for lane, dollars in ((Lane.NOW, now), (Lane.BATCH, batch)):
+        paid = BOOK.price(seller, model, Usage(M, M), lane, AT)
+        assert paid == (None if dollars is None else int(Decimal(dollars) * 10**9))
+
+
+def test_xai_takes_a_fifth_off() -> None:
+    used = Usage(1000, 1000, cache_read_tokens=1000)
+    now, batch = (BOOK.price("x-ai", "grok-4.3", used, lane, AT) for lane in (Lane.NOW, Lane.BATCH))
+    assert (now, batch) == (3_950_000, 3_160_000)
+
+
+def test_what_is_read_from_a_cache_in_a_batch_stays_unknown_where_nobody_says_it() -> None:
+    used = Usage(1000, 1000, cache_read_tokens=1)
+    assert BOOK.price("groq", "qwen/qwen3.8-27b", used, Lane.BATCH, AT) is None
+    assert BOOK.price("groq", "openai/gpt-oss-120b", used, Lane.BATCH, AT) is not None
+
+
+def test_flex_at_groq_costs_what_now_does() -> None:
+    used = Usage(1000, 1000, speed="flex")
+    for lane in (Lane.NOW, Lane.FLEX):
+        assert BOOK.price("groq", "openai/gpt-oss-120b", used, lane, AT) == 750_000
+    assert BOOK.price("azure", "gpt-5-mini", used, Lane.FLEX, AT) == 1_125_000

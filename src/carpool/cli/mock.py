@@ -56,21 +56,26 @@ def mock(
             batch_rpm=batch_rpm,
             sync_rpm=sync_rpm,
             faults=_faults(fault or []),
-            openai=OpenAIConfig(
-                relative=relative,
-                enqueued_tokens={} if enqueued_tokens is None else {"*": enqueued_tokens},
-                webhook_url=webhook_url,
-            ),
+            openai=_openai(relative, enqueued_tokens, webhook_url),
         )
     except ValueError as error:
         raise ConfigError(f"The stand-in can't be set up so: {error}.") from error
+    _serve(config, host, port)
+
+
+def _serve(config: MockConfig, host: str, port: int) -> None:
     listen(host, port).close()  # says in a sentence when that can't be
-    console = Console()
+    console, own = Console(), config.openai
     console.print(f"A stand-in for the Anthropic API listens on http://{host}:{port}. Stop it with Ctrl-C.")
-    if webhook_url is not None:
-        console.print(f"It posts events to {webhook_url}, signed with {config.openai.webhook_secret}.", soft_wrap=True)
+    if own.webhook_url is not None:
+        console.print(f"It posts events to {own.webhook_url}, signed with {own.webhook_secret}.", soft_wrap=True)
     with suppress(KeyboardInterrupt):
         run(config, host, port)
+
+
+def _openai(relative: str, enqueued_tokens: int | None, webhook_url: str | None) -> OpenAIConfig:
+    limits = {} if enqueued_tokens is None else {"*": enqueued_tokens}
+    return OpenAIConfig(relative=relative, enqueued_tokens=limits, webhook_url=webhook_url)
 
 
 def _faults(pairs: list[str]) -> Faults:
