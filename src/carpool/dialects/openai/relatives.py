@@ -57,7 +57,7 @@ class Relative:
     longest_window: float = DAY
     endpoints: frozenset[str] | None = None  # that may ride a batch; None: whatever is understood
     max_line: int | None = None  # bytes of one call
-    headers: Headers = ()  # on all that carpool asks by itself
+    headers: Headers = field(default=(), repr=False)  # on all that carpool asks by itself
 
     # files
     uploads: str = "/v1/files"
