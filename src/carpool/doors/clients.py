@@ -66,7 +66,7 @@ KINDS = (
         "OpenAI",
         "responses",
         "/chat/completions",
-        ("chat.completions", "responses", "embeddings", "completions"),
+        ("chat.completions", "responses", "embeddings", "completions", "moderations"),
         _openai_endpoint,
     ),
     Kind(

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from carpool.clock import SystemClock
-from carpool.dialects import get as get_dialect
+from carpool.dialects import ANTHROPIC, DIALECTS, OPENAI
 from carpool.doors.answers import Flow, Whole
 from carpool.doors.asgi import end_to_end
 from carpool.doors.options import PREFIX, Options, from_headers
@@ -19,14 +19,12 @@ from carpool.engine import Engine, Hook, Keyring, Upstream
 from carpool.errors import BadCall, CarpoolError, TimedOut, WireError, WrongClient
 from carpool.model import Headers, Lane
 from carpool.policy import RoutingPolicy
-from carpool.ports import RawRequest, Wire, WireRequest
+from carpool.ports import Dialect, RawRequest, Wire, WireRequest
 from carpool.prices import PriceBook
 from carpool.stores import open_store
 from carpool.wires import HttpxWire, ReqwestWire, ThreadedHttpxWire
 
-PROVIDER = "anthropic"
-DIALECT = get_dialect(PROVIDER)
-HOME = "https://api.anthropic.com"
+HOMES = {ANTHROPIC.name: "https://api.anthropic.com", OPENAI.name: "https://api.openai.com"}
 DAY = 86_400.0
 NO_RETRY = ("x-should-retry", "false")
 
@@ -52,7 +50,7 @@ class Host:
         self._clock = clock
         self._road = road
         self._settings = settings
-        self._exchanges: dict[str, Exchange] = {}
+        self._exchanges: dict[tuple[str, str], Exchange] = {}
 
     @classmethod
     async def start(cls, settings: Settings, *, blocking: bool) -> Host:
@@ -89,21 +87,23 @@ class Host:
         path, _, query = request.url.raw_path.decode("ascii").partition("?")
         prefix, _, rest = path.rpartition("/v1/")
         raw = RawRequest(request.method, f"/v1/{rest}", query, kept, body)
-        if not DIALECT.handles(raw.method, raw.path):
+        dialect = _spoken(raw.method, raw.path)
+        if dialect is None:
             return await _patient(self._pass(request, kept, body), request)
-        exchange = self._exchange(f"{request.url.scheme}://{request.url.netloc.decode('ascii')}{prefix}")
+        exchange = self._exchange(dialect, f"{request.url.scheme}://{request.url.netloc.decode('ascii')}{prefix}")
         if _straight(options):
             return await _patient(self._straight_on(exchange, raw, options, request), request)
         try:
             return _final(await exchange.handle(raw, options))
         except WireError as error:  # it was tried as often as its budget allows: the SDK must not buy it again
-            return refusal(error)
+            return refusal(error, request)
 
-    def _exchange(self, base_url: str) -> Exchange:
-        if base_url not in self._exchanges:
-            upstream = self._road.upstream(base_url)
-            self._exchanges[base_url] = Exchange(self.engine, upstream, self._clock, default=Lane.NOW)
-        return self._exchanges[base_url]
+    def _exchange(self, dialect: Dialect, base_url: str) -> Exchange:
+        place = (dialect.name, base_url)
+        if place not in self._exchanges:
+            upstream = self._road.upstream(dialect, base_url)
+            self._exchanges[place] = Exchange(self.engine, upstream, self._clock, default=Lane.NOW)
+        return self._exchanges[place]
 
     async def _straight_on(self, exchange: Exchange, raw: RawRequest, options: Options, request: Any) -> Flow | Whole:
         try:
@@ -133,9 +133,9 @@ class _Road:
             through = self._own = _client_over(through, "Client" if blocking else "AsyncClient")
         self.wire = ThreadedHttpxWire(through) if blocking else HttpxWire(through)
 
-    def upstream(self, base_url: str) -> Upstream:
-        provider = PROVIDER if base_url == HOME else f"{PROVIDER}@{base_url}"
-        return self.upstreams.setdefault(provider, Upstream(provider, base_url, DIALECT, self.wire))
+    def upstream(self, dialect: Dialect, base_url: str) -> Upstream:
+        provider = dialect.name if base_url == HOMES[dialect.name] else f"{dialect.name}@{base_url}"
+        return self.upstreams.setdefault(provider, Upstream(provider, base_url, dialect, self.wire))
 
     async def aclose(self) -> None:
         await self.wire.aclose()
@@ -194,7 +194,13 @@ def _final(answer: Flow | Whole) -> Flow | Whole:
     return answer if answer.status < 400 else replace(answer, headers=(*answer.headers, NO_RETRY))
 
 
-def refusal(error: CarpoolError) -> Whole:
+def _spoken(method: str, path: str) -> Dialect | None:
+    """Whose wire a request is, by its path; None where carpool does not understand it."""
+    return next((dialect for dialect in DIALECTS.values() if dialect.handles(method, path)), None)
+
+
+def refusal(error: CarpoolError, request: Any) -> Whole:
     """carpool's own error as an answer, since an SDK would take an exception for a broken connection, and retry."""
-    body = DIALECT.error(error.status, error.code, str(error))
+    dialect = _spoken(request.method, f"/v1/{request.url.path.rpartition('/v1/')[2]}") or ANTHROPIC
+    body = dialect.error(error.status, error.code, str(error))
     return Whole(error.status, (("content-type", "application/json"), NO_RETRY), body)

@@ -34,7 +34,8 @@ def transport(
 ) -> Any:
     """A transport for `httpx` and `httpx2` clients, asyncio and blocking alike, that pools the calls of an SDK.
 
-    ``AsyncAnthropic(http_client=httpx2.AsyncClient(transport=carpool.transport(budget="10m")))``
+    ``AsyncAnthropic(http_client=httpx2.AsyncClient(transport=carpool.transport(budget="10m")))``, and likewise OpenAI's
+    clients, with `httpx`.
 
     `budget`, `lane` and `tags` hold for calls that bring none of their own as `x-carpool-*` headers; without a budget
     or a lane a call goes straight through. `through` is the HTTP client, or transport, to send through; otherwise
@@ -81,7 +82,7 @@ class Transport:
         except WireError as error:
             raise http_error(lib, error, request) from error
         except CarpoolError as error:
-            answer = refusal(error)
+            answer = refusal(error, request)
         return async_response(lib, answer, request)
 
     async def _here(self) -> Host:
@@ -124,7 +125,7 @@ class Transport:
         except WireError as error:
             raise http_error(lib, error, request) from error
         except CarpoolError as error:
-            answer = refusal(error)
+            answer = refusal(error, request)
         return blocking_response(lib, answer, request, self._loop)
 
     def _there(self) -> tuple[Host, asyncio.AbstractEventLoop]:
