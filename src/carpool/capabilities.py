@@ -13,6 +13,7 @@ from functools import lru_cache
 from typing import Any, Final
 
 from carpool.errors import ConfigError
+from carpool.model import Lane
 from carpool.settings import SWITCH, Check, Range, check, known, mapping
 
 
@@ -40,7 +41,7 @@ _NO_BATCH: Final = Capability(batch=False)
 _OPENAI: Final = (
     *((pattern, _NO_BATCH) for pattern in ("*-codex*", "*-chat-latest", "*-cyber*", "*daybreak*")),
     *((pattern, _NO_BATCH) for pattern in ("*realtime*", "*audio*", "*-transcribe*", "*-tts*")),
-    ("text-embedding-*", Capability(stream=False)),
+    *((pattern, Capability(stream=False)) for pattern in ("text-embedding-*", "*-moderation-*")),
     ("gpt-6.1-terra*", replace(_GPT, flex=False)),
     ("gpt-6*", _GPT),
     ("gpt-5.6*", _GPT),
@@ -92,6 +93,13 @@ class Capabilities:
     def __init__(self, overrides: Overrides | None = None) -> None:
         self._overrides = overrides or {}
         self.of = lru_cache(maxsize=4096)(self._of)
+
+    def against(self, lane: Lane, provider: str, seller: str, model: str) -> str | None:
+        """Why a model may not take a lane; None where it may."""
+        able = self.of(provider, seller, model)
+        if able.batch if lane is Lane.BATCH else able.flex:
+            return None
+        return f"The model {model[:80]} is not offered on the lane {lane}."
 
     def _of(self, provider: str, seller: str, model: str) -> Capability:
         """By the name of the provider, which the config may speak of, and of the seller, which the table does."""

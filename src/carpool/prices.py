@@ -51,6 +51,7 @@ _ALL_IN_BATCHES = {"groq": Fraction(1, 2), "mistral": Fraction(1, 2)}
 _TIERED = frozenset({"openai", "azure"})  # their answers tell the service tier
 _FLEX_FOR_ROOM = frozenset({"groq"})  # there it has larger limits, and the price of `now`
 _INSTEAD = {("mistral", "mistral-large-latest"): "mistral-large-2512"}  # names that the table takes for older models
+_FREE_OF_CHARGE = (("openai", "*-moderation-*"),)  # genai-prices says so in words only
 _EVERYWHERE = (None, "", "global", "not_available")
 _UNHURRIED = (None, "", "standard")
 _VERSION = re.compile(r"claude-[a-z]+-(\d{1,2})(?:[-.](\d{1,2}))?(?![\d.])")
@@ -128,6 +129,8 @@ class PriceBook:
         override = self._override(provider, model)
         if override is not None:
             return _card_of_override(override, lane, surcharge) if context is _CONTEXTS[lane] else None
+        if any(provider == name and fnmatchcase(model, pattern) for name, pattern in _FREE_OF_CHARGE):
+            return ((-1, _rates([Fraction(0)] * (len(_TOKEN_KEYS) + 1))),)
         return _card_of_table(provider, model, context, datetime.fromtimestamp(slot * _SLOT_S, UTC), surcharge)
 
     def _override(self, provider: str, model: str) -> Price | None:

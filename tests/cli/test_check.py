@@ -161,6 +161,53 @@ def test_provider_lane_and_rule(told: Any, request_: Any, provider: str, lane: s
     assert (found["lane"], found["rule"]) == (lane, rule)
 
 
+ASKED = {"model": "gpt-6-luna", "max_completion_tokens": 200, "messages": [{"role": "user", "content": "hi"}]}
+CHAT = "/@budget=5m/v1/chat/completions"
+
+
+@pytest.mark.parametrize(
+    ("request_", "lane", "batch", "flex"),
+    [
+        ({"path": CHAT, "body": ASKED}, "flex", "may take", "may take"),
+        ({"path": CHAT, "body": {**ASKED, "model": "gpt-5.2"}}, "flex", "may take", "may take"),
+        (
+            {"path": CHAT, "body": {**ASKED, "model": "gpt-4o-mini"}},
+            "batch",
+            "may take",
+            "not offered on the lane flex",
+        ),
+        (
+            {"path": CHAT, "body": {**ASKED, "model": "gpt-5.3-codex"}},
+            "now",
+            "not offered on the lane batch",
+            "not off",
+        ),
+        ({"path": CHAT, "body": {**ASKED, "service_tier": "priority"}}, "now", "service tier", "service tier"),
+        ({"path": CHAT, "body": {**ASKED, "store": True}}, "flex", "may not carry `store`", "may take"),
+        (
+            {"path": "/v1/embeddings", "body": {"model": "text-embedding-3-small", "input": "x"}},
+            "now",
+            "may",
+            "endpoint",
+        ),
+    ],
+)
+def test_what_a_model_can_do_is_said(told: Any, request_: Any, lane: str, batch: str, flex: str) -> None:
+    found = told("", request_)["request"]
+    assert found["lane"] == lane, found["reason"]
+    assert batch in found["batch"]
+    assert flex in found["flex"]
+
+
+def test_what_the_config_says_of_a_model_holds(told: Any) -> None:
+    config = (
+        "providers: {openai: {dialect: openai, base_url: 'http://127.0.0.1:1/v1', models: {gpt-6-luna: {flex: false}}}}"
+    )
+    found = told(config, {"path": CHAT, "body": ASKED})["request"]
+    assert found["flex"] == "The model gpt-6-luna is not offered on the lane flex."
+    assert found["lane"] == "batch"
+
+
 @pytest.mark.parametrize(
     ("request_", "said"),
     [

@@ -31,7 +31,8 @@ def parse(body: Any, path: str = "/v1/chat/completions", query: str = "", header
         ("GET", "/v1/chat/completions", False),
         ("GET", "/v1/responses/resp_1", False),
         ("POST", "/v1/responses/resp_1/cancel", False),
-        ("POST", "/v1/moderations", False),
+        ("POST", "/v1/moderations", True),
+        ("POST", "/v1/images/generations", False),
         ("POST", "/v1/batches", False),
         ("POST", "/v1/messages", False),
     ],
@@ -175,8 +176,8 @@ def test_a_stored_prompt_may_name_the_model() -> None:
 
 
 def test_what_it_does_not_understand_it_says() -> None:
-    with pytest.raises(BadCall, match="/v1/moderations"):
-        parse(CHAT, "/v1/moderations")
+    with pytest.raises(BadCall, match="/v1/images/generations"):
+        parse(CHAT, "/v1/images/generations")
     with pytest.raises(BadCall, match="zstd"):
         parse(CHAT, headers=(KEY, ("content-encoding", "zstd")))
 
@@ -201,3 +202,10 @@ def test_what_it_does_not_understand_it_says() -> None:
 )
 def test_the_version_stands_in_an_address_once(base: str, path: str, url: str) -> None:
     assert join(base, path) == url
+
+
+def test_a_moderation_may_leave_its_model_to_the_provider() -> None:
+    asked = parse({"input": "hello"}, "/v1/moderations")
+    assert (asked.model, asked.flexible, asked.max_output_tokens) == ("", False, 0)
+    assert "must know the model" in (asked.unbatchable or "")
+    assert parse({"model": "omni-moderation-latest", "input": "hello"}, "/v1/moderations").unbatchable is None

@@ -201,3 +201,12 @@ def test_embeddings_with_output_have_no_price() -> None:
 
 def test_a_cache_write_where_none_is_sold_is_unknown() -> None:
     assert price("gpt-5-mini", Usage(1000, 10, 0, 512)) is None
+
+
+def test_a_moderation_is_free_and_nothing_else_that_counts_no_tokens() -> None:
+    judged = b'{"id":"modr-1","model":"omni-moderation-latest","results":[{"flagged":true,"categories":{}}]}'
+    assert OPENAI.usage(judged) == Usage(0, 0)
+    for lane in (Lane.NOW, Lane.BATCH):
+        assert PriceBook().price("openai", "omni-moderation-latest", Usage(0, 0), lane, 1_794_000_000.0) == 0
+    assert OPENAI.usage(judged.replace(b"omni-moderation-latest", b"another")) is None
+    assert OPENAI.usage(b'{"model":"omni-moderation-latest"}') is None

@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import Any
 
 import openai
 import pytest
 from fleets import QUICK, SOON, soon
 from openai import AsyncOpenAI, OpenAI
-from openai.types import CreateEmbeddingResponse
+from openai.types import Completion, CreateEmbeddingResponse, ModerationCreateResponse
 from openai.types.chat import ChatCompletion
 from openai.types.responses import Response
 
@@ -107,3 +108,43 @@ def test_the_wrong_kind_of_client_is_named() -> None:
         FleetDispatcher(OpenAI(api_key="k"))
     with pytest.raises(WrongClient, match=r"openai\.AsyncOpenAI is an asyncio client.*OpenAI"):
         Fleet(AsyncOpenAI(api_key="k"))
+
+
+async def test_moderations_and_completions_ride_batches_too() -> None:
+    async with riding() as (fleet, mock):
+        judged, completed = await soon(
+            asyncio.gather(
+                fleet.submit(model="omni-moderation-latest", input="[flag] you", endpoint="moderations"),
+                fleet.submit(model="gpt-3.5-turbo-instruct", prompt="once upon", endpoint="completions"),
+            )
+        )
+        assert isinstance(judged, ModerationCreateResponse)
+        assert judged.results[0].flagged
+        assert isinstance(completed, Completion)
+        assert completed.choices[0].text.startswith("echo:")
+        assert fleet.stats.batched_calls == 2
+        charges = {charge.model: charge.nano_usd for charge in mock.bill.charges}
+        assert charges["omni-moderation-latest"] == 0
+        assert (fleet.stats.paid, fleet.stats.unknown_purchases) == (
+            0,
+            1,
+        )  # nobody names a price of completions in batches
+
+
+async def test_a_moderation_that_names_no_model_goes_at_once() -> None:
+    async with riding() as (fleet, mock):
+        assert isinstance(await soon(fleet.submit(input="hello", endpoint="moderations")), ModerationCreateResponse)
+        assert (fleet.stats.sync_calls, fleet.stats.paid, len(mock.batches)) == (1, 0, 0)
+
+
+async def test_what_a_key_or_a_model_may_not_do_is_remembered_by_the_next_process(tmp_path: Any) -> None:
+    config = replace(SOON, keys_without_batch=frozenset({"k"}))
+    async with serve(config) as mock:
+        for life in range(2):
+            client = AsyncOpenAI(api_key="k", base_url=f"{mock.url}/v1", max_retries=0)
+            fleet = FleetDispatcher(client, policy=QUICK, store=tmp_path / "fleet.db", close_timeout=0.0)
+            async with client, fleet:
+                await soon(fleet.submit(**chat(f"life {life}")))
+            uploads = mock.provider.requests_seen.count("upload")
+            assert uploads == 1, "the first process is refused, the second knows"
+        assert len(mock.provider.bill.charges) == 2

@@ -8,6 +8,7 @@ from typing import Any
 
 import msgspec
 
+from carpool.capabilities import Capabilities
 from carpool.cli.setting_up import defaults_of, upstreams_of
 from carpool.config import Config
 from carpool.doors.options import PREFIX, from_headers, split_path
@@ -23,6 +24,8 @@ from carpool.routing import Decision, noted, route
 from carpool.rules import Ruling, Verdict, decide
 from carpool.rules.deciding import span
 
+_MAY = "It may take this lane."
+_NO_FLEX = "Its endpoint, its own service tier or its key keeps it from this lane."
 _WHOLE = frozenset({"method", "path", "headers", "body"})
 
 
@@ -44,6 +47,8 @@ class Explained:
     options: Options
     lane: str
     reason: str
+    batch: str | None = None  # whether it may ride one, or why not
+    flex: str | None = None
 
     def rows(self) -> list[tuple[str, str]]:
         return [(name, str(value)) for name, value in self.document().items() if value is not None and name != "rules"]
@@ -59,6 +64,8 @@ class Explained:
             "on_disconnect": options.on_disconnect,
             "lane": self.lane,
             "reason": self.reason,
+            "batch": self.batch,
+            "flex": self.flex,
             "rules": [{"name": one.rule, "matched": one.matched, "because": one.because} for one in self.verdicts],
         }
 
@@ -133,7 +140,11 @@ def _explain(config: Config, case: Case, now: float) -> Explained:
         return Explained(upstream.provider, upstream.base_url, None, None, [], options, "now", reason)
     parsed = upstream.dialect.parse(raw)
     ruling = decide(facts_of(upstream, raw, parsed, options), options, config.book, now)
-    decision = _decision(config, upstream, parsed, ruling, now)
+    abilities = Capabilities({one.name: one.models for one in config.providers})
+    asked = (upstream.provider, upstream.dialect.seller, parsed.model)
+    no_batch = parsed.unbatchable or abilities.against(Lane.BATCH, *asked)
+    no_flex = abilities.against(Lane.FLEX, *asked) if parsed.flexible and options.key is None else _NO_FLEX
+    decision = _decision(config, upstream, parsed, ruling, now, no_batch, no_flex)
     return Explained(
         upstream.provider,
         upstream.base_url,
@@ -143,11 +154,21 @@ def _explain(config: Config, case: Case, now: float) -> Explained:
         ruling.options,
         str(decision.lane),
         decision.reason,
+        no_batch or _MAY,
+        no_flex or _MAY,
     )
 
 
-def _decision(config: Config, upstream: Upstream, parsed: Parsed, ruling: Ruling, now: float) -> Decision:
-    """As the engine would decide for a conversation that is not warm."""
+def _decision(
+    config: Config,
+    upstream: Upstream,
+    parsed: Parsed,
+    ruling: Ruling,
+    now: float,
+    no_batch: str | None,
+    no_flex: str | None,
+) -> Decision:
+    """As the engine would decide for a conversation that is not warm, before any refusal taught it more."""
     options = ruling.options
     call = Call(
         ticket=0,
@@ -166,8 +187,10 @@ def _decision(config: Config, upstream: Upstream, parsed: Parsed, ruling: Ruling
         lane=options.lane,
         insists=options.insists,
         note=options.note,
+        flexible=parsed.flexible,
     )
-    return noted(call, route(call, config.policy, Forecast(), now, default=Lane.NOW))
+    found = route(call, config.policy, Forecast(), now, can_batch=no_batch, can_flex=no_flex, default=Lane.NOW)
+    return noted(call, found)
 
 
 class _Nowhere:

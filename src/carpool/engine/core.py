@@ -298,10 +298,10 @@ class Engine:
         desk = self._desk
         if lane is Lane.FLEX and (not call.flexible or call.key is not None):
             return NO_FLEX
-        able = self._able(call)
-        if not (able.batch if lane is Lane.BATCH else able.flex):
-            return f"The model {call.model[:80]} is not offered on the lane {lane}."
-        if lane is Lane.FLEX and able.flex_price >= 1 and call.lane is not Lane.FLEX:
+        seller = desk.upstreams[call.provider].dialect.seller
+        if unable := self._capabilities.against(lane, call.provider, seller, call.model):
+            return unable
+        if lane is Lane.FLEX and self._able(call).flex_price >= 1 and call.lane is not Lane.FLEX:
             return NO_GAIN  # whoever asks for it by name has other reasons
         return desk.why_not(lane, call.credential, call.model)
 

@@ -26,6 +26,10 @@ def body_of(turn: TurnPlan) -> Body:
             return {"model": turn.model, "max_completion_tokens": turn.max_tokens, "messages": [message]}
         case "/v1/responses":
             return {"model": turn.model, "max_output_tokens": turn.max_tokens, "input": turn.text}
+        case "/v1/completions":
+            return {"model": turn.model, "prompt": turn.text, "max_tokens": turn.max_tokens}
+        case "/v1/moderations":
+            return {"model": turn.model, "input": turn.text + (" [flag]" if len(turn.text) % 2 else "")}
         case _:
             return {"model": turn.model, "input": turn.text, "dimensions": 8}
 
@@ -50,6 +54,10 @@ def is_its_answer(turn: TurnPlan, body: Body, answer: bytes) -> bool:
         case "/v1/embeddings":
             spec = find_model(turn.model)
             return spec is not None and bool(told["data"] == embeddings(body, spec)["data"])
+        case "/v1/completions":
+            return bool(told["choices"][0]["text"] == f"echo:{openai_fingerprint(body)} {turn.text}")
+        case "/v1/moderations":
+            return bool(told["results"][0]["flagged"] == ("[flag]" in body["input"]))
         case _:
             return _said(turn.endpoint, told) in (expected_openai_text(body), expected_openai_text(_flexed(body)))
 

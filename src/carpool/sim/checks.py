@@ -49,6 +49,8 @@ class Books:
         found: Counter[tuple[Lane, int]] = Counter()
         for fingerprint, flex in names(turn.plan, turn.body):
             for charge in self.charges.pop((turn.agent.provider, fingerprint), ()):
+                if not charge.nano_usd:
+                    continue  # moderations are free
                 sync = Lane.FLEX if flex else Lane.NOW
                 found[Lane.BATCH if charge.kind == "batch" else sync, charge.nano_usd] += 1
         return found
@@ -155,7 +157,8 @@ def doubts_have_a_cause(books: Books) -> Iterable[str]:
         faults = plan.mocks[turn.agent.provider].faults
         if plan.crashes or any(getattr(faults, name) for name in DOUBTFUL):
             continue
-        if any(entry.paid is None and entry.lane is Lane.BATCH for entry in books.of(turn)):
+        # Where the usage is known, only the price table has nothing to say.
+        if any(e.paid is None and e.usage is None and e.lane is Lane.BATCH for e in books.of(turn)):
             yield f"{_name(turn)}: a purchase in a batch stands as unknown, and nothing in this world hid it."
         if turn.reply is not None and turn.reply.outcome.kind is OutcomeKind.LOST:
             yield f"{_name(turn)} was told that its answer is lost, and nothing in this world lost it."

@@ -9,6 +9,8 @@ from dataclasses import replace
 from carpool.mock import Constant, Latency, MockConfig, OpenAIConfig, Uniform
 
 CHAT, RESPONSES, EMBEDDINGS = "/v1/chat/completions", "/v1/responses", "/v1/embeddings"
+COMPLETIONS, MODERATIONS = "/v1/completions", "/v1/moderations"
+LEGACY = ((COMPLETIONS, "gpt-3.5-turbo-instruct"), (MODERATIONS, "omni-moderation-latest"))
 _FLEX, _NO_FLEX, _NO_BATCH = ("gpt-6-luna", "gpt-5-mini"), ("gpt-5.2", "gpt-4o-mini"), ("gpt-5.3-codex",)
 _TALKERS = _FLEX * 3 + _NO_FLEX + _NO_BATCH
 MODELS = {
@@ -40,10 +42,11 @@ FAULTS = {
 }
 
 
-def menu(rng: random.Random) -> Menu:
+def menu(rng: random.Random, seed: int) -> Menu:
     """What the fleet of one world asks for. Few things: a file has one model and one endpoint, and is to have lines."""
     endpoints = [rng.choice(ENDPOINTS) for _ in range(rng.choice([1, 2, 3, 6]))]
-    return [(endpoint, rng.choice(MODELS[endpoint])) for endpoint in endpoints]
+    offered = [(endpoint, rng.choice(MODELS[endpoint])) for endpoint in endpoints]
+    return [*offered, *LEGACY] if seed % 6 == 5 else offered
 
 
 def with_its_own(rng: random.Random, config: MockConfig, keys: list[str]) -> MockConfig:

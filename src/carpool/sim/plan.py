@@ -160,7 +160,7 @@ def draw(seed: int, fleet: Fleet | None = None) -> Plan:
     policy = _policy(rng)
     other = random.Random(f"fleet {seed}")  # noqa: S311
     drawn = other.choice(FLEETS)
-    agents, openai_mock = _abroad(other, agents, fleet or drawn), _openai_mock(other, seed, keys)
+    agents, openai_mock = _abroad(other, seed, agents, fleet or drawn), _openai_mock(other, seed, keys)
     every: dict[str, MockConfig] = {"anthropic": mock, "openai": openai_mock}
     mocks = {provider: every[provider] for provider in sorted({agent.provider for agent in agents})}
     calm = not crashes and not stops and refuse == 0.0 and all(map(_calm, mocks.values()))
@@ -172,9 +172,9 @@ def _calm(mock: MockConfig) -> bool:
     return mock.sync_rpm is None and not any(getattr(mock.faults, name) for name in (*SYNC_FAULTS, "sync_429_burst"))
 
 
-def _abroad(rng: random.Random, agents: tuple[AgentPlan, ...], fleet: Fleet) -> tuple[AgentPlan, ...]:
+def _abroad(rng: random.Random, seed: int, agents: tuple[AgentPlan, ...], fleet: Fleet) -> tuple[AgentPlan, ...]:
     share = {"anthropic": 0.0, "openai": 1.0, "mixed": 0.5}[fleet]
-    menu, together = openai.menu(rng), rng.random() < 0.4
+    menu, together = openai.menu(rng, seed), rng.random() < 0.4
     abroad = [_at_openai(rng, agent, menu) if rng.random() < share else agent for agent in agents]
     return tuple(_at_once(agent) if together and agent.provider == "openai" else agent for agent in abroad)
 

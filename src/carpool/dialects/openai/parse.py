@@ -16,6 +16,7 @@ CHAT = "/v1/chat/completions"
 RESPONSES = "/v1/responses"
 EMBEDDINGS = "/v1/embeddings"
 COMPLETIONS = "/v1/completions"
+MODERATIONS = "/v1/moderations"
 
 # Where each endpoint says how long its answer may get; none of them has to.
 _LIMITS: Mapping[str, tuple[str, ...]] = {
@@ -23,6 +24,7 @@ _LIMITS: Mapping[str, tuple[str, ...]] = {
     RESPONSES: ("max_output_tokens",),
     COMPLETIONS: ("max_tokens",),
     EMBEDDINGS: (),
+    MODERATIONS: (),
 }
 _UNSAID = 4096  # tokens to reckon with when the client names no limit
 _MOST_TOKENS = 2**31 - 1  # a bound for estimates; the provider judges the number itself
@@ -48,7 +50,7 @@ def parse(raw: RawRequest, relative: Relative = OPENAI) -> Parsed:
     if "stream_options" in values:  # refused by the provider where `stream` is not there
         document = faithful.read(document.without("stream_options"))
     headers = rules.sort(raw.headers)
-    model = _model(values)
+    model = _model(values, raw.path)
     return Parsed(
         endpoint=raw.path,
         model=model,
@@ -73,9 +75,10 @@ def _check_encoding(headers: Headers) -> None:
             raise BadCall(f"carpool does not read request bodies with content-encoding {value.strip()[:40]!r} yet.")
 
 
-def _model(values: dict[str, Any]) -> str:
+def _model(values: dict[str, Any], endpoint: str) -> str:
     model = values.get("model")
-    if model is None and isinstance(values.get("prompt"), dict):  # a stored prompt may name the model
+    # A stored prompt may name the model, and moderations have one that is the provider's choice.
+    if model is None and (isinstance(values.get("prompt"), dict) or endpoint == MODERATIONS):
         return ""
     if not isinstance(model, str):
         raise BadCall("`model` must be a string." if "model" in values else "`model` is missing.")
@@ -119,7 +122,7 @@ def _obstacles(values: dict[str, Any], model: str, query: str) -> Iterator[str]:
     if "audio" in _list(values.get("modalities")):
         yield "A batch may not answer in audio."
     if not model:
-        yield "A batch must know the model, and this call leaves it to a stored prompt."
+        yield "A batch must know the model, and this call leaves it to a stored prompt or to the provider."
     if query.strip("?&"):
         yield "A batch can't carry the query of a request."
 

@@ -17,6 +17,7 @@ _STANDARD = (None, "auto", "default")
 # Tools of the provider's own with a fee that the answer does not name.
 _WITH_FEES = frozenset({"file_search_call", "code_interpreter_call", "image_generation_call", "shell_call"})
 _DEARER_SEARCH = "web_search_preview"
+_FREE = "moderation"
 
 
 class _Input(msgspec.Struct):
@@ -56,8 +57,14 @@ class _Typed(msgspec.Struct):
     type: str = ""
 
 
+class _Judged(msgspec.Struct):
+    """One result of a moderation."""
+
+    flagged: bool
+
+
 class _Answer(msgspec.Struct):
-    """A chat completion or one of its chunks, a Response, or embeddings: what they say of money."""
+    """A chat completion or one of its chunks, a Response, embeddings, a moderation: what they say of money."""
 
     service_tier: str | None = None
     usage: _Usage | None = None
@@ -65,10 +72,13 @@ class _Answer(msgspec.Struct):
     output: list[_Typed] | None = None
     tools: list[_Typed] | None = None
     tool_usage: _ToolUsage | None = None
+    results: list[_Judged] | None = None
 
     def words(self, apart: bool = False) -> Usage | None:
         """None while one of the counts that every bill needs is not said, or a fee is not: unknown is never zero.
         `apart`: what was thought is not part of the output, and is paid for beside it."""
+        if self.usage is None and self.results and _FREE in self.model:
+            return Usage(0, 0)  # moderations count no tokens, because they cost none
         if self.usage is None or any(item.type in _WITH_FEES for item in self.output or ()):
             return None
         searches = self._searches()
