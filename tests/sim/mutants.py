@@ -448,19 +448,27 @@ MUTANTS = (
         "        endpoint=call.endpoint,",
         "        endpoint=_FIRST.setdefault(call.provider, call.endpoint),",
     ),
-    Mutant("the second of two result files is not read", f"{ENGINE}/collecting.py", "in places:\n", "in places[:1]:\n"),
+    Mutant(
+        "the second of two result files is not read",
+        f"{ENGINE}/collecting.py",
+        "in places:\n",
+        "in places[:1]:\n",
+        test=WORLDS.format("test_what_failed_stands_in_the_other_file"),
+    ),
     Mutant(
         "a create that was cut is sent again with its file",
         f"{ENGINE}/buying.py",
         "            else:\n                await self._unknown(batch, str(error))\n        else:\n",
         "            elif again:\n                return False\n            else:\n"
         "                await self._unknown(batch, str(error))\n        else:\n",
+        test=WORLDS.format("test_a_create_that_was_cut_is_looked_for_and_never_sent_again"),
     ),
     Mutant(
         "a batch that found no room is taken for one that was bought",
         f"{ENGINE}/following.py",
         "        if report.failure is not None:\n",
         "        if report.failure is not None and not report.failure.crowded:\n",
+        test=WORLDS.format("test_what_finds_no_room_waits_for_it_and_costs_nothing"),
     ),
     Mutant(
         "the finished part of an expired batch is bought again",
@@ -469,15 +477,21 @@ MUTANTS = (
         '            if line.result == "succeeded" and self._desk.now() > (batch.expires_at or 1e99):\n'
         "                continue\n"
         "            tally[line.result] += 1\n",
+        test=WORLDS.format("test_a_part_of_an_expired_batch_is_kept_and_the_rest_bought_anew"),
     ),
     Mutant(
-        "whoever has a nonce is ours", "src/carpool/tracking.py", "if report.nonce == batch.nonce", "if report.nonce"
+        "whoever has a nonce is ours",
+        "src/carpool/tracking.py",
+        "if report.nonce == batch.nonce",
+        "if report.nonce",
+        test=WORLDS.format("test_what_is_not_ours_is_never_taken_for_it"),
     ),
     Mutant(
         "a stranger without a nonce is ours",
         "src/carpool/tracking.py",
         "if report.nonce == batch.nonce",
         'if report.nonce in (batch.nonce, "")',
+        test=WORLDS.format("test_what_is_not_ours_is_never_taken_for_it"),
     ),
     Mutant(
         "a webhook is believed whoever signed it",
@@ -519,6 +533,7 @@ MUTANTS = (
         f"{ENGINE}/following.py",
         "there - report.ended_at >= GONE_S",
         "there < 0",
+        test=WORLDS.format("test_results_that_are_promised_and_never_named_are_not_waited_for"),
     ),
     Mutant(
         "a refusal leaves the pace as it was",
@@ -539,6 +554,7 @@ MUTANTS = (
         f"{SQL}/batches.sql",
         "UPDATE batches SET unsent = 0, sent_at = :now\n",
         "UPDATE batches SET sent_at = :now\n",
+        test="tests/engine/test_openai_crashes.py",
     ),
     Mutant(
         "a patient call that no batch takes has one try",

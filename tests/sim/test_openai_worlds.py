@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import replace
 
-from carpool.mock import Constant, Faults, MockConfig, OpenAIConfig
+from carpool.mock import Constant, Faults, MockConfig, OpenAIConfig, Outcome, Uniform
 from carpool.model import Entry, Lane
 from carpool.policy import RoutingPolicy
 from carpool.sim.checks import problems
@@ -83,12 +82,43 @@ def test_results_that_are_promised_and_never_named_are_not_waited_for() -> None:
 def test_a_part_of_an_expired_batch_is_kept_and_the_rest_bought_anew() -> None:
     def look(world: World, entries: list[Entry]) -> None:
         provider = world.providers["openai"]
-        assert {batch.status for batch in provider.batches} == {"expired", "completed"}
+        expired = [batch for batch in provider.batches if batch.status == "expired"]
+        assert any({Outcome.SUCCEEDED, Outcome.EXPIRED} <= set(batch.outcomes) for batch in expired)
+        assert len(provider.bill.charges) == len(world.turns)
+        assert not [entry for entry in entries if entry.paid is None]
+
+    mock = _mock(expiry_s=600.0, batch_latency=Uniform(10.0, 750.0), per_request=True)
+    _after(_plan(mock, count=20, policy=RoutingPolicy(batch_max_size=5)), look)
+
+
+def test_what_failed_stands_in_the_other_file() -> None:
+    def look(world: World, entries: list[Entry]) -> None:
+        assert world.providers["openai"].faults_struck["line_api_error"] > 0
+        assert not [entry for entry in entries if entry.paid is None]
+
+    _after(_plan(_mock(faults=Faults(line_api_error=0.3)), count=12), look)
+
+
+def test_a_create_that_was_cut_is_looked_for_and_never_sent_again() -> None:
+    def look(world: World, entries: list[Entry]) -> None:
+        provider = world.providers["openai"]
+        assert provider.faults_struck["create_accepted_cut"] > 0
         assert len(provider.bill.charges) == len(world.turns)
 
-    mock = _mock(expiry_s=600.0, faults=Faults(batch_stuck=0.3, stuck_s=900.0))
-    spread = replace(mock, per_request=True)
-    _after(_plan(spread, count=20, policy=RoutingPolicy(batch_max_size=5)), look)
+    _after(_plan(_mock(faults=Faults(create_accepted_cut=0.5)), count=12, models=MODELS), look)
+
+
+def test_what_is_not_ours_is_never_taken_for_it() -> None:
+    """Some creates never arrive, while others of ours, and strangers', stand in the list."""
+
+    def look(world: World, entries: list[Entry]) -> None:
+        provider = world.providers["openai"]
+        assert provider.faults_struck["create_cut"] > 0
+        assert provider.strangers_bill.charges
+        assert len(provider.bill.charges) == len(world.turns)
+
+    faults = Faults(create_cut=0.4, stranger=1.0)
+    _after(_plan(_mock(faults=faults), count=16, models=MODELS, apart=30.0), look)
 
 
 def test_what_finds_no_room_waits_for_it_and_costs_nothing() -> None:
