@@ -57,6 +57,10 @@ class _Untold(StoreError):
     """Nobody knows whether a transaction was committed."""
 
 
+class _Undecided(Exception):
+    """The server has not ended a transaction yet whose connection broke."""
+
+
 class PostgresGroups:
     """Runs groups of jobs, each in one transaction.
 
@@ -114,6 +118,8 @@ class PostgresGroups:
 
     def _is_lost(self, error: Exception) -> bool:
         connection = self._session.connection
+        if isinstance(error, _Undecided):
+            return True
         if isinstance(error, psycopg.Error) and lost(error, connection):
             connection.close()
             return True
@@ -148,7 +154,7 @@ class PostgresGroups:
         asked = "SELECT pg_xact_status(%s::text::xid8), pg_terminate_backend(pid) FROM (SELECT %s::int AS pid) one"
         status, _ = self._session.connection.execute(asked, (number, self._backend)).fetchone() or (None, None)
         if status == "in progress":
-            raise psycopg.errors.AdminShutdown("the server has not noticed yet that the connection broke")
+            raise _Undecided("the server has not noticed yet that the connection broke")
         if status is None:
             raise _Untold(f"The store {self._session.name} can't say whether a transaction was committed.")
         return bool(status == "committed")
