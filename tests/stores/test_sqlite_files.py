@@ -122,7 +122,9 @@ async def test_urls_name_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     await memory.aclose()
 
 
-@pytest.mark.parametrize("url", ["postgresql://host/db?schema=No", "redis://host", "sqlite://host.db", "", "sqlite:///"])
+@pytest.mark.parametrize(
+    "url", ["postgresql://host/db?schema=No", "redis://host", "sqlite://host.db", "", "sqlite:///"]
+)
 async def test_other_urls_are_refused_in_a_sentence(url: str) -> None:
     with pytest.raises(ConfigError, match=r"\w+ .*[.]$"):
         await open_store(url)
