@@ -22,14 +22,14 @@ class Report:
     simulated_s: float
 
 
-def simulate(seed: int) -> Report:
-    """One world, from its seed to the verdict."""
+def simulate(seed: int, store: str | None = None) -> Report:
+    """One world, from its seed to the verdict. Its store is in memory, or a new one at this address."""
     timeline = Timeline()
-    return run(_simulate(draw(seed), timeline), timeline)
+    return run(_simulate(draw(seed), timeline, store), timeline)
 
 
-async def _simulate(plan: Plan, timeline: Timeline) -> Report:
-    world = await run_world(plan, timeline)
+async def _simulate(plan: Plan, timeline: Timeline, store: str | None) -> Report:
+    world = await run_world(plan, timeline, store)
     try:
         return Report(
             seed=plan.seed,
