@@ -17,7 +17,7 @@ CarpoolError
 ├── KeyUnready               what a virtual key buys with is not set, or not configured
 ├── ConfigError              a setting is wrong (also a ValueError)
 ├── StoreError               the store can't do its work
-│   ├── StoreUnwritable · StoreLocked · StoreCorrupt · StoreTooNew · WrongSecret
+│   ├── StoreUnwritable · StoreLocked · StoreAway · StoreCorrupt · StoreTooNew · WrongSecret
 │   └── IllegalMove          a transition that the lifecycle table forbids: a bug, never input
 ├── WireError                the provider could not be asked
 │   ├── NotConnected         provably nothing was sent
@@ -131,6 +131,10 @@ class StoreUnwritable(StoreError):
 
 
 class StoreLocked(StoreError):
+    retryable = True
+
+
+class StoreAway(StoreError):
     retryable = True
 
 

@@ -38,19 +38,16 @@ async def sqlite_file(directory: Path, *, encrypt: bool = False) -> SqliteStore:
         return await SqliteStore.open(str(directory / "carpool.db"), secret=b"a secret of the test", encrypt=encrypt)
 
 
-async def postgres(*, threaded: bool, encrypt: bool) -> PostgresStore:
+async def postgres() -> PostgresStore:
     """Leases by the time that the tests say."""
-    return await PostgresStore.open(
-        swept_url(), threaded=threaded, own_clock=False, secret=b"a secret of the test", encrypt=encrypt
-    )
+    return await PostgresStore.open(swept_url(), own_clock=False, secret=b"a secret of the test")
 
 
 STORES: dict[str, Callable[[Path], Awaitable[Store]]] = {
     "sqlite-memory": lambda _: SqliteStore.open(None, threaded=False),
     "sqlite-file": sqlite_file,
     "sqlite-sealed": lambda directory: sqlite_file(directory, encrypt=True),
-    "postgres": lambda _: postgres(threaded=True, encrypt=False),
-    "postgres-inline": lambda _: postgres(threaded=False, encrypt=True),
+    "postgres": lambda _: postgres(),
 }
 
 T0 = 1_800_000_000.0

@@ -471,3 +471,16 @@ async def test_calls_of_the_dead_can_be_adopted_settled_or_not(store: Store) -> 
 
 async def test_every_state_has_a_road() -> None:
     assert set(ROADS) == set(BatchState)
+
+
+async def test_a_batch_that_another_has_taken_over_is_not_released(store: Store) -> None:
+    batch = await board(store, [1, 2], state=BatchState.UNKNOWN)
+    await store.join(OTHER, T0 + LEASE, 2 * LEASE)
+    assert await store.take_over(OTHER, [CRED], T0 + LEASE + 1) == 1
+    with pytest.raises(IllegalMove):
+        await store.release(batch.id, BatchState.ABANDONED, Lane.BATCH, T0, "given up", owner=ME)
+    standing = await store.batch(batch.id)
+    assert standing is not None
+    assert (standing.state, standing.owner) == (BatchState.UNKNOWN, OTHER)
+    assert await counted(store, "tickets.boarded") == 2
+    assert await store.release(batch.id, BatchState.ABANDONED, Lane.BATCH, T0, "given up", owner=OTHER) == 2

@@ -7,6 +7,7 @@ every answer, every exit.
 from __future__ import annotations
 
 import asyncio
+import importlib
 import json
 import os
 import select
@@ -23,8 +24,10 @@ from openai import AsyncOpenAI
 
 import carpool.engine.buying
 import carpool.engine.collecting
+import carpool.engine.core
 import carpool.engine.reconciling
 from carpool import FleetDispatcher, RoutingPolicy
+from carpool.engine.sharing import Lease
 from carpool.model import Lane, Usage
 from carpool.prices import PriceBook
 
@@ -117,6 +120,9 @@ def run(line: bytes) -> None:
         job = json.loads(line)
         carpool.engine.reconciling.GRACE_S = job["grace_s"]
         carpool.engine.collecting.CHUNK = 400
+        if "lease" in job:
+            carpool.engine.core.LEASE = Lease(*job["lease"])
+            carpool.engine.buying.CREATE_SILENCE_S = job["create_silence_s"]
         asyncio.run(Life(job).live())
         status = 0
     except BaseException:  # noqa: BLE001
@@ -138,6 +144,7 @@ def warm_up() -> None:
     """What would take every child half a second, done once before the first of them."""
     client = AsyncAnthropic(api_key="k")
     _ = client.messages, client.beta.messages
+    importlib.import_module("carpool.stores.postgres")
     PriceBook().price("anthropic", "claude-haiku-4-5", Usage(1, 1), Lane.BATCH, 1_800_000_000.0)
     usage = {"input_tokens": 1, "output_tokens": 1, "cache_creation": {}, "output_tokens_details": {}}
     answer = {"id": "m", "content": [{"type": "text", "text": "warm"}], "usage": usage, "role": "assistant"}

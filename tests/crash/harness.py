@@ -17,7 +17,7 @@ from typing import Any
 
 from carpool.mock import Charge, Constant, Faults, MockAnthropic, MockConfig, expected_text, fingerprint, serve
 from carpool.model import Entry, EntryKind, Totals, ticket_number
-from carpool.stores import open_store
+from carpool.stores import open_store, peek
 
 PATIENCE_S = 40.0  # nothing here takes so long unless it hangs
 NEVER = Constant(3600.0)
@@ -196,18 +196,20 @@ class World:
         self.provider = provider
         self.url = url
         self.folder = folder
-        self.store = folder / "fleet.db"
+        self.store: str | Path = folder / "fleet.db"
         self.family = family
         self.grace_s = 0.5
+        self.more: dict[str, Any] = {}  # that every child is told
+        self.policy = POLICY
+        self.exact = True  # calls that are submitted together are admitted in one moment, and share their batches
         self._flow: asyncio.Task[None] | None = None
 
     def start(self, calls: Sequence[Call], **job: Any) -> Child:
-        policy = {**POLICY, **job.pop("policy", {})}
+        policy = {**self.policy, **job.pop("policy", {})}
         wire = [{"number": one.number, "params": one.params, "options": one.options, "late": one.late} for one in calls]
         assert self.family is not None
-        return self.family.start(
-            url=self.url, store=str(self.store), policy=policy, calls=wire, grace_s=self.grace_s, **job
-        )
+        told = {"policy": policy, "calls": wire, "grace_s": self.grace_s, **self.more, **job}
+        return self.family.start(url=self.url, store=str(self.store), **told)
 
     def flow(self) -> None:
         """From now on batches end soon after they are made; until now none ended at all."""
@@ -235,6 +237,8 @@ class World:
     # looking, without a trace: at a copy of the file as the dead process left it
 
     async def counts(self) -> dict[str, int]:
+        if isinstance(self.store, str):
+            return dict((await peek(self.store))[1])
         copies = self.folder / "copy"
         copies.mkdir(exist_ok=True)
         for file in self.folder.glob("fleet.db*"):
@@ -277,12 +281,20 @@ class World:
         return [charge for charge in self.provider.bill.charges if charge.kind == "sync"]
 
 
+# On a shared store a process counts as dead when its pulse has stopped, and what it had begun may be on its way until
+# its lease ends: both are short here, or every crash would take minutes.
+SHARED: dict[str, Any] = {"lease": [3.0, 1.0, 0.25], "create_silence_s": 1.0}
+
+
 @asynccontextmanager
-async def world(folder: Path, family: Children) -> AsyncIterator[World]:
+async def world(folder: Path, family: Children, postgres: str | None = None) -> AsyncIterator[World]:
     await asyncio.to_thread(folder.mkdir)
     provider = MockAnthropic(MockConfig(batch_latency=NEVER, batch_rpm=None, faults=Faults(list_lag_s=LIST_LAG_S)))
     async with serve(provider=provider) as server:
         made = World(provider, server.url, folder, family)
+        if postgres is not None:
+            made.store, made.more, made.exact = postgres, SHARED, False
+            made.policy = {**POLICY, "linger_ms": 100}
         try:
             yield made
         finally:

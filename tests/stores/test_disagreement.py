@@ -30,11 +30,12 @@ Asked = tuple[str, tuple[Any, ...], dict[str, Any]]
 
 
 @pytest.fixture
-async def stores() -> AsyncIterator[tuple[Store, Store]]:
-    secret = b"a secret of the test"
+async def stores(request: pytest.FixtureRequest) -> AsyncIterator[tuple[Store, Store]]:
+    """In the caller's thread, as the simulator drives them; one is encrypted where the test asks for it."""
+    secret, sealed = b"a secret of the test", request.param == "sealed"
     both = (
         await SqliteStore.open(None, threaded=False, secret=secret),
-        await PostgresStore.open(swept_url(), threaded=False, own_clock=False, secret=secret),
+        await PostgresStore.open(swept_url(), threaded=False, own_clock=False, secret=secret, encrypt=sealed),
     )
     yield both
     for one in both:
@@ -246,7 +247,7 @@ async def _standing(store: Store, dice: Dice) -> dict[str, object]:
     return found
 
 
-@pytest.mark.parametrize("number", range(2))
+@pytest.mark.parametrize(("stores", "number"), [("plain", 0), ("sealed", 1)], indirect=["stores"])
 async def test_two_databases_give_the_same_answers(stores: tuple[Store, Store], number: int) -> None:
     seed = SEED + number
     print(f"replay with CARPOOL_TEST_SEED={seed}")

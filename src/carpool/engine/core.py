@@ -64,7 +64,7 @@ class Engine:
         rng: random.Random | None = None,
         probe: Probe | None = None,
         capabilities: Capabilities | None = None,
-        lease: Lease = LEASE,
+        lease: Lease | None = None,
     ) -> None:
         rng = rng or random.SystemRandom()
         self._desk = desk = Desk(
@@ -85,7 +85,7 @@ class Engine:
         self._capabilities = capabilities or Capabilities()
         collector = Collector(desk)
         self._housekeeper = Housekeeper(desk)
-        self._sharing = Sharing(desk, lease)
+        self._sharing = Sharing(desk, lease or LEASE)
         self._buyer = Buyer(desk)
         self._follower = Follower(desk, collector, Reconciler(desk, collector))
         self._rescuer = Rescuer(desk, self._sender)

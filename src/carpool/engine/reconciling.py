@@ -9,7 +9,7 @@ from carpool.engine.collecting import Collector
 from carpool.engine.desk import Desk
 from carpool.engine.events import BatchAbandoned
 from carpool.engine.upstream import Upstream
-from carpool.errors import Garbled
+from carpool.errors import Garbled, IllegalMove
 from carpool.lifecycle import UNRESOLVED, BatchState
 from carpool.model import Batch, Lane
 from carpool.ports import BatchReport
@@ -104,7 +104,15 @@ class Reconciler:
             return
         reason = "its create went unanswered, and no batch at the provider fits it"
         await self._collector.doubt(batch, reason)
-        count = await desk.store.release(batch.id, BatchState.ABANDONED, Lane.BATCH, desk.now(), reason)
+        try:
+            count = await desk.store.release(
+                batch.id, BatchState.ABANDONED, Lane.BATCH, desk.now(), reason, owner=desk.name
+            )
+        except IllegalMove:
+            row = await desk.store.batch(batch.id)
+            if row is None or row.owner == desk.name:
+                raise
+            return  # this engine was taken for dead: another has the batch, and decides what becomes of it
         desk.stats.batches_abandoned += 1
         desk.bulletin.tell(BatchAbandoned(desk.now(), batch.id, count, reason, credential=batch.key.credential))
         desk.wake_now()

@@ -197,8 +197,11 @@ class Store(Protocol):
         """Sets fields of a batch row without moving it."""
         ...
 
-    async def release(self, batch: int, target: BatchState, lane: Lane, now: float, reason: str) -> int:
-        """Moves the batch and returns its open `boarded` tickets to `queued`, in one transaction; says how many.
+    async def release(
+        self, batch: int, target: BatchState, lane: Lane, now: float, reason: str, owner: str | None = None
+    ) -> int:
+        """Moves the batch and returns its open `boarded` tickets to `queued`, in one transaction; says how many. With
+        `owner` it raises `IllegalMove`, and changes nothing, when the batch is another engine's by now.
         On lane `now` they are due at once. It counts as a requeue unless the batch was refused. Tickets that are
         `sending` keep travelling, without the batch."""
         ...

@@ -22,14 +22,15 @@ class Report:
     simulated_s: float
 
 
-def simulate(seed: int, fleet: Fleet | None = None) -> Report:
-    """One world, from its seed to the verdict. `fleet` says whom its agents call, in place of what is drawn."""
+def simulate(seed: int, fleet: Fleet | None = None, store: str | None = None) -> Report:
+    """One world, from its seed to the verdict. `fleet` says whom its agents call, in place of what is drawn. Its store
+    is in memory, or a new one at this address."""
     timeline = Timeline()
-    return run(_simulate(draw(seed, fleet), timeline), timeline)
+    return run(_simulate(draw(seed, fleet), timeline, store), timeline)
 
 
-async def _simulate(plan: Plan, timeline: Timeline) -> Report:
-    world = await run_world(plan, timeline)
+async def _simulate(plan: Plan, timeline: Timeline, store: str | None) -> Report:
+    world = await run_world(plan, timeline, store)
     try:
         return Report(
             seed=plan.seed,

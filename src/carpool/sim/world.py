@@ -11,6 +11,7 @@ from functools import partial
 from carpool.engine.tasks import Crew
 from carpool.lifecycle import UNFINISHED
 from carpool.mock import MockAnthropic
+from carpool.ports import Store
 from carpool.prices import PriceBook
 from carpool.sim.agents import Agent, Turn
 from carpool.sim.network import Network
@@ -18,7 +19,7 @@ from carpool.sim.plan import Crash, Plan
 from carpool.sim.process import Process
 from carpool.sim.story import Story
 from carpool.sim.timeline import Timeline, VirtualClock
-from carpool.stores import SqliteStore
+from carpool.stores import open_inline
 
 LONGEST_S = 2 * 86_400.0  # the longest budget is hours, the longest batch a day
 AFTERMATH_S = 4 * 86_400.0  # unfinished batches are followed, abandoned ones watched, to their end
@@ -31,7 +32,7 @@ class World:
 
     plan: Plan
     providers: Mapping[str, MockAnthropic]
-    store: SqliteStore
+    store: Store
     story: Story
     turns: list[Turn]
     processes: list[Process] = field(default_factory=list)
@@ -39,7 +40,7 @@ class World:
 
 
 class Run:
-    def __init__(self, plan: Plan, timeline: Timeline, store: SqliteStore) -> None:
+    def __init__(self, plan: Plan, timeline: Timeline, store: Store) -> None:
         self._plan = plan
         self._timeline = timeline
         self._rng = random.Random(plan.seed + 1)  # noqa: S311  a world must be the same every time
@@ -157,6 +158,6 @@ class Run:
         return tickets + sum(counts.get(f"batches.{state}", 0) for state in UNFINISHED)
 
 
-async def run_world(plan: Plan, timeline: Timeline) -> World:
-    store = await SqliteStore.open(None, threaded=False, secret=b"simulation")
-    return await Run(plan, timeline, store).go()
+async def run_world(plan: Plan, timeline: Timeline, store: str | None = None) -> World:
+    """`store` None keeps it in memory; else it must be one that nobody used before."""
+    return await Run(plan, timeline, await open_inline(store, b"simulation")).go()

@@ -21,7 +21,7 @@ from carpool.stores._trouble import translate
 from carpool.stores.secret import load_secret
 from carpool.stores.sqlite import SqliteStore
 
-__all__ = ["SqliteStore", "load_secret", "open_store", "peek", "sqlite_path"]
+__all__ = ["SqliteStore", "load_secret", "open_inline", "open_store", "peek", "sqlite_path"]
 
 _SQLITE = "sqlite://"
 
@@ -33,6 +33,15 @@ async def open_store(url: str | Path | None, *, secret: bytes | None = None, enc
         opened: Store = await postgres_module().PostgresStore.open(str(url), secret=secret, encrypt=encrypt)
         return opened
     return await SqliteStore.open(sqlite_path(url), secret=secret, encrypt=encrypt)
+
+
+async def open_inline(url: str | None, secret: bytes) -> Store:
+    """One that works in the caller's thread, never suspends, and takes the time that callers say: for a simulation."""
+    if is_postgres(url):
+        asked = {"threaded": False, "own_clock": False, "secret": secret}
+        opened: Store = await postgres_module().PostgresStore.open(url, **asked)
+        return opened
+    return await SqliteStore.open(sqlite_path(url), threaded=False, secret=secret)
 
 
 async def peek(url: str | Path) -> tuple[list[Totals], Mapping[str, int]]:

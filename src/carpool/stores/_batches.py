@@ -115,8 +115,13 @@ def annotate(session: Session, batch: int, changes: Mapping[str, object]) -> Non
             _existing(session, batch)
 
 
-def release(session: Session, batch: int, target: BatchState, lane: Lane, now: float, reason: str) -> int:
+def release(
+    session: Session, batch: int, target: BatchState, lane: Lane, now: float, reason: str, owner: str | None
+) -> int:
     _move(session, batch, target, {"abandoned": True} if target is BatchState.ABANDONED else {})
+    standing = _existing(session, batch)  # nobody else can change it any more before this ends
+    if owner not in (None, standing.owner):
+        raise IllegalMove(f"The batch {batch} is not {owner}'s any more.")
     bought = target is not BatchState.REFUSED  # what was provably not bought does not count as a try
     change = {"batch": batch, "lane": lane.value, "now": now, "reason": session.word(reason), "bought": bought}
     returned = session.run("release_boarded", change).rowcount

@@ -153,8 +153,10 @@ class OperatedStore:
     async def annotate(self, batch: int, **changes: object) -> None:
         await self._do(_batches.annotate, batch, changes)
 
-    async def release(self, batch: int, target: BatchState, lane: Lane, now: float, reason: str) -> int:
-        returned = await self._do(_batches.release, batch, target, lane, now, reason)
+    async def release(
+        self, batch: int, target: BatchState, lane: Lane, now: float, reason: str, owner: str | None = None
+    ) -> int:
+        returned = await self._do(_batches.release, batch, target, lane, now, reason, owner)
         if returned:
             self._tell_of_pools(())
         return returned

@@ -26,6 +26,7 @@ from carpool.stores.postgres._opening import (
     address_of,
     connect,
     connect_first,
+    is_there,
     migrate,
     settle_secret,
 )
@@ -171,8 +172,7 @@ def _keys_alone(connection: psycopg.Connection[Row]) -> Iterator[None]:
 
 
 def _check_there(connection: psycopg.Connection[Row], address: Address) -> None:
-    found = connection.execute("SELECT to_regclass('meta') IS NOT NULL").fetchone()
-    if not found or not found[0]:
+    if not is_there(connection, address.schema):
         raise StoreError(f"There is no store at {address.name}. Name the one that carpool keeps its calls in.")
 
 

@@ -57,6 +57,10 @@ class _Untold(StoreError):
     """Nobody knows whether a transaction was committed."""
 
 
+class _Undecided(Exception):
+    """The server has not ended a transaction yet whose connection broke."""
+
+
 class PostgresGroups:
     """Runs groups of jobs, each in one transaction.
 
@@ -71,6 +75,7 @@ class PostgresGroups:
         self._connect = connect
         self._patience = patience
         self._pausing = threading.Event()
+        self._away = False  # patience ran out once: until the server is back, others wait for a moment only
         self._number: str | None = None  # of the transaction whose COMMIT was sent, and not answered yet
         self._backend = 0  # the server's process behind it
         self.commits = 0
@@ -87,6 +92,7 @@ class PostgresGroups:
             except Exception as error:  # noqa: BLE001  whatever it is, it belongs to the callers, not to the thread
                 trouble, gone = error, self._is_lost(error)
             else:
+                self._away = False
                 return
             if isinstance(trouble, _Untold):
                 break
@@ -105,8 +111,9 @@ class PostgresGroups:
     def _pauses(self) -> Iterator[float]:
         """They grow; together with a moment for each try they last as long as the patience."""
         pause, waited = _FIRST_PAUSE_S, 0.0
+        patience = min(self._patience, _LONGEST_PAUSE_S) if self._away else self._patience
         yield 0.0
-        while waited < self._patience:
+        while waited < patience:
             yield pause
             waited += pause
             pause = min(pause * 2, _LONGEST_PAUSE_S)
@@ -114,6 +121,8 @@ class PostgresGroups:
 
     def _is_lost(self, error: Exception) -> bool:
         connection = self._session.connection
+        if isinstance(error, _Undecided):
+            return True
         if isinstance(error, psycopg.Error) and lost(error, connection):
             connection.close()
             return True
@@ -148,7 +157,7 @@ class PostgresGroups:
         asked = "SELECT pg_xact_status(%s::text::xid8), pg_terminate_backend(pid) FROM (SELECT %s::int AS pid) one"
         status, _ = self._session.connection.execute(asked, (number, self._backend)).fetchone() or (None, None)
         if status == "in progress":
-            raise psycopg.errors.AdminShutdown("the server has not noticed yet that the connection broke")
+            raise _Undecided("the server has not noticed yet that the connection broke")
         if status is None:
             raise _Untold(f"The store {self._session.name} can't say whether a transaction was committed.")
         return bool(status == "committed")
@@ -206,6 +215,7 @@ class PostgresGroups:
 
     def _fail(self, jobs: Sequence[Job], error: Exception) -> None:
         self._number = None
+        self._away = self._session.connection.closed
         worded = self._worded(error)
         for job in jobs:
             job.error = worded

@@ -52,17 +52,15 @@ def address_of(url: str) -> Address:
     conninfo = urlunsplit(("postgresql", parts.netloc, parts.path, urlencode(asked), ""))
     try:
         known = psycopg.conninfo.conninfo_to_dict(conninfo)
-    except psycopg.Error as error:
-        raise ConfigError(f"The store's address can't be understood ({_plain(error)}).") from None
+    except psycopg.Error:  # its message may quote a password
+        raise ConfigError(
+            "The store's address can't be understood. Write it as postgresql://user@host:5432/database."
+        ) from None
     host = known.get("host") or "localhost"
     database = unquote(parts.path.strip("/")) or str(known.get("dbname") or "")
     return Address(
         conninfo, schema, f"postgresql://{host}/{database}" + (f"?schema={schema}" if schema != SCHEMA else "")
     )
-
-
-def _plain(error: Exception) -> str:
-    return "it is no postgresql:// address" if "invalid" not in str(error) else str(error).splitlines()[0].split('"')[0]
 
 
 def connect(address: Address) -> psycopg.Connection[Row]:
@@ -121,10 +119,15 @@ def migrate(connection: psycopg.Connection[Row], address: Address) -> None:
                 _set_version(connection, number, script)
 
 
+def is_there(connection: psycopg.Connection[Row], schema: str) -> bool:
+    """Looks into the catalogue itself: what the server remembers of it may be older than a lock that was waited for."""
+    asked = "SELECT 1 FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace WHERE nspname = %s AND relname = %s"
+    return connection.execute(asked, (schema, "meta")).fetchone() is not None
+
+
 def _standing(connection: psycopg.Connection[Row], address: Address) -> int:
     """The schema's version, 0 where there is none. Raises where this carpool can't work with it."""
-    found = connection.execute("SELECT to_regclass(%s) IS NOT NULL", (f"{address.schema}.meta",)).fetchone()
-    if not found or not found[0]:
+    if not is_there(connection, address.schema):
         return 0
     kept: dict[str, str] = dict(connection.execute("SELECT name, value FROM meta WHERE name LIKE 'schema%'").fetchall())
     version, oldest = int(kept.get("schema_version", 0)), int(kept.get("schema_oldest", 0))

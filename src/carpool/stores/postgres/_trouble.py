@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import psycopg
 
-from carpool.errors import StoreError, StoreUnwritable
+from carpool.errors import StoreAway, StoreError, StoreUnwritable
 from carpool.stores.postgres._session import Raced
 
 # A row that two transactions made at the same time: begun again, the second finds it.
@@ -44,15 +44,15 @@ def translate(error: BaseException, name: str) -> StoreError:
     if state in ("25006", "42501"):
         return StoreUnwritable(f"The store {name} can't be written ({said}). Check the server and the user's rights.")
     if state == "53300" or "too many clients" in said or "connection slots" in said:
-        return StoreError(
+        return StoreAway(
             f"The store {name} has no connection left. Raise the server's max_connections, or run fewer processes."
         )
     if state.startswith("22") or (not state and isinstance(error, psycopg.DataError)):
         return StoreError(f"The store {name} can't hold such a value: {said}.")
     if state == "57014":
-        return StoreError(f"The store {name} took too long to answer. Look at the server's load and locks.")
+        return StoreAway(f"The store {name} took too long to answer. Look at the server's load and locks.")
     if isinstance(error, psycopg.OperationalError):
-        return StoreError(f"The store {name} can't be reached ({said}). Check its address and that the server runs.")
+        return StoreAway(f"The store {name} can't be reached ({said}). Check its address and that the server runs.")
     return StoreError(f"The store {name} failed: {said}.")
 
 
