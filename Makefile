@@ -11,7 +11,7 @@ TOGETHER := -n auto --dist loadfile
 UNIT := contract dialects engine house mock properties stores wires
 
 .DEFAULT_GOAL := help
-.PHONY: help setup test unit check fix docs sim mutants demo clean test-sdks test-newest test-real test-slow fuzz bench-pool bench-proxy bench-pressure
+.PHONY: help setup test unit check fix docs sim mutants demo clean test-sdks test-newest test-real test-slow fuzz bench-pool bench-proxy bench-shared bench-pressure
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-11s %s\n", $$1, $$2 }' Makefile
@@ -121,6 +121,9 @@ bench-pool: $(READY) ## Measure the pool beside its peers; takes about 20 minute
 
 bench-proxy: $(READY) ## Measure the proxy beside nginx and its peers; takes about 15 minutes, ARGS="--rounds 2 --quick" less
 	@$(BIN)/python bench/proxy $(ARGS)
+
+bench-shared: $(READY) ## Measure 1 to 8 processes on one PostgreSQL; takes about 10 minutes, ARGS="--processes 1 8 --rounds 1" less
+	@$(BIN)/python bench/shared $(ARGS)
 
 bench-pressure: $(READY) ## Run 200 agents at 1,000 requests a minute with bursts of 429, in real time; takes 3 minutes
 	@CARPOOL_MINUTE_S=60 $(BIN)/python -m pytest -s tests/proxy/test_pressure.py -k two_hundred $(ARGS)

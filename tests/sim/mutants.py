@@ -66,7 +66,7 @@ MUTANTS = (
     Mutant(
         "a ticket is settled twice",
         "src/carpool/stores/_settling.py",
-        "call is not None and call.state != _SETTLED",
+        "call is not None and call.state != TicketState.SETTLED",
         "call is not None",
     ),
     Mutant(
