@@ -71,7 +71,7 @@ class Connection(Gate):
     _first: bytes = b""  # what is being read, where it begins a message
     _came: list[bytes] | None = None  # of a call with that head, whose body is not all here
     _missing = 0
-    _failure: Exception | None = None  # what went wrong in the application with such a call
+    _instead: Any = None  # of the application: tells what went wrong in it with such a call
 
     # ------------------------------------------------------------ heads that were met before
 
@@ -127,7 +127,7 @@ class Connection(Gate):
         try:
             self.relay = app.relay(known.met, body, sink, None)
         except Exception as error:  # noqa: BLE001  told as that of any other, and not tried again
-            self._failure = error
+            self._instead = partial(_failing, error)
         if self.relay is None:
             self._known = None
             return False
@@ -147,9 +147,9 @@ class Connection(Gate):
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
         self._answering = cycle
-        failure, self._failure = self._failure, None
-        if failure is not None:
-            self._start_task(cycle, partial(_failing, failure))
+        instead, self._instead = self._instead, None
+        if instead is not None:
+            self._start_task(cycle, instead)
             return
         plain = cycle.scope["http_version"] == "1.1" and not cycle.waiting_for_100_continue
         try:
