@@ -18,8 +18,9 @@ from carpool.engine.stats import Stats
 from carpool.engine.tasks import Crew
 from carpool.engine.upstream import Answer, Upstream, clock_offset
 from carpool.engine.waiting import Waiters
-from carpool.errors import StoreError
+from carpool.errors import IllegalMove, StoreError
 from carpool.forecast import Forecast
+from carpool.lifecycle import BatchState
 from carpool.model import NONCE_LETTERS, Batch, Lane, base32
 from carpool.policy import RoutingPolicy
 from carpool.ports import Clock, Store, WireResponse
@@ -141,6 +142,17 @@ class Desk:
 
     def trouble(self, doing: str, error: BaseException) -> None:
         self.bulletin.tell(Trouble(self.now(), doing, named(error)))
+
+    async def moved(self, batch: Batch, target: BatchState, **changes: object) -> Batch | None:
+        """Moves a batch. None when it is another engine's by now, which decides what becomes of it: this one was taken
+        for dead between its look and this."""
+        try:
+            return await self.store.move(batch.id, target, **changes)
+        except IllegalMove:
+            row = await self.store.batch(batch.id)
+            if row is None or row.owner == self.name:
+                raise
+            return None
 
     async def insist(self, doing: str, write: Callable[[], Awaitable[T]]) -> T:
         """Repeats a write that must not be forgotten until the store takes it."""

@@ -180,12 +180,14 @@ class Follower:
         elif report.ended:
             await self._ended(batch, report)
         elif report.cancelling and batch.state is BatchState.OPEN:
-            await desk.store.move(batch.id, BatchState.CANCELLING, note="cancelled by somebody at the provider")
+            await desk.moved(batch, BatchState.CANCELLING, note="cancelled by somebody at the provider")
 
     async def _ended(self, batch: Batch, report: BatchReport) -> None:
         desk, whose = self._desk, batch.key.credential
         took = desk.now() - (batch.resolved_at or batch.intended_at)
-        ended = await desk.store.move(batch.id, BatchState.ENDED, ended_at=desk.now())
+        ended = await desk.moved(batch, BatchState.ENDED, ended_at=desk.now())
+        if ended is None:
+            return
         desk.queues.freed(desk.keyring.account(whose), batch.key.model)
         desk.bulletin.tell(BatchEnded(desk.now(), batch.id, report.provider_id, took, credential=whose))
         await desk.reached("ended")

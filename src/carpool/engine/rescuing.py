@@ -206,7 +206,7 @@ class Rescuer:
             answer = await whole(await upstream.ask(ask, desk.keyring.secret(credential), timeout=ASK_SILENCE_S))
             self._cancel_after[batch.id] = desk.now() + CANCEL_AGAIN_S
             if answer.ok:
-                await desk.store.move(batch.id, BatchState.CANCELLING, note="its calls are pressed for time")
+                await desk.moved(batch, BatchState.CANCELLING, note="its calls are pressed for time")
         except CarpoolError as error:
             self._cancel_after[batch.id] = desk.now() + CANCEL_AGAIN_S
             desk.trouble("cancelling", error)
