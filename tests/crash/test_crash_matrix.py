@@ -6,7 +6,7 @@ import ast
 import asyncio
 import traceback
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -395,14 +395,20 @@ def outcomes(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
     return asyncio.run(run_all(asked, tmp_path_factory.mktemp("crash")))
 
 
-async def run_all(
-    names: list[str], folder: Path, new_store: Callable[[], str | None] = lambda: None, at_once: int = AT_ONCE
-) -> dict[str, str | None]:
+async def run_all(names: list[str], folder: Path) -> dict[str, str | None]:
+    return dict(zip(names, await run_each([SCENARIOS[name] for name in names], folder), strict=True))
+
+
+async def run_each(
+    scenarios: Sequence[Scenario],
+    folder: Path,
+    new_store: Callable[[], str | None] = lambda: None,
+    at_once: int = AT_ONCE,
+) -> list[str | None]:
     gate = asyncio.Semaphore(at_once)
     async with children(folder / "children.log") as family:
-        runs = [run_one(SCENARIOS[name], folder / f"{at}", family, gate, new_store()) for at, name in enumerate(names)]
-        results = await asyncio.gather(*runs)
-    return dict(zip(names, results, strict=True))
+        runs = [run_one(one, folder / f"{at}", family, gate, new_store()) for at, one in enumerate(scenarios)]
+        return await asyncio.gather(*runs)
 
 
 async def run_one(

@@ -12,23 +12,102 @@ from pathlib import Path
 import psycopg
 import pytest
 
-from .harness import World, check_answers, check_bought_once, children, make_call, world
-from .test_crash_matrix import SCENARIOS, run_all
+from .harness import World, check_answers, check_bought_once, make_call
+from .test_crash_matrix import SCENARIOS, Scenario, run_each
 
 sys.path.append(str(Path(__file__).parents[1] / "contract"))
 
 from servers import schema_url, shared_url
 
-AT_ONCE = 5  # the server works for all of them
+AT_ONCE = 6  # the server works for all of them
 PATIENCE_S = 40.0
+
+
+# ---------------------------------------------------------------- processes side by side
+
+
+async def accepted(made: World, count: int) -> None:
+    """So many calls ride batches that the provider knows of."""
+    async with asyncio.timeout(PATIENCE_S):
+        while sum(batch.size for batch in made.own_batches) < count:  # noqa: ASYNC110
+            await asyncio.sleep(0.02)
+
+
+async def side_by_side(made: World, processes: int) -> None:
+    """Processes with a fleet each, on one database: their calls travel together, and each has its own answers."""
+    made.policy = {**made.policy, "linger_ms": 1500}
+    calls = [make_call(number) for number in range(50 * processes)]
+    lives = [made.start(calls[number::processes]) for number in range(processes)]
+    await accepted(made, len(calls))
+    made.flow()
+    for life in lives:
+        await life.finish()
+    check_answers(calls, *lives)
+    check_bought_once(made, calls)
+    assert len(made.own_batches) <= 6
+    for number, life in enumerate(lives):
+        assert set(life.answers) == {call.number for call in calls[number::processes]}
+
+
+async def while_another_waits(made: World, point: str) -> None:
+    """Both have clients; the one that leads is killed where it stands. The other answers all its own and buys nothing
+    that was bought; the clients of the dead one come back to a third."""
+    calls = [make_call(number) for number in range(20)]
+    first = made.start(calls[:10], stop={"point": point, "at": 1, "from": 1, "drain": False})
+    await first.until("its calls", lambda: first.points["admitted"] >= 10)
+    second = made.start(calls[10:])
+    if point in ("ended", "settled"):
+        made.flow()
+    await first.reaches(point, 1)
+    await first.kill()
+    made.flow()
+    third = made.start([call for call in calls[:10] if call.number not in first.answers])
+    await second.finish()
+    await third.finish()
+    check_answers(calls, first, second, third)
+    check_bought_once(made, calls)
+
+
+async def with_a_stale_lease(made: World, point: str) -> None:
+    """The one that leads stands still until another has answered its own, long after its lease, and goes on."""
+    calls = [make_call(number) for number in range(20)]
+    first = made.start(calls[:10])
+    if point in ("ended", "settled"):
+        made.flow()
+    await first.reaches(point, 1)
+    os.kill(first.pid, signal.SIGSTOP)
+    second = made.start(calls[10:])
+    made.flow()
+    await second.finish()
+    os.kill(first.pid, signal.SIGCONT)
+    await first.finish()
+    check_answers(calls, first, second)
+    check_bought_once(made, calls)
+
+
+# ---------------------------------------------------------------- the plan
+
+POINTS = ("intended", "checked", "bought", "polled", "ended", "settled")
+
+
+def plan() -> Iterator[Scenario]:
+    yield Scenario("four processes side by side", "", side_by_side, 4)
+    for point in (*POINTS, "created"):
+        yield Scenario(f"killed at {point}, while another waits", point, while_another_waits, point)
+    for point in POINTS:
+        yield Scenario(f"stopped at {point}, and awake with a stale lease", point, with_a_stale_lease, point)
+    # Whoever has no key is told by its engine's death alone whether its ticket is free.
+    yield from (one for one in SCENARIOS.values() if one.name.endswith("by adoption") or one.name.startswith("on now"))
+
+
+SHARED = {scenario.name: scenario for scenario in plan()}
 
 
 @pytest.fixture(scope="session")
 def postgres(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """A server that has run for a while: one that was just started takes nobody for dead whose connection is gone."""
-    folder = str(tmp_path_factory.mktemp("config"))
     before = os.environ.get("XDG_CONFIG_HOME")
-    os.environ["XDG_CONFIG_HOME"] = folder  # where the secrets of these stores are kept
+    os.environ["XDG_CONFIG_HOME"] = str(tmp_path_factory.mktemp("config"))  # where these stores' secrets are kept
     url = shared_url()
     with psycopg.connect(url, autocommit=True) as connection:
         up = "extract(epoch FROM clock_timestamp() - pg_postmaster_start_time())"
@@ -44,83 +123,19 @@ def postgres(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 def outcomes(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, postgres: str
 ) -> dict[str, str | None]:
+    """Runs every scenario that is asked for, some at a time, and keeps what went wrong with each."""
     asked = [
         item.callspec.params["name"]
         for item in request.session.items
-        if getattr(item, "originalname", "") == test_killed_on_postgres.__name__ and hasattr(item, "callspec")
+        if getattr(item, "originalname", "") == test_on_postgres.__name__ and hasattr(item, "callspec")
     ]
-    return asyncio.run(run_all(asked, tmp_path_factory.mktemp("crash"), schema_url, AT_ONCE))
+    scenarios = [SHARED[name] for name in asked]
+    results = asyncio.run(run_each(scenarios, tmp_path_factory.mktemp("shared"), schema_url, AT_ONCE))
+    return dict(zip(asked, results, strict=True))
 
 
-@pytest.mark.parametrize("name", SCENARIOS)
-def test_killed_on_postgres(name: str, outcomes: dict[str, str | None]) -> None:
+@pytest.mark.parametrize("name", SHARED)
+def test_on_postgres(name: str, outcomes: dict[str, str | None]) -> None:
     trouble = outcomes[name]
     if trouble is not None:
         pytest.fail(trouble, pytrace=False)
-
-
-# ---------------------------------------------------------------- processes side by side
-
-
-async def test_fleets_of_several_processes_share_batches(postgres: str, tmp_path: Path) -> None:
-    """Four processes with a fleet each, on one database."""
-    async with children(tmp_path / "children.log") as family, world(tmp_path / "w", family, schema_url()) as made:
-        made.policy = {**made.policy, "linger_ms": 1500}
-        calls = [make_call(number) for number in range(200)]
-        lives = [made.start(calls[number::4]) for number in range(4)]
-        await accepted(made, len(calls))
-        made.flow()
-        for life in lives:
-            await life.finish()
-        check_answers(calls, *lives)
-        check_bought_once(made, calls)
-        assert len(made.own_batches) <= 6
-        assert [set(life.answers) for life in lives] == [{call.number for call in calls[n::4]} for n in range(4)]
-
-
-async def accepted(made: World, count: int) -> None:
-    """So many calls ride batches that the provider knows of."""
-    async with asyncio.timeout(PATIENCE_S):
-        while sum(batch.size for batch in made.own_batches) < count:  # noqa: ASYNC110
-            await asyncio.sleep(0.02)
-
-
-@pytest.mark.parametrize("point", ["intended", "checked", "created", "bought", "polled", "ended", "settled"])
-async def test_a_leader_is_killed_and_another_goes_on(point: str, postgres: str, tmp_path: Path) -> None:
-    """Both have clients; the one that leads dies where it stands. The other answers all its own and buys nothing that
-    was bought; the clients of the dead one come back to it."""
-    async with children(tmp_path / "children.log") as family, world(tmp_path / "w", family, schema_url()) as made:
-        stop = {"point": point, "at": 1, "from": 1, "drain": False}
-        calls = [make_call(number) for number in range(20)]
-        first = made.start(calls[:10], stop=stop)
-        await first.until("its calls", lambda: first.points["admitted"] >= 10)
-        second = made.start(calls[10:])
-        if point in ("ended", "settled"):
-            made.flow()
-        await first.reaches(point, 1)
-        await first.kill()
-        made.flow()
-        third = made.start([call for call in calls[:10] if call.number not in first.answers])
-        await second.finish()
-        await third.finish()
-        check_answers(calls, first, second, third)
-        check_bought_once(made, calls)
-
-
-@pytest.mark.parametrize("point", ["intended", "checked", "bought", "polled", "ended", "settled"])
-async def test_a_leader_stands_still_and_wakes_with_a_stale_lease(point: str, postgres: str, tmp_path: Path) -> None:
-    """It is stopped where it stands until long after its lease, and goes on: nothing is bought twice."""
-    async with children(tmp_path / "children.log") as family, world(tmp_path / "w", family, schema_url()) as made:
-        calls = [make_call(number) for number in range(20)]
-        first = made.start(calls[:10])
-        if point in ("ended", "settled"):
-            made.flow()
-        await first.reaches(point, 1)
-        os.kill(first.pid, signal.SIGSTOP)
-        second = made.start(calls[10:])
-        made.flow()
-        await second.finish()
-        os.kill(first.pid, signal.SIGCONT)
-        await first.finish()
-        check_answers(calls, first, second)
-        check_bought_once(made, calls)

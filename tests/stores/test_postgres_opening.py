@@ -17,7 +17,7 @@ from stores import ME, T0, admission, board, settlement
 from carpool.errors import ConfigError, StoreError, StoreTooNew, WrongSecret
 from carpool.keys import VirtualKey, new_key
 from carpool.lifecycle import BatchState
-from carpool.stores import check_url, open_store, peek
+from carpool.stores import carries_password, check_url, open_store, peek, shown
 from carpool.stores._statements import SQL
 from carpool.stores.cabinet import open_keys
 from carpool.stores.postgres import PostgresStore, _opening, address_of
@@ -46,6 +46,14 @@ def test_an_address_shows_no_password() -> None:
     assert (address.name, address.schema) == ("postgresql://db.example/pools?schema=mine", "mine")
     assert "hidden" not in repr(address)
     assert "schema" not in address.conninfo
+
+
+def test_an_address_is_shown_without_its_password() -> None:
+    url = "postgresql://me:hidden@h:1/d?schema=mine&password=hidden&host=/run/db"
+    assert shown(url) == "postgresql://me@h:1/d?schema=mine&host=/run/db"
+    assert shown("a:b@c.db") == "a:b@c.db"
+    assert carries_password(url)
+    assert not carries_password(shown(url))
 
 
 @pytest.mark.parametrize(

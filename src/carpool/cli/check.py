@@ -23,6 +23,7 @@ from carpool.config import Config, Serving
 from carpool.errors import ConfigError
 from carpool.policy import places
 from carpool.rules.deciding import Rule, span
+from carpool.stores import shown
 
 
 def check_config(
@@ -104,7 +105,7 @@ def settings_of(config: Config, environ: Mapping[str, str]) -> list[tuple[str, s
         ("limits.max_body_mb", _said(config.max_body_mb)),
         *((f"limits.{one.name}", _said(getattr(config.limits, one.name))) for one in fields(config.limits)),
         ("observability.otlp_endpoint", _said(config.otlp_endpoint)),
-        ("store.url", config.store),
+        ("store.url", shown(config.store)),
         ("store.encrypt", _said(config.encrypt)),
         ("keys.required", "off this machine" if config.keys_required is None else _said(config.keys_required)),
     ]

@@ -40,7 +40,7 @@ _VARIABLE = re.compile(r"[A-Z_][A-Z0-9_]{0,99}")
 _DAYS = re.compile(r"\s*(\d+(?:\.\d+)?)\s*d\s*")
 _TAG = re.compile(r"[^\s=,]{1,60}=[^,]{1,200}")
 
-StoreOption = Annotated[str | None, typer.Option("--store", help="The store: a path or sqlite:///path.")]
+StoreOption = Annotated[str | None, typer.Option("--store", help="The store: a path, sqlite:///path or postgresql://…")]
 ConfigOption = Annotated[Path | None, typer.Option("--config", help="The config that carpool serve runs with.")]
 JsonOption = Annotated[bool, typer.Option("--json", help="Say it in JSON.")]
 Name = Annotated[str, typer.Argument(help="The key's name.")]

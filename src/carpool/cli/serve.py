@@ -69,7 +69,7 @@ def serve(
     provider: Annotated[
         list[str] | None, typer.Option(help="NAME=URL of a provider, NAME=DIALECT:URL of a new one; may be repeated.")
     ] = None,
-    store: Annotated[str | None, typer.Option(help="Where calls are kept: a path or sqlite:///path.")] = None,
+    store: Annotated[str | None, typer.Option(help="Where calls are kept: a path or postgresql://…")] = None,
     config: Annotated[Path | None, typer.Option(help="A YAML file with providers, rules and other settings.")] = None,
     tls_cert: Annotated[str | None, typer.Option(help="A certificate in PEM form: serve HTTPS.")] = None,
     tls_key: Annotated[str | None, typer.Option(help="The path of its key.")] = None,

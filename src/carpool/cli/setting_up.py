@@ -15,7 +15,7 @@ from carpool.engine.guests import Lender
 from carpool.errors import ConfigError
 from carpool.model import Headers
 from carpool.ports import Dialect, Wire
-from carpool.stores import check_url
+from carpool.stores import carries_password, check_url
 from carpool.wires import OutgoingProxy, StraightWire
 
 
@@ -61,13 +61,19 @@ def _provider(text: str) -> list[Flag]:
 
 
 def _no_login(flag: Flag) -> Flag:
-    """A process's arguments can be read by every user of the machine."""
-    if isinstance(flag.value, str) and "@" in flag.value.partition("://")[2].partition("/")[0]:
+    """A process's arguments can be read by every user of the machine. A database's user name alone opens nothing."""
+    if isinstance(flag.value, str) and _tells(flag.shown, flag.value):
         raise ConfigError(
             f"{flag.shown} carries a user name or a password, and everybody on this machine can read a command line. "
             "Put it into the config file or into an environment variable."
         )
     return flag
+
+
+def _tells(flag: str, url: str) -> bool:
+    if flag == "--store":
+        return carries_password(url)
+    return "@" in url.partition("://")[2].partition("/")[0]
 
 
 class Wires:

@@ -17,7 +17,7 @@ from carpool.stores import peek
 
 
 def stats(
-    store: Annotated[str, typer.Option(help="The store: a path or sqlite:///path.")] = "carpool.db",
+    store: Annotated[str, typer.Option(help="The store: a path, sqlite:///path or postgresql://…")] = "carpool.db",
 ) -> None:
     """Show what a store's calls were paid, and what they would have been without carpool."""
     totals, counts = asyncio.run(peek(store))

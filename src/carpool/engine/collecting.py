@@ -84,10 +84,11 @@ class Collector:
             tally = await self._stream(batch, upstream, places)
             tally["missing"] = await self._forgotten(batch)
             await self._tidy(batch)
-            await desk.insist("writing down a collected batch", lambda: desk.store.move(batch.id, BatchState.COLLECTED))
-            await desk.reached("collected")
-            self._finished(batch, tally)
-            await sweep(desk, batch, upstream, files)
+            doing = "writing down a collected batch"
+            if await desk.insist(doing, lambda: desk.moved(batch, BatchState.COLLECTED)) is not None:
+                await desk.reached("collected")
+                self._finished(batch, tally)
+                await sweep(desk, batch, upstream, files)
         except CarpoolError as error:
             desk.trouble("collecting", error)
             self._failures[batch.id] += 1
@@ -323,7 +324,8 @@ class Collector:
         async for tickets in self._unmentioned(batch):
             unsure = [replace(self._unsure(batch, t, reason, None), outcome=self._loss(batch, reason)) for t in tickets]
             await settle(desk, unsure)
-        await desk.store.move(batch.id, BatchState.LOST, note=reason)
+        if await desk.moved(batch, BatchState.LOST, note=reason) is None:
+            return
         whose = batch.key.credential
         desk.bulletin.tell(BatchLost(desk.now(), batch.id, batch.provider_id or "", reason, credential=whose))
 

@@ -158,6 +158,17 @@ class Desk:
     def trouble(self, doing: str, error: BaseException) -> None:
         self.bulletin.tell(Trouble(self.now(), doing, named(error)))
 
+    async def moved(self, batch: Batch, target: BatchState, **changes: object) -> Batch | None:
+        """Moves a batch. None when it is another engine's by now, which decides what becomes of it: this one was taken
+        for dead between its look and this."""
+        try:
+            return await self.store.move(batch.id, target, **changes)
+        except IllegalMove:
+            row = await self.store.batch(batch.id)
+            if row is None or row.owner == self.name:
+                raise
+            return None
+
     async def insist(self, doing: str, write: Callable[[], Awaitable[T]]) -> T:
         """Repeats a write that must not be forgotten until the store takes it."""
         delay = 0.1

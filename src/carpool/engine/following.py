@@ -208,7 +208,9 @@ class Follower:
     async def _ended(self, batch: Batch, report: BatchReport) -> None:
         desk, whose = self._desk, batch.key.credential
         took = desk.now() - (batch.resolved_at or batch.intended_at)
-        ended = await desk.store.move(batch.id, BatchState.ENDED, ended_at=desk.now())
+        ended = await desk.moved(batch, BatchState.ENDED, ended_at=desk.now())
+        if ended is None:
+            return
         desk.queues.freed(desk.keyring.account(whose), batch.key.model)
         desk.bulletin.tell(BatchEnded(desk.now(), batch.id, report.provider_id, took, credential=whose))
         await desk.reached("ended")

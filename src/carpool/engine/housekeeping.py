@@ -42,4 +42,7 @@ class Housekeeper:
                         await whole(await upstream.ask(ask, secret, timeout=5.0))
         except CarpoolError as error:
             desk.trouble("cancelling batches at close", error)
-        await desk.store.leave(desk.name)
+        try:
+            await desk.store.leave(desk.name)
+        except CarpoolError as error:  # then its pulse stops by itself, and whoever waits must be told all the same
+            desk.trouble("leaving the store", error)

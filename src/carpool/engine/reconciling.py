@@ -93,14 +93,15 @@ class Reconciler:
 
     async def _found(self, batch: Batch, provider_id: str) -> None:
         desk = self._desk
-        await desk.store.move(batch.id, BatchState.OPEN, provider_id=provider_id, resolved_at=desk.now())
+        if await desk.moved(batch, BatchState.OPEN, provider_id=provider_id, resolved_at=desk.now()) is None:
+            return
         desk.stats.batches_submitted += 1
         desk.wake_now()
 
     async def _give_up(self, batch: Batch) -> None:
         desk = self._desk
         if batch.state is BatchState.ABANDONED:
-            await desk.store.move(batch.id, BatchState.VOID)
+            await desk.moved(batch, BatchState.VOID)
             return
         reason = "its create went unanswered, and no batch at the provider fits it"
         await self._collector.doubt(batch, reason)

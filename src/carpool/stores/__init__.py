@@ -14,14 +14,15 @@ from carpool.errors import ConfigError, StoreError
 from carpool.model import Totals
 from carpool.ports import Store
 from carpool.stores import _calls, _ledger
-from carpool.stores._drivers import is_postgres, postgres_module
+from carpool.stores._drivers import carries_password, is_postgres, postgres_module, shown
 from carpool.stores._opening import migrate
 from carpool.stores._sqlite_session import SqliteSession
 from carpool.stores._trouble import translate
 from carpool.stores.secret import load_secret
 from carpool.stores.sqlite import SqliteStore
 
-__all__ = ["SqliteStore", "load_secret", "open_inline", "open_store", "peek", "sqlite_path"]
+__all__ = ["SqliteStore", "carries_password", "check_url", "load_secret", "open_inline", "open_store"]
+__all__ += ["peek", "shown", "sqlite_path"]
 
 _SQLITE = "sqlite://"
 
