@@ -537,10 +537,10 @@ MUTANTS = (
     ),
     Mutant(
         "a refusal leaves the pace as it was",
-        f"{ENGINE}/desk.py",
-        "self.set_road(credential, road.slowed(self.now()))",
-        "pass",
-        test=WORLDS.format("test_a_pace_that_nobody_names_is_found"),
+        "src/carpool/budget.py",
+        "self._paced(max(1, self.rpm // 2))",
+        "self",
+        test="tests/test_budget.py",
     ),
     Mutant(
         "a create that was never sent is in doubt",
