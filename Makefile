@@ -65,7 +65,7 @@ $(READY): pyproject.toml
 # ---- every version of the SDK that is promised to work, each in an environment of its own; none is skipped
 
 SDKS := 2.8 1.17 0.97
-FAMILY := openai-1.70 groq-1.7
+FAMILY := openai-1.70 groq-1.7 mistralai-3.7
 .SECONDARY: $(SDKS:%=.venvs/anthropic-%/.ready) $(FAMILY:%=.venvs/family-%/.ready)
 
 test-sdks: ## Run every door under every supported version of the anthropic SDK, and under those of OpenAI's family
@@ -85,7 +85,7 @@ test-newest: $(READY) ## Run every door under the newest openai SDK, which is am
 	@$(BIN)/python tests/sdk/family.py openai 3.49
 
 test-family-%: .venvs/family-%/.ready
-	@.venvs/family-$*/bin/python tests/sdk/family.py $(subst -, ,$*)
+	@.venvs/family-$*/bin/python tests/sdk/$(if $(findstring mistralai,$*),under,family).py $(subst -, ,$*)
 
 .venvs/family-%/.ready: pyproject.toml
 	@mkdir -p .venvs && echo '*' > .venvs/.gitignore

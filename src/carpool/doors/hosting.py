@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from carpool.clock import SystemClock
-from carpool.dialects import ANTHROPIC, DIALECTS, OPENAI
+from carpool.dialects import ANTHROPIC, DIALECTS, OPENAI, RELATIVES, relative_at, speaking
 from carpool.doors.answers import Flow, Whole
 from carpool.doors.asgi import end_to_end
 from carpool.doors.options import PREFIX, Options, from_headers
@@ -24,7 +24,9 @@ from carpool.prices import PriceBook
 from carpool.stores import open_store
 from carpool.wires import HttpxWire, ReqwestWire, ThreadedHttpxWire
 
-HOMES = {ANTHROPIC.name: "https://api.anthropic.com", OPENAI.name: "https://api.openai.com"}
+HOMES = {ANTHROPIC.name: "https://api.anthropic.com"} | {
+    name: one.home.removesuffix("/v1") for name, one in RELATIVES.items()
+}
 DAY = 86_400.0
 NO_RETRY = ("x-should-retry", "false")
 
@@ -40,6 +42,7 @@ class Settings:
     prices: PriceBook | None
     through: Any
     close_timeout: float
+    relative: str | None = None
 
 
 class Host:
@@ -54,7 +57,7 @@ class Host:
 
     @classmethod
     async def start(cls, settings: Settings, *, blocking: bool) -> Host:
-        road = _Road(settings.through, blocking=blocking)
+        road = _Road(settings.through, settings.relative, blocking=blocking)
         store = await open_store(settings.store)
         clock = SystemClock()
         try:
@@ -122,8 +125,9 @@ class Host:
 class _Road:
     """What everything is sent through, and the upstreams that were met so far."""
 
-    def __init__(self, through: Any, *, blocking: bool) -> None:
+    def __init__(self, through: Any, relative: str | None, *, blocking: bool) -> None:
         self.upstreams: dict[str, Upstream] = {}
+        self._relative = relative
         self._blocking = blocking
         self._own: Any = None
         if through is None:
@@ -134,8 +138,10 @@ class _Road:
         self.wire = ThreadedHttpxWire(through) if blocking else HttpxWire(through)
 
     def upstream(self, dialect: Dialect, base_url: str) -> Upstream:
-        provider = dialect.name if base_url == HOMES[dialect.name] else f"{dialect.name}@{base_url}"
-        return self.upstreams.setdefault(provider, Upstream(provider, base_url, dialect, self.wire))
+        name = relative_at(base_url, self._relative).name if dialect is OPENAI else dialect.name
+        provider = name if base_url == HOMES[name] else f"{name}@{base_url}"
+        spoken = speaking(dialect.name, base_url, name if dialect is OPENAI else None)
+        return self.upstreams.setdefault(provider, Upstream(provider, base_url, spoken, self.wire))
 
     async def aclose(self) -> None:
         await self.wire.aclose()

@@ -10,6 +10,7 @@ from pathlib import Path
 from types import ModuleType, TracebackType
 from typing import Any, Self
 
+from carpool.dialects import relative_at
 from carpool.doors.answers import async_response, blocking_response, http_error, wait_for
 from carpool.doors.hosting import Host, Settings, check_through, refusal
 from carpool.doors.library import make_options
@@ -31,6 +32,7 @@ def transport(
     prices: PriceBook | None = None,
     through: Any = None,
     close_timeout: float = 10.0,
+    relative: str | None = None,
 ) -> Any:
     """A transport for `httpx` and `httpx2` clients, asyncio and blocking alike, that pools the calls of an SDK.
 
@@ -39,11 +41,14 @@ def transport(
 
     `budget`, `lane` and `tags` hold for calls that bring none of their own as `x-carpool-*` headers; without a budget
     or a lane a call goes straight through. `through` is the HTTP client, or transport, to send through; otherwise
-    carpool's own is used. It starts with the first request, and ends with the client that it is given to.
+    carpool's own is used. `relative` names the one of OpenAI's relatives that is asked, where its host does not tell.
+    It starts with the first request, and ends with the client that it is given to.
     """
     check_through(through)
-    defaults = make_options(None, budget, None, lane, tags, None)
-    return Transport(Settings(defaults, policy or RoutingPolicy(), store, tuple(hooks), prices, through, close_timeout))
+    if relative is not None:
+        relative_at("", relative)  # says in a sentence when there is none of that name
+    defaults, chosen = make_options(None, budget, None, lane, tags, None), policy or RoutingPolicy()
+    return Transport(Settings(defaults, chosen, store, tuple(hooks), prices, through, close_timeout, relative))
 
 
 class Transport:
