@@ -58,6 +58,27 @@ MUTANTS = (
         test="tests/engine/test_buying.py",
     ),
     Mutant(
+        "whoever does not lead makes batches too",
+        "src/carpool/stores/_batches.py",
+        'if intent.account is not None and session.row("leads", leading) is None:',
+        "if False:",
+        test="tests/contract/test_store_leading.py",
+    ),
+    Mutant(
+        "every engine rescues what others await",
+        f"{ENGINE}/rescuing.py",
+        "return one.awaiter is None or one.awaiter == self._desk.name",
+        "return True",
+        test="tests/engine/test_sharing.py",
+    ),
+    Mutant(
+        "who was taken for dead forgets its clients",
+        f"{ENGINE}/sharing.py",
+        "        await self._await_again()\n",
+        "",
+        test="tests/engine/test_sharing.py",
+    ),
+    Mutant(
         "a create on its way is forgotten at a takeover",
         f"{SQL}/batches.sql",
         "state = CASE WHEN state = 'submitting' AND NOT unsent THEN 'unknown' ELSE state END",

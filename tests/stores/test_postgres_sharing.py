@@ -242,6 +242,31 @@ async def test_an_engine_that_leaves_is_heard_of(stores: list[PostgresStore]) ->
     await until(lambda: () in heard)
 
 
+async def test_too_many_to_name_are_told_as_such(stores: list[PostgresStore], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("carpool.stores.postgres._hearing._FORGET_ABOVE", 3)
+    heard: list[tuple[int, ...]] = []
+    assert stores[1]._hearing is not None
+    await until(stores[1]._hearing.hears.is_set)
+    stores[1].subscribe(lambda tickets: heard.append(tuple(tickets)))
+    await stores[0].admit_all([admission(ticket) for ticket in range(1, 11)])
+    await stores[0].settle([Settlement(ticket, outcome()) for ticket in range(1, 11)], T0)
+    await until(lambda: () in heard)
+
+
+async def test_what_a_cut_kept_from_the_others_is_made_up_for(stores: list[PostgresStore]) -> None:
+    heard: list[tuple[int, ...]] = []
+    teller, hearer = stores[0]._hearing, stores[1]._hearing
+    assert teller is not None
+    assert hearer is not None
+    await until(lambda: teller.hears.is_set() and hearer.hears.is_set())
+    stores[1].subscribe(lambda tickets: heard.append(tuple(tickets)))
+    await stores[0].admit(admission(1))
+    with psycopg.connect(shared_url(), autocommit=True) as boss:
+        boss.execute("SELECT pg_terminate_backend(%s)", (teller.backend,))
+    await stores[0].settle([Settlement(1, outcome())], T0)
+    await until(lambda: (1,) in heard or () in heard)
+
+
 async def test_whoever_was_cut_off_is_told_that_some_went_untold(stores: list[PostgresStore]) -> None:
     heard: list[tuple[int, ...]] = []
     hearing = stores[1]._hearing

@@ -33,7 +33,7 @@ class Buyer:
         """Claims what is ready to travel and sends it off. Says when to look again."""
         desk = self._desk
         await self._give_back()
-        pools = await desk.store.pools(desk.led_credentials())
+        pools = await desk.store.pools(desk.led_credentials)
         now = desk.now()  # after reading: calls may have arrived meanwhile, and must not seem to be from the future
         wakes = [at for view in pools if (at := self._opens_at(view)) > now]
         pools = [view for view in pools if self._opens_at(view) <= now]

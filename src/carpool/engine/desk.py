@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TypeVar
 
@@ -62,6 +62,8 @@ class Desk:
     byte_caps: dict[str, int] = field(default_factory=dict)  # account → learned from a 413
     batches: list[Batch] = field(default_factory=list)  # unfinished and ours, as of this step
     led: frozenset[str] = frozenset()  # accounts that this engine leads, as far as it knows
+    led_credentials: tuple[str, ...] = ()  # of these accounts
+    other_credentials: tuple[str, ...] = ()  # whose accounts others lead, or nobody yet
     closing: bool = False
     wake: float = 0.0
     alarm: asyncio.Event = field(default_factory=asyncio.Event)
@@ -100,8 +102,11 @@ class Desk:
         """Whether this engine makes the batches of a credential's account, and spends its budget."""
         return self.keyring.account(credential) in self.led
 
-    def led_credentials(self) -> list[str]:
-        return [credential for credential in self.keyring if self.leads(credential)]
+    def lead(self, accounts: Iterable[str]) -> None:
+        """Sorted once: every step asks, and there may be many."""
+        self.led = frozenset(accounts)
+        self.led_credentials = tuple(credential for credential in self.keyring if self.leads(credential))
+        self.other_credentials = tuple(credential for credential in self.keyring if not self.leads(credential))
 
     # the batch road of a credential's account
     def road(self, credential: str) -> Road:

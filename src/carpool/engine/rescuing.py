@@ -59,8 +59,8 @@ class Rescuer:
 
     async def _next_due(self) -> float | None:
         """Of calls that this engine awaits; and of all that it leads, since their batches are its own."""
-        desk, led = self._desk, self._desk.led_credentials()
-        others = [credential for credential in desk.keyring if not desk.leads(credential)]
+        desk = self._desk
+        led, others = desk.led_credentials, desk.other_credentials
         times = [
             await desk.store.next_due(led) if led else None,
             await desk.store.next_due(others, desk.name) if others else None,
@@ -68,8 +68,8 @@ class Rescuer:
         return min((at for at in times if at is not None), default=None)
 
     async def _due(self, until: float) -> list[Due]:
-        desk, led = self._desk, self._desk.led_credentials()
-        others = [credential for credential in desk.keyring if not desk.leads(credential)]
+        desk = self._desk
+        led, others = desk.led_credentials, desk.other_credentials
         found = await desk.store.due(led, until, LOOK_AHEAD) if led else []
         if len(found) == LOOK_AHEAD and not all(map(self._mine, found)):  # its own must not be lost behind the others'
             found += await desk.store.due(led, until, LOOK_AHEAD, desk.name)

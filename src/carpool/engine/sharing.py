@@ -82,7 +82,7 @@ class Sharing:
             return
         # Others took this engine for dead. Perhaps the store could not be reached, and they fared alike: they get the
         # time to say so before anything of theirs is taken.
-        desk.led = frozenset()
+        desk.lead(())
         self._lead_at = now + self._lease.beat
         await self._await_again()
 
@@ -97,8 +97,8 @@ class Sharing:
         desk = self._desk
         self._led_at, self._lead_at = now, now + self._lease.beat
         accounts = {desk.keyring.account(credential) for credential in desk.keyring}
-        desk.led = frozenset(await desk.store.lead(desk.name, accounts, now))
-        await desk.store.take_over(desk.name, desk.led_credentials(), now)
+        desk.lead(await desk.store.lead(desk.name, accounts, now))
+        await desk.store.take_over(desk.name, desk.led_credentials, now)
 
     # ------------------------------------------------------------ what others did
 
@@ -128,7 +128,7 @@ class Sharing:
     async def _look(self, now: float) -> float:
         """The net below the hints: answers that others brought and nobody told of. Says when to look again."""
         desk, waiting = self._desk, len(self._desk.waiters)
-        if not waiting or all(desk.leads(credential) for credential in desk.keyring):
+        if not waiting or not desk.other_credentials:
             self._waited = waiting
             return float("inf")
         if waiting > self._waited:

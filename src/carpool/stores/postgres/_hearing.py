@@ -18,7 +18,7 @@ from carpool.stores._codec import Row, to_json
 
 _PAYLOAD = 7_900  # bytes; the server takes less than 8,000
 _SETTLED, _POOLS = "s", "p"
-_FORGET_ABOVE = 50_000  # tickets that could not be told: then nobody is told one by one
+_FORGET_ABOVE = 50_000  # tickets that could not be told: then they are not named one by one
 _PAUSES = (0.05, 0.1, 0.2, 0.5, 1.0, 2.0)
 
 
@@ -41,6 +41,7 @@ class Hearing:
         self._unsigned = False
         self._lock = threading.Lock()
         self._tickets: list[int] = []
+        self._untold = False  # there were too many tickets to name
         self._credentials: set[str] = set()
         self._anything = False
         self._woken = False
@@ -68,6 +69,8 @@ class Hearing:
     def tell_settled(self, tickets: Sequence[int]) -> None:
         with self._lock:
             self._tickets += tickets
+            if len(self._tickets) > _FORGET_ABOVE:
+                self._tickets, self._untold = [], True
             self._wake()
 
     def tell_pools(self, credentials: Sequence[str]) -> None:
@@ -127,26 +130,29 @@ class Hearing:
             if self._woken:
                 os.read(self._reading, 1)
                 self._woken = False
-            tickets, self._tickets = self._tickets, []
-            credentials, self._credentials = self._credentials, set()
-            anything, self._anything = self._anything, False
+            payloads = [*_packed(_SETTLED, map(str, self._tickets)), *_packed(_POOLS, sorted(self._credentials))]
+            payloads += [_SETTLED] * self._untold + [_POOLS] * self._anything
             unsigned, self._unsigned = self._unsigned, False
             engines = sorted(self._engines)
-        if unsigned and engines:
-            connection.execute(self._sign_in, (to_json(engines),))
-        if len(tickets) > _FORGET_ABOVE:
-            tickets, anything = [], True
-        payloads = [*_packed(_SETTLED, map(str, tickets)), *_packed(_POOLS, sorted(credentials))]
-        if anything:
-            payloads.append(_POOLS)
-        if payloads:
-            connection.execute("SELECT pg_notify(%s, told) FROM unnest(%s::text[]) told", (self._channel, payloads))
+            self._tickets, self._credentials = [], set()
+            self._untold = self._anything = False
+        try:
+            if unsigned and engines:
+                connection.execute(self._sign_in, (to_json(engines),))
+            if payloads:
+                connection.execute("SELECT pg_notify(%s, told) FROM unnest(%s::text[]) told", (self._channel, payloads))
+        except psycopg.Error:
+            with self._lock:  # others are told that something happened, once there is a connection again
+                self._untold = self._anything = True
+            raise
 
     def _hear(self, connection: psycopg.Connection[Row]) -> None:
         told = [one.payload for one in connection.notifies(timeout=0) if one.pid != self.backend]
         tickets = [int(ticket) for one in told if one[0] == _SETTLED for ticket in one[2:].split()]
         if tickets:
             self._on_settled(tickets)
+        if _SETTLED in told:
+            self._on_settled(())
         pools = [one[2:].split() for one in told if one[0] == _POOLS]
         if pools:
             self._on_pools(() if [] in pools else sorted({name for names in pools for name in names}))
