@@ -41,7 +41,7 @@ HOT: dict[str, Any] = {
     "settled_aboard": {"batch": 1, "after": 0, "limit": 10},
     "unmentioned": {"batch": 1, "after": 0, "limit": 10},
     "release_boarded": {"batch": 1, "lane": "batch", "reason": 1, "bought": True, "now": T0},
-    "standing_calls": (SOME,),
+    "standing": {"tickets": SOME},
     "standing_entries": (SOME,),
     "settle_calls": {"tickets": SOME, "now": T0},
     "requeue_calls": {"requeues": '[[1, "batch", 1]]', "now": T0},

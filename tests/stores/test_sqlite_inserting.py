@@ -7,19 +7,19 @@ from collections.abc import Iterator
 
 import pytest
 
-from carpool.stores._session import Session
+from carpool.stores._sqlite_session import SqliteSession
 from carpool.stores._statements import SQL
 
 DEFAULT_LIMIT = 32_766  # of values in one statement; distributions may raise it
 
 
 @pytest.fixture
-def session(monkeypatch: pytest.MonkeyPatch) -> Iterator[Session]:
+def session(monkeypatch: pytest.MonkeyPatch) -> Iterator[SqliteSession]:
     connection = sqlite3.connect(":memory:", isolation_level=None)
     connection.setlimit(sqlite3.SQLITE_LIMIT_VARIABLE_NUMBER, DEFAULT_LIMIT)
     connection.execute("CREATE TABLE things (a, b, c, d, e, f, g, h, i, j, k, l, m, n, o, p, q)")
     monkeypatch.setitem(SQL, "insert_things", "INSERT INTO things VALUES {rows}")
-    yield Session(connection, "things", numbers=False)
+    yield SqliteSession(connection, "things", numbers=False)
     connection.close()
 
 
@@ -28,14 +28,14 @@ def wide(count: int) -> list[tuple[int, ...]]:
 
 
 @pytest.mark.parametrize("count", [0, 1, 2, 3, 31, 255, 1023, 1927, 1928, 2048, 5000])
-def test_every_row_arrives_once_and_in_order(session: Session, count: int) -> None:
+def test_every_row_arrives_once_and_in_order(session: SqliteSession, count: int) -> None:
     session.insert("insert_things", wide(count))
     found = session.connection.execute("SELECT a FROM things ORDER BY rowid").fetchall()
     assert [row[0] for row in found] == list(range(count))
 
 
 @pytest.mark.parametrize("most", [0, 1, 7, 100])
-def test_no_statement_has_more_rows_than_it_may(session: Session, most: int) -> None:
+def test_no_statement_has_more_rows_than_it_may(session: SqliteSession, most: int) -> None:
     seen: list[int] = []
     session.connection.set_trace_callback(lambda text: seen.append(text.count("),") + 1))
     session.insert("insert_things", wide(300), most=most)

@@ -197,7 +197,10 @@ async def _in_time(work: Awaitable[T], seconds: float | None, host: str) -> T:
 
 def _final(answer: Flow | Whole) -> Flow | Whole:
     """A refusal that stands: carpool tried again as often as the budget allows."""
-    return answer if answer.status < 400 else replace(answer, headers=(*answer.headers, NO_RETRY))
+    if answer.status < 400:
+        return answer
+    headers = (*answer.headers, NO_RETRY)
+    return Whole(answer.status, headers, answer.body) if isinstance(answer, Whole) else replace(answer, headers=headers)
 
 
 def _spoken(method: str, path: str) -> Dialect | None:
