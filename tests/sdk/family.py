@@ -14,6 +14,7 @@ import json
 import sys
 import time
 import traceback
+from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
@@ -49,7 +50,7 @@ SDKS = {
 }
 
 
-class Door:
+class Door(ABC):
     """One way to submit, over a client of the SDK."""
 
     def __init__(self, sdk: Sdk, lib: Any, server: MockServer) -> None:
@@ -64,14 +65,14 @@ class Door:
         messages = [{"role": "user", "content": text}]
         return {"model": self.sdk.model, "messages": messages, "max_completion_tokens": 50, **more}
 
-    async def open(self, key: str = KEY) -> None:
-        raise NotImplementedError
+    @abstractmethod
+    async def open(self, key: str = KEY) -> None: ...
 
-    async def submit(self, **params: Any) -> Any:
-        raise NotImplementedError
+    @abstractmethod
+    async def submit(self, **params: Any) -> Any: ...
 
-    async def chunks(self, **params: Any) -> list[Any]:
-        raise NotImplementedError
+    @abstractmethod
+    async def chunks(self, **params: Any) -> list[Any]: ...
 
 
 class Dispatcher(Door):

@@ -13,6 +13,7 @@ import json
 import sys
 import time
 import traceback
+from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
@@ -79,7 +80,7 @@ class Log:
 # ---------------------------------------------------------------- the doors
 
 
-class Door:
+class Door(ABC):
     """One way in. Blocking ones work in threads, so that every case reads the same."""
 
     under_client = False
@@ -93,13 +94,16 @@ class Door:
     def provider(self) -> MockAnthropic:
         return self.server.provider
 
+    @abstractmethod
     async def open(self, key: str = KEY, url: str | None = None) -> None: ...
 
-    async def ask(self, *, lane: str | None = None, budget: str | None = None, key: str | None = None, **p: Any) -> Any:
-        raise NotImplementedError
+    @abstractmethod
+    async def ask(
+        self, *, lane: str | None = None, budget: str | None = None, key: str | None = None, **p: Any
+    ) -> Any: ...
 
-    async def events(self, *, lane: str | None = None, **params: Any) -> list[Any]:
-        raise NotImplementedError
+    @abstractmethod
+    async def events(self, *, lane: str | None = None, **params: Any) -> list[Any]: ...
 
     def client_options(self, key: str, url: str | None) -> dict[str, Any]:
         strict = {"_strict_response_validation": self.strict}

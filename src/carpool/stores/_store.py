@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Concatenate, ParamSpec, TypeVar
 
@@ -35,7 +36,7 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 
-class OperatedStore:
+class OperatedStore(ABC):
     """Implements `ports.Store` but for its opening and closing, and for attempts that stand at once."""
 
     def __init__(self, writer: Writer, secret: bytes) -> None:
@@ -45,8 +46,8 @@ class OperatedStore:
         self._watchers: Listeners[str] = Listeners()
 
     @property
-    def durable(self) -> bool:
-        raise NotImplementedError
+    @abstractmethod
+    def durable(self) -> bool: ...
 
     @property
     def pepper(self) -> bytes:
@@ -262,5 +263,5 @@ class OperatedStore:
     async def retain(self, before: float, undelivered_before: float, limit: int) -> int:
         return await self._do(_calls.retain, before, undelivered_before, limit)
 
-    async def aclose(self) -> None:
-        raise NotImplementedError
+    @abstractmethod
+    async def aclose(self) -> None: ...
