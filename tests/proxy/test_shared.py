@@ -79,12 +79,12 @@ async def _answer(reader: asyncio.StreamReader) -> tuple[int, bytes]:
 
 
 @asynccontextmanager
-async def door(upstream: MockServer, store: str, folder: Path) -> AsyncIterator[Door]:
+async def door(upstream: MockServer, store: str, folder: Path, *more: str) -> AsyncIterator[Door]:
     (folder / "carpool.yaml").write_text(CONFIG)
     words = ["-m", "carpool", "serve", "--port", "0", "--upstream", upstream.url, "--log-format", "off"]
     environment = {**os.environ, "CARPOOL_SECRET": "s" * 40, "CARPOOL_STORE__URL": store}
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, *words, "--config", str(folder / "carpool.yaml")),
+        *(sys.executable, *words, "--config", str(folder / "carpool.yaml"), *more),
         stdout=asyncio.subprocess.PIPE,
         env=environment,
     )
@@ -212,23 +212,14 @@ def _everybody_waits(doors: list[Door]) -> Callable[[], Any]:
 async def test_workers_share_a_database(postgres: Server, tmp_path: Path) -> None:
     """The same with one command: its processes open the database each for themselves."""
     store = schema_url(postgres.url)
-    async with serve(MockConfig(batch_latency=Constant(1.0))) as upstream:
-        (tmp_path / "carpool.yaml").write_text(CONFIG)
-        words = ["-m", "carpool", "serve", "--port", "0", "--upstream", upstream.url, "--workers", "3"]
-        environment = {**os.environ, "CARPOOL_SECRET": "s" * 40, "CARPOOL_STORE__URL": store}
-        process = await asyncio.create_subprocess_exec(
-            *(sys.executable, *words, "--config", str(tmp_path / "carpool.yaml"), "--log-format", "off"),
-            stdout=asyncio.subprocess.PIPE,
-            env=environment,
-        )
-        try:
-            assert process.stdout is not None
-            said = (await process.stdout.readline()).decode()
-            one, answers = Door(process, said.split(" listens on ")[1].split()[0]), Counter[int]()
-            async with asyncio.timeout(PATIENCE_S):
-                await asyncio.gather(*(asked([one], number, answers) for number in range(200)))
-            assert riding(upstream) == 200
-            assert len(upstream.provider.batches) <= HANDFUL
-        finally:
-            process.send_signal(signal.SIGTERM)
-            assert await process.wait() == 0
+    async with (
+        serve(MockConfig(batch_latency=Constant(1.0))) as upstream,
+        door(upstream, store, tmp_path, "--workers", "3") as one,
+    ):
+        answers = Counter[int]()
+        async with asyncio.timeout(PATIENCE_S):
+            await asyncio.gather(*(asked([one], number, answers) for number in range(200)))
+        assert riding(upstream) == 200
+        assert len(upstream.provider.batches) <= HANDFUL
+        one.process.send_signal(signal.SIGTERM)
+        assert await one.process.wait() == 0
