@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import cProfile
-import json
 import tempfile
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -17,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import job as bench
+import msgspec
 
 from carpool import FleetDispatcher, RoutingPolicy
 from carpool.clock import SystemClock
@@ -28,6 +28,7 @@ from carpool.ports import RawRequest
 from carpool.stores import open_store
 from carpool.wires import ReqwestWire
 
+encode = msgspec.json.encode  # the same bytes as the SDK writes
 LARGEST = 100_000  # the provider's own limit
 HEADERS = (
     ("accept", "application/json"),
@@ -74,7 +75,7 @@ async def through_the_exchange(job: bench.Job, path: str) -> AsyncIterator[tuple
     exchange, options = Exchange(engine, upstream, clock), Options()
 
     async def ask(params: dict[str, Any]) -> str:
-        body = json.dumps(params, separators=(",", ":")).encode()
+        body = encode(params)
         answer = await exchange.handle(RawRequest("POST", "/v1/messages", "", HEADERS, body), options)
         if not isinstance(answer, Whole) or answer.status != 200:
             raise SystemExit("a call was not answered by its batch")

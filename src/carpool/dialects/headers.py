@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 
+from carpool.errors import BadCall
 from carpool.model import Headers
 
 _HOP_BY_HOP = frozenset(
@@ -89,6 +90,13 @@ def first(headers: Headers, name: str) -> str | None:
         if key == name:
             return value
     return None
+
+
+def check_encoding(headers: Headers) -> None:
+    """Bodies that come packed were unpacked by the door, or nobody here can read them."""
+    for name, value in headers:
+        if name == "content-encoding" and value.strip().lower() not in ("", "identity"):
+            raise BadCall(f"carpool does not read request bodies with content-encoding {value.strip()[:40]!r} yet.")
 
 
 def is_positive(text: str) -> bool:

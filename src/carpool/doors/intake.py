@@ -120,8 +120,11 @@ def _enrolled(engine: Engine, upstream: Upstream, secret: Headers) -> str:
 def _fingerprint(credential: str, endpoint: str, headers: Headers, canonical: bytes) -> int:
     """63 bits that tell one call from another. Nothing of one credential ever meets that of another."""
     digest = _begun(credential, endpoint, headers).copy()
-    for start in range(0, len(canonical), _PIECE):
-        digest.update(canonical[start : start + _PIECE])
+    if len(canonical) <= _PIECE:
+        digest.update(canonical)
+    else:
+        for start in range(0, len(canonical), _PIECE):
+            digest.update(canonical[start : start + _PIECE])
     return int.from_bytes(digest.digest()[:8], "big") >> 1
 
 

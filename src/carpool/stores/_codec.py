@@ -43,6 +43,8 @@ def tags_text(tags: Mapping[str, str]) -> str | None:
 
 def signed(fingerprint: int) -> int:
     """A 64-bit number of either kind in SQLite's signed 64 bits."""
+    if 0 <= fingerprint <= BIGGEST:  # as those of today are
+        return fingerprint
     return ((fingerprint + 2**63) & (2**64 - 1)) - 2**63
 
 

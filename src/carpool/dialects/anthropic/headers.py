@@ -7,7 +7,7 @@ from functools import lru_cache
 from operator import itemgetter
 from typing import NamedTuple
 
-from carpool.dialects.headers import DROPPED, DROPPED_PREFIXES, is_positive
+from carpool.dialects.headers import DROPPED, DROPPED_PREFIXES, check_encoding, is_positive
 from carpool.model import Headers
 
 _NAME = itemgetter(0)
@@ -33,6 +33,8 @@ class Sorted(NamedTuple):
 
 @lru_cache(maxsize=256)  # a client sends the same ones with every call
 def sort(headers: Headers) -> Sorted:
+    """Raises `BadCall` for headers that no body here can have."""
+    check_encoding(headers)
     kept: list[tuple[str, str]] = []
     secret: list[tuple[str, str]] = []
     betas: dict[str, None] = {}

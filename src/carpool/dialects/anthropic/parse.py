@@ -10,7 +10,6 @@ from carpool.dialects import faithful
 from carpool.dialects.anthropic import headers as rules
 from carpool.dialects.anthropic.conversation import is_tool_turn, turn_of
 from carpool.errors import BadCall
-from carpool.model import Headers
 from carpool.ports import Parsed, RawRequest
 
 ENDPOINT = "/v1/messages"
@@ -29,10 +28,9 @@ def handles(method: str, path: str) -> bool:
 def parse(raw: RawRequest) -> Parsed:
     if not handles(raw.method, raw.path):
         raise BadCall(f"carpool does not batch {raw.method} {raw.path}, only POST {ENDPOINT}.")
-    _check_encoding(raw.headers)
+    headers = rules.sort(raw.headers)
     document = faithful.read(raw.body)
     values = document.values
-    headers = rules.sort(raw.headers)
     model, max_tokens, stream = _read(values)
     return Parsed(
         endpoint=ENDPOINT,
@@ -48,14 +46,6 @@ def parse(raw: RawRequest) -> Parsed:
         turn=turn_of(values),
         tool_turn=is_tool_turn(values.get("messages")),
     )
-
-
-def _check_encoding(headers: Headers) -> None:
-    if "content-encoding" not in dict(headers):
-        return
-    for name, value in headers:
-        if name == "content-encoding" and value.strip().lower() not in ("", "identity"):
-            raise BadCall(f"carpool does not read request bodies with content-encoding {value.strip()[:40]!r} yet.")
 
 
 def _read(values: dict[str, Any]) -> tuple[str, int, bool]:

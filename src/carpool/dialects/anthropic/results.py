@@ -9,13 +9,13 @@ from carpool.errors import Garbled
 from carpool.ports import ResultLine
 
 
-class _Result(msgspec.Struct):
+class _Result(msgspec.Struct, gc=False):
     type: str
     message: msgspec.Raw = msgspec.Raw(b"")
     error: msgspec.Raw = msgspec.Raw(b"")
 
 
-class _Line(msgspec.Struct):
+class _Line(msgspec.Struct, gc=False):
     custom_id: str
     result: _Result
 

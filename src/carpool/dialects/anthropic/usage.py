@@ -13,16 +13,16 @@ from carpool.model import Usage
 Count = Annotated[int, msgspec.Meta(ge=0, le=2**53)]
 
 
-class _CacheCreation(msgspec.Struct):
+class _CacheCreation(msgspec.Struct, gc=False):
     ephemeral_5m_input_tokens: Count | None = None
     ephemeral_1h_input_tokens: Count | None = None
 
 
-class _ServerTools(msgspec.Struct):
+class _ServerTools(msgspec.Struct, gc=False):
     web_search_requests: Count | None = None
 
 
-class WireUsage(msgspec.Struct):
+class WireUsage(msgspec.Struct, gc=False):
     """`usage` as it stands on the wire; None is "not said"."""
 
     input_tokens: Count | None = None
@@ -66,7 +66,7 @@ class WireUsage(msgspec.Struct):
         return max(short, total - long), long
 
 
-class _Message(msgspec.Struct):
+class _Message(msgspec.Struct, gc=False):
     model: str = ""
     usage: WireUsage | None = None
 

@@ -9,7 +9,6 @@ from carpool.dialects import faithful
 from carpool.dialects.openai import headers as rules
 from carpool.dialects.openai.relatives import OPENAI, Relative
 from carpool.errors import BadCall
-from carpool.model import Headers
 from carpool.ports import Parsed, RawRequest
 
 CHAT = "/v1/chat/completions"
@@ -43,13 +42,12 @@ def handles(method: str, path: str) -> bool:
 def parse(raw: RawRequest, relative: Relative = OPENAI) -> Parsed:
     if not handles(raw.method, raw.path):
         raise BadCall(f"carpool does not understand {raw.method} {raw.path}, only POST {', '.join(_LIMITS)}.")
-    _check_encoding(raw.headers)
+    headers = rules.sort(raw.headers)
     document = faithful.read(raw.body)
     values = document.values
     stream = _stream(values)
     if "stream_options" in values:  # refused by the provider where `stream` is not there
         document = faithful.read(document.without("stream_options"))
-    headers = rules.sort(raw.headers)
     model = _model(values, raw.path)
     return Parsed(
         endpoint=raw.path,
@@ -67,12 +65,6 @@ def parse(raw: RawRequest, relative: Relative = OPENAI) -> Parsed:
         and not values.get("background"),
         tool_turn=_is_tool_turn(values.get("input") if raw.path == RESPONSES else values.get("messages")),
     )
-
-
-def _check_encoding(headers: Headers) -> None:
-    for name, value in headers:
-        if name == "content-encoding" and value.strip().lower() not in ("", "identity"):
-            raise BadCall(f"carpool does not read request bodies with content-encoding {value.strip()[:40]!r} yet.")
 
 
 def _model(values: dict[str, Any], endpoint: str) -> str:
