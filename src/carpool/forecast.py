@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Final, NamedTuple
 
 SYNC_CAP: Final = 600.0
@@ -46,14 +47,7 @@ class Forecast:
 
     def batch_quantile(self, p: float, model: str, size_class: str) -> float:
         """The seconds after which a share p of the batches has ended."""
-        low, high = 0.0, HORIZON
-        while high - low > 0.01:
-            middle = (low + high) / 2
-            if self.batch_cdf(middle, model, size_class) < p:
-                low = middle
-            else:
-                high = middle
-        return high
+        return _quantile(self, p, model, size_class)
 
     def expected_end(self, bought_at: float, model: str, size_class: str) -> float:
         """When a batch bought at that time will probably end."""
@@ -68,3 +62,15 @@ class Forecast:
         small = min(max_output_tokens, 4096)
         counted = small + max(0, max_output_tokens - small) / 4
         return min(SYNC_CAP, self.sync_floor + counted / self.tokens_per_s)
+
+
+@lru_cache(maxsize=1024)  # every plan asks for every open batch, and the answer is found in thirty steps
+def _quantile(forecast: Forecast, p: float, model: str, size_class: str) -> float:
+    low, high = 0.0, HORIZON
+    while high - low > 0.01:
+        middle = (low + high) / 2
+        if forecast.batch_cdf(middle, model, size_class) < p:
+            low = middle
+        else:
+            high = middle
+    return high
