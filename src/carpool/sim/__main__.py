@@ -49,8 +49,8 @@ def _reports(seeds: Iterable[int], fleet: Fleet | None, jobs: int) -> Iterable[R
         yield from pool.map(watched, seeds, chunksize=4)
 
 
-class _Stall(Exception):
-    """A world that takes so long has lost its way."""
+class _Stall(KeyboardInterrupt):
+    """A world that takes so long has lost its way. Nothing less leaves a task: an engine outlives every error."""
 
 
 def _stall(*_: object) -> None:
