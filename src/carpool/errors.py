@@ -18,6 +18,7 @@ CarpoolError
 ├── ConfigError              a setting is wrong (also a ValueError)
 ├── StoreError               the store can't do its work
 │   ├── StoreUnwritable · StoreLocked · StoreAway · StoreCorrupt · StoreTooNew · WrongSecret
+│   ├── Undecided            not known yet: whether the client of an equal call is gone
 │   └── IllegalMove          a transition that the lifecycle table forbids: a bug, never input
 ├── WireError                the provider could not be asked
 │   ├── NotConnected         provably nothing was sent
@@ -148,6 +149,10 @@ class StoreTooNew(StoreError):
 
 class WrongSecret(StoreError):
     pass
+
+
+class Undecided(StoreError):
+    retryable = True
 
 
 class IllegalMove(StoreError):

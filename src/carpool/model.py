@@ -179,7 +179,8 @@ class PoolKey(Value, frozen=True, gc=False):
 
 
 class Admission(Value, frozen=True, gc=False):
-    """A call on its way into the store. `lane` is the road it waits for; `awaiter` the engine whose door holds it."""
+    """A call on its way into the store. `lane` is the road it waits for; `awaiter` the engine whose door holds it.
+    `pressed`: it can't wait until it is known whether an engine lives."""
 
     call: Call
     pool: PoolKey
@@ -187,6 +188,7 @@ class Admission(Value, frozen=True, gc=False):
     rescue_at: float | None
     awaiter: str | None
     reason: str
+    pressed: bool = False
 
 
 class Outcome(Value, frozen=True, gc=False):

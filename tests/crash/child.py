@@ -7,7 +7,6 @@ every answer, every exit.
 from __future__ import annotations
 
 import asyncio
-import importlib
 import json
 import os
 import select
@@ -26,6 +25,7 @@ import carpool.engine.buying
 import carpool.engine.collecting
 import carpool.engine.core
 import carpool.engine.reconciling
+import carpool.stores.postgres._statements
 from carpool import FleetDispatcher, RoutingPolicy
 from carpool.engine.sharing import Lease
 from carpool.model import Lane, Usage
@@ -48,6 +48,8 @@ class Life:
         self.reached: Counter[str] = Counter()
         self.settled = 0
         self.answered = 0
+        self.together: dict[str, Any] = job.get("together") or {"point": None}
+        self.all_there = asyncio.Event()
         self.late = asyncio.Event()
         if not job.get("late_count"):
             self.late.set()
@@ -59,6 +61,7 @@ class Life:
             self.late.set()
         if point != self.stop["point"] or count < self.stop["from"]:
             say(self.name, "point", point, count)
+            await self.company(point, count)
             return
         if count == self.stop["at"]:
             while self.stop["drain"] and self.answered < self.settled:  # noqa: ASYNC110
@@ -66,6 +69,13 @@ class Life:
             self.freeze(point, count)
         say(self.name, "point", point, count)
         await asyncio.Event().wait()
+
+    async def company(self, point: str, count: int) -> None:
+        """Whoever comes to this point goes on when so many are there."""
+        if point == self.together["point"]:
+            if count == self.together["count"]:
+                self.all_there.set()
+            await self.all_there.wait()
 
     def hook(self, event: object) -> None:
         word = type(event).__name__
@@ -113,6 +123,13 @@ class Life:
         assert fleet._engine.failures == 0
 
 
+def doubt_for(seconds: float) -> None:
+    """How long a process whose connection is gone may be alive."""
+    known = carpool.stores.postgres._statements.statements(True)
+    for name in ("missing", "bury"):
+        known[name] = known[name].replace("interval '5 seconds'", f"interval '{seconds} seconds'")
+
+
 def run(line: bytes) -> None:
     """A child's whole life. It never returns."""
     status = 1
@@ -123,6 +140,7 @@ def run(line: bytes) -> None:
         if "lease" in job:
             carpool.engine.core.LEASE = Lease(*job["lease"])
             carpool.engine.buying.CREATE_SILENCE_S = job["create_silence_s"]
+            doubt_for(job["doubt_s"])
         asyncio.run(Life(job).live())
         status = 0
     except BaseException:  # noqa: BLE001
@@ -144,7 +162,6 @@ def warm_up() -> None:
     """What would take every child half a second, done once before the first of them."""
     client = AsyncAnthropic(api_key="k")
     _ = client.messages, client.beta.messages
-    importlib.import_module("carpool.stores.postgres")
     PriceBook().price("anthropic", "claude-haiku-4-5", Usage(1, 1), Lane.BATCH, 1_800_000_000.0)
     usage = {"input_tokens": 1, "output_tokens": 1, "cache_creation": {}, "output_tokens_details": {}}
     answer = {"id": "m", "content": [{"type": "text", "text": "warm"}], "usage": usage, "role": "assistant"}

@@ -30,6 +30,7 @@ POOLS: tuple[dict[str, Any], ...] = (
     {"max_tokens": 9000},
     {"max_tokens": 100, "betas": ["context-1m-2025-08-07"]},
 )
+EACH = 3  # calls in every pool
 POLICY: dict[str, Any] = {"linger_ms": 50, "poll_interval_s": 0.1, "batch_rpm": 1_000_000}
 
 
@@ -57,7 +58,7 @@ def make_call(number: int, pool: int = 0, late: bool = False, **options: Any) ->
     return Call(number, {"model": MODEL, "messages": messages, **POOLS[pool]}, options, late)
 
 
-def groups(each: int = 3) -> list[Call]:
+def groups(each: int = EACH) -> list[Call]:
     """Equal counts on purpose: whose batch is whose can't be told from its size."""
     return [make_call(number, number % len(POOLS)) for number in range(each * len(POOLS))]
 
@@ -201,7 +202,6 @@ class World:
         self.grace_s = 0.5
         self.more: dict[str, Any] = {}  # that every child is told
         self.policy = POLICY
-        self.exact = True  # calls that are submitted together are admitted in one moment, and share their batches
         self._flow: asyncio.Task[None] | None = None
 
     def start(self, calls: Sequence[Call], **job: Any) -> Child:
@@ -281,9 +281,10 @@ class World:
         return [charge for charge in self.provider.bill.charges if charge.kind == "sync"]
 
 
-# On a shared store a process counts as dead when its pulse has stopped, and what it had begun may be on its way until
-# its lease ends: both are short here, or every crash would take minutes.
-SHARED: dict[str, Any] = {"lease": [3.0, 1.0, 0.25], "create_silence_s": 1.0}
+# On a shared store a process counts as dead when its connection is gone or its pulse has stopped, and what it had begun
+# may be on its way until its lease ends: all are short here, or every crash would take minutes. The pulse is longer
+# than a process of a busy machine stands still.
+SHARED: dict[str, Any] = {"lease": [5.0, 3.0, 0.5], "create_silence_s": 1.0, "doubt_s": 1.0}
 
 
 @asynccontextmanager
@@ -293,8 +294,9 @@ async def world(folder: Path, family: Children, postgres: str | None = None) -> 
     async with serve(provider=provider) as server:
         made = World(provider, server.url, folder, family)
         if postgres is not None:
-            made.store, made.more, made.exact = postgres, SHARED, False
-            made.policy = {**POLICY, "linger_ms": 100}
+            made.store, made.more = postgres, SHARED
+            # Calls of one moment may be admitted one after the other there: what makes a batch whole is its count.
+            made.policy = {**POLICY, "linger_ms": 2000, "batch_max_size": EACH}
         try:
             yield made
         finally:

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
 from unittest.mock import patch
 
 import pytest
 from anthropic import AsyncAnthropic
 
-from carpool import FleetDispatcher, RoutingPolicy
+from carpool import FleetDispatcher, RoutingPolicy, StoreAway, StoreUnwritable
 from carpool.clock import SystemClock
-from carpool.engine import buying, refusing
+from carpool.engine import buying, reconciling, refusing
+from carpool.lifecycle import BatchState
 from carpool.mock import Constant, MockConfig, serve
+from carpool.model import Batch
 from carpool.ports import WireRequest, WireResponse
 from carpool.stores import SqliteStore
 from carpool.wires import HttpxWire
@@ -103,3 +106,59 @@ async def test_the_lease_outlasts_the_time_that_a_create_has(monkeypatch: pytest
         await client.close()
     assert len(timeouts) == 1
     assert min(asked) >= timeouts[0] - 1.0  # the second is for the look at the clock in between
+
+
+async def _bought_once(monkeypatch: pytest.MonkeyPatch) -> tuple[int, int]:
+    """A call is answered and bought once; says how many batches were refused and unknown on its way."""
+    monkeypatch.setattr(refusing, "RETRY_S", 0.01)
+    monkeypatch.setattr(reconciling, "GRACE_S", 0.2)
+    async with serve(MockConfig(batch_latency=Constant(0.0))) as mock:
+        client = AsyncAnthropic(api_key="sk-test", base_url=mock.url)
+        policy = RoutingPolicy(linger_ms=0, poll_interval_s=0.1)
+        async with asyncio.timeout(30), FleetDispatcher(client, policy=policy) as fleet:
+            message = {"role": "user", "content": "hello"}
+            await fleet.submit_batch(model="claude-sonnet-5", max_tokens=5, messages=[message])
+            stats = fleet.stats
+        assert len(mock.provider.batches) == len(mock.provider.bill.charges) == 1
+        await client.close()
+    return stats.batches_refused, stats.batches_unknown
+
+
+async def test_a_create_whose_lines_cannot_be_read_was_not_sent_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    true, failing = SqliteStore.lines, [True]
+
+    async def lines(self: SqliteStore, batch: int) -> AsyncIterator[list[tuple[int, bytes]]]:
+        if failing and failing.pop():
+            raise StoreUnwritable("The disk is full.")
+        async for chunk in true(self, batch):
+            yield chunk
+
+    monkeypatch.setattr(SqliteStore, "lines", lines)
+    assert await _bought_once(monkeypatch) == (1, 0)
+
+
+async def test_a_bought_batch_is_written_down_when_the_disk_has_room_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    true, failing = SqliteStore.move, [True] * 3
+
+    async def move(self: SqliteStore, batch: int, target: BatchState, **changes: object) -> Batch:
+        if target is BatchState.OPEN and failing and failing.pop():
+            raise StoreUnwritable("The disk is full.")
+        return await true(self, batch, target, **changes)
+
+    monkeypatch.setattr(SqliteStore, "move", move)
+    assert await _bought_once(monkeypatch) == (0, 0)
+    assert not failing
+
+
+async def test_a_store_that_fails_after_it_wrote_that_a_create_goes_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody sends that create any more, and nobody but the provider can tell."""
+    true, failing = SqliteStore.depart, [True]
+
+    async def depart(self: SqliteStore, batch: int, owner: str, until: float, now: float) -> bool:
+        departs = await true(self, batch, owner, until, now)
+        if failing and failing.pop():
+            raise StoreAway("The store can't be reached.")
+        return departs
+
+    monkeypatch.setattr(SqliteStore, "depart", depart)
+    assert await _bought_once(monkeypatch) == (0, 1)

@@ -19,7 +19,7 @@ from carpool.engine.learning import BELIEVED_S, Learned
 from carpool.engine.stats import Stats
 from carpool.engine.tasks import Crew
 from carpool.engine.waiting import Reply, Waiters
-from carpool.errors import Closed, StoreError, StoreLocked
+from carpool.errors import Closed, StoreError, StoreLocked, StoreUnwritable
 from carpool.forecast import Forecast
 from carpool.model import Entry, EntryKind, Lane, Outcome, OutcomeKind, ticket_number, ticket_text
 from carpool.policy import RoutingPolicy
@@ -277,7 +277,7 @@ async def test_a_write_that_must_not_be_forgotten_is_repeated() -> None:
         nonlocal tries
         tries += 1
         if tries < 4:
-            raise StoreLocked("Somebody holds it.")
+            raise (StoreLocked("Somebody holds it.") if tries % 2 else StoreUnwritable("The disk is full."))
         return "written"
 
     assert await desk.insist("writing", write) == "written"

@@ -10,7 +10,7 @@ from unittest.mock import patch
 import pytest
 from fleets import QUICK, SOON, riding
 
-from carpool.errors import CarpoolError, StoreError
+from carpool.errors import CarpoolError, StoreError, Undecided
 from carpool.model import Admission
 from carpool.stores import SqliteStore
 
@@ -42,6 +42,57 @@ async def test_one_that_the_store_refuses_keeps_no_other_out() -> None:
                 *(scene.fleet.submit_batch(**ask(number)) for number in range(6)), return_exceptions=True
             )
     assert [isinstance(one, CarpoolError) for one in results] == [False, False, False, True, False, False]
+
+
+class Doubting:
+    """Stands for a store that does not know for a while whether an equal call has lost its client."""
+
+    def __init__(self, times: float) -> None:
+        self.times = times
+        self.asked = 0
+
+    def admit_all(self, store: SqliteStore, admissions: Sequence[Admission]) -> Any:
+        doubtful = [b"call 3" in one.call.body and not one.pressed for one in admissions]
+        self.asked += any(doubtful)
+        if not any(doubtful) or self.asked > self.times:
+            return admit_all(store, admissions)
+
+        async def partly() -> list[Any]:
+            known = [one for one, doubt in zip(admissions, doubtful, strict=True) if not doubt]
+            found = iter(await admit_all(store, known) if known else [])
+            return [Undecided("Not known yet.") if doubt else next(found) for doubt in doubtful]
+
+        return partly()
+
+
+async def test_one_whose_fate_is_not_known_yet_is_asked_for_again_and_keeps_no_other_out() -> None:
+    doubting = Doubting(3)
+    with patch.object(SqliteStore, "admit_all", lambda *given: doubting.admit_all(*given)):
+        async with riding(SOON, QUICK) as scene:
+            third = asyncio.ensure_future(scene.fleet.submit_batch(**ask(3)))
+            await asyncio.gather(*(scene.fleet.submit_batch(**ask(number)) for number in range(3)))
+            assert not third.done()
+            await third
+    assert doubting.asked == 4
+
+
+async def test_nobody_waits_for_anothers_fate_beyond_its_own_time() -> None:
+    doubting = Doubting(float("inf"))
+    with patch.object(SqliteStore, "admit_all", lambda *given: doubting.admit_all(*given)):
+        async with riding(SOON, QUICK) as scene:
+            await scene.fleet.submit(lane="batch", latency_budget_ms=10_000, **ask(3))
+    assert doubting.asked
+
+
+async def test_who_is_not_decided_on_hears_that_carpool_stopped() -> None:
+    doubting = Doubting(float("inf"))
+    with patch.object(SqliteStore, "admit_all", lambda *given: doubting.admit_all(*given)):
+        async with riding(SOON, QUICK) as scene:
+            third = asyncio.ensure_future(scene.fleet.submit_batch(**ask(3)))
+            while not doubting.asked:  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+    with pytest.raises(CarpoolError, match="Send it again"):
+        await third
 
 
 async def test_who_leaves_at_the_door_is_not_waited_for() -> None:

@@ -11,6 +11,7 @@ from contextlib import asynccontextmanager
 import msgspec
 import pytest
 
+import carpool.engine.sharing
 from carpool.doors.options import Options
 from carpool.engine.sharing import Lease
 from carpool.mock import Constant, Faults, MockAnthropic, MockConfig, expected_text
@@ -229,3 +230,41 @@ def test_who_was_taken_for_dead_awaits_its_calls_again() -> None:
         assert other.engine.stats.rescued_calls == 4
 
     in_house(test, MockConfig(batch_latency=Constant(7200.0), faults=Faults()))
+
+
+def test_who_awaits_many_calls_again_is_not_taken_for_dead_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A store that takes its time: to await all of them again takes longer than a pulse lasts."""
+    awaited = SqliteStore.await_ticket
+
+    async def slowly(self: SqliteStore, ticket: int, awaiter: str | None) -> None:
+        await awaited(self, ticket, awaiter)
+        if awaiter is not None:
+            await asyncio.sleep(0.9 * LEASE.beat)
+
+    monkeypatch.setattr(SqliteStore, "await_ticket", slowly)
+    monkeypatch.setattr(carpool.engine.sharing, "REAWAIT", 1)
+
+    async def test(house: House) -> None:
+        await house.boot(2)
+        await house.ask(house.engines[0], 0)
+        leader = house.leader()
+        other = next(process for process in house.engines if process is not leader)
+        asking = [asyncio.ensure_future(house.ask(other, n)) for n in range(10, 20)]
+        await asyncio.sleep(5.0)
+        other.stop()
+        await asyncio.sleep(2 * LEASE.pulse)
+        other.go_on()
+        await asyncio.sleep(1.0)
+        for _ in range(40):
+            assert await alive(house, other)
+            await asyncio.sleep(LEASE.beat / 2)
+        await asyncio.gather(*asking)
+        assert set(house.bought.values()) == {1}
+
+    in_house(test, MockConfig(batch_latency=Constant(1200.0)))
+
+
+async def alive(house: House, process: Process) -> bool:
+    question = "SELECT pulse_until FROM engines WHERE name = ?"
+    [(until,)] = house.store._session.connection.execute(question, (process.engine.name,)).fetchall()
+    return bool(until >= house.timeline.now())

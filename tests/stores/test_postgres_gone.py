@@ -3,26 +3,36 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+import re
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import psycopg
 import pytest
+from msgspec.structs import replace
 from servers import schema_url
 from stores import CRED, ME, OTHER, admission
 
 from carpool.clock import SystemClock
+from carpool.errors import Undecided
+from carpool.model import Admitted
 from carpool.ports import Store
 from carpool.stores.postgres import PostgresStore, _statements
 
 LEASE, PULSE = 180.0, 3600.0
 
 
+def grace(monkeypatch: pytest.MonkeyPatch, lasts: str) -> None:
+    known = _statements.statements(True)
+    for name in ("missing", "bury"):
+        monkeypatch.setitem(known, name, re.sub(r"interval '.*?'", f"interval '{lasts}'", known[name]))
+
+
 @pytest.fixture(autouse=True)
 def _no_grace(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The server of these tests may have been started a moment ago."""
-    known = _statements.statements(True)
-    monkeypatch.setitem(known, "gone", known["gone"].replace("'10 seconds'", "'0 seconds'"))
+    """Whose connection is gone is dead at once; else these tests would wait."""
+    grace(monkeypatch, "0 seconds")
 
 
 @pytest.fixture
@@ -52,6 +62,33 @@ def asked(url: str, question: str, *values: Any) -> Any:
 def signed_in(url: str, engine: str) -> bool:
     found = asked(url, "SELECT backend FROM engines WHERE name = %s", engine)
     return bool(found and found[0] is not None)
+
+
+def connected(url: str, engine: str) -> bool:
+    question = "SELECT 1 FROM engines, pg_stat_get_activity(backend) WHERE name = %s AND backend_start = backend_since"
+    return asked(url, question, engine) is not None
+
+
+async def vanish(store: PostgresStore, url: str) -> None:
+    """As the system does it for a process that is killed: without a word."""
+    await store.aclose()
+    await until(lambda: not connected(url, OTHER))
+
+
+@contextmanager
+def silent(store: PostgresStore) -> Iterator[None]:
+    """Its listening connection, once cut, is not made again meanwhile."""
+    hearing = store._hearing
+    assert hearing is not None
+    made, hearing._connect = hearing._connect, _refused
+    try:
+        yield
+    finally:
+        hearing._connect = made
+
+
+def _refused() -> Any:
+    raise psycopg.OperationalError("no connection left")
 
 
 async def until(true: Callable[[], Any]) -> None:
@@ -100,14 +137,95 @@ async def test_who_left_is_not_looked_for(two: tuple[PostgresStore, PostgresStor
     assert asked(url, "SELECT 1 FROM engines WHERE name = %s", OTHER) is None
 
 
-async def test_a_server_that_was_just_started_is_given_time(
+# ---------------------------------------------------------------- in doubt
+
+
+async def test_who_lost_its_connection_may_be_alive_until_it_had_time_to_come_back(
     two: tuple[PostgresStore, PostgresStore], url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """After its restart every connection is gone, and every process is alive."""
-    known = _statements.statements(True)
-    monkeypatch.setitem(known, "gone", known["gone"].replace("'0 seconds'", "'1 day'"))
+    """An equal call is neither joined with one that may be awaited, nor bought beside one that may be free."""
+    grace(monkeypatch, "1 day")
     mine, others = two
     assert await admitted(others, 1, OTHER) == (1, True)
-    await others.aclose()
-    await until(lambda: not asked(url, "SELECT 1 FROM engines, pg_stat_get_activity(backend) WHERE name = %s", OTHER))
+    await vanish(others, url)
+    for _ in range(2):
+        with pytest.raises(Undecided, match="not known yet"):
+            await admitted(mine, 2, ME)
+    assert (await mine.admit(admission(3, fingerprint=8, awaiter=ME))).fresh  # others need not wait
+    assert (await mine.admit(admission(4, fingerprint=7, credential="another", awaiter=ME))).fresh
+    assert (await mine.admit(admission(5, fingerprint=7, key="a key", awaiter=ME))).fresh
+    together = [admission(6, fingerprint=7, awaiter=ME), admission(7, fingerprint=9, awaiter=ME)]
+    undecided, fresh = await mine.admit_all(together)
+    assert isinstance(undecided, Undecided)
+    assert isinstance(fresh, Admitted)
+    grace(monkeypatch, "0 seconds")
+    assert await admitted(mine, 2, ME) == (1, False)
+
+
+async def test_a_ticket_that_is_free_is_adopted_whoever_is_in_doubt(
+    two: tuple[PostgresStore, PostgresStore], url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    grace(monkeypatch, "1 day")
+    mine, others = two
+    assert await admitted(others, 1, OTHER) == (1, True)
     assert await admitted(mine, 2, ME) == (2, True)
+    await vanish(others, url)
+    await mine.await_ticket(2, None)
+    assert await admitted(mine, 3, ME) == (2, False)
+
+
+async def test_a_call_that_presses_waits_for_nobodys_fate(
+    two: tuple[PostgresStore, PostgresStore], url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    grace(monkeypatch, "1 day")
+    mine, others = two
+    assert await admitted(others, 1, OTHER) == (1, True)
+    await vanish(others, url)
+    assert (await mine.admit(replace(admission(2, fingerprint=7, awaiter=ME), pressed=True))).fresh
+
+
+async def test_equal_calls_of_the_living_stay_two_while_a_connection_is_cut(
+    two: tuple[PostgresStore, PostgresStore], url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    grace(monkeypatch, "1 day")
+    mine, others = two
+    assert await admitted(others, 1, OTHER) == (1, True)
+    [before] = asked(url, "SELECT backend FROM engines WHERE name = %s", OTHER)
+    with silent(others):
+        asked(url, "SELECT pg_terminate_backend(%s)", before)
+        await until(lambda: not connected(url, OTHER))
+        with pytest.raises(Undecided):
+            await admitted(mine, 2, ME)
+        assert await admitted(others, 3, OTHER) == (3, True)  # it knows of itself that it lives
+    await until(lambda: connected(url, OTHER))
+    assert await admitted(mine, 2, ME) == (2, True)
+    assert await others.join(OTHER, SystemClock().now(), LEASE, PULSE)
+
+
+async def test_a_number_that_the_server_gave_to_another_is_not_taken_for_the_engine(
+    two: tuple[PostgresStore, PostgresStore], url: str
+) -> None:
+    """After a restart numbers begin anew, and a stranger's process may have the one that an engine had."""
+    mine, others = two
+    assert await admitted(others, 1, OTHER) == (1, True)
+    await vanish(others, url)
+    with psycopg.connect(url.partition("schema=")[0].rstrip("?&"), autocommit=True) as stranger:
+        asked(url, "UPDATE engines SET backend = %s WHERE name = %s RETURNING 1", stranger.info.backend_pid, OTHER)
+        assert await admitted(mine, 2, ME) == (1, False)
+
+
+async def test_after_a_restart_the_pulse_decides(two: tuple[PostgresStore, PostgresStore], url: str) -> None:
+    """The connections of all are gone then, and pulses may have run out while nobody could say that it lives."""
+    mine, others = two
+    assert await admitted(others, 1, OTHER) == (1, True)
+    await vanish(others, url)
+    ran_out = "pulse_until = 1, pulse = 3600, server_since = server_since - interval '1 second'"
+    asked(url, f"UPDATE engines SET {ran_out} WHERE name = %s RETURNING 1", OTHER)
+    with pytest.raises(Undecided):
+        await admitted(mine, 2, ME)
+    await mine.lead(ME, [CRED], SystemClock().now())
+    await mine.take_over(ME, [CRED], SystemClock().now())
+    with pytest.raises(Undecided):
+        await admitted(mine, 2, ME)
+    asked(url, "UPDATE engines SET pulse_until = 1 WHERE name = %s RETURNING 1", OTHER)
+    assert await admitted(mine, 2, ME) == (1, False)

@@ -16,6 +16,8 @@ SOME = "[1, 2, 3]"
 HOT: dict[str, Any] = {
     "hold": (SOME,),
     "known_fingerprints": (SOME,),
+    "doubtful": {"fingerprints": SOME, "doubted": '["gone"]'},
+    "in_doubt": {"fingerprint": 7919, "credential": 1, "doubted": '["gone"]'},
     "call_by_key": (1, "key"),
     "adoptable": (7919, 1),
     "lately_delivered": (7919, T0, 1),

@@ -47,12 +47,17 @@ class Buyer:
 
     async def _give_back(self) -> None:
         """Batches whose engine died, or failed, before the create went out: nothing was bought, their calls wait as
-        before."""
+        before. Where the store failed between that and the answer, only the provider knows."""
         for batch in self._desk.batches:
-            if batch.state is BatchState.SUBMITTING and batch.unsent and batch.id not in self._under_way:
-                row = await self._desk.store.batch(batch.id)  # it may have moved on meanwhile
-                if row is not None and row.state is BatchState.SUBMITTING and row.unsent:
-                    await refuse(self._desk, row, Refusal(0, "Its create was never sent.", True, 0.0))
+            if batch.state is not BatchState.SUBMITTING or batch.id in self._under_way:
+                continue
+            row = await self._desk.store.batch(batch.id)  # it may have moved on meanwhile
+            if row is None or row.state is not BatchState.SUBMITTING or row.owner != self._desk.name:
+                continue
+            if row.unsent:
+                await refuse(self._desk, row, Refusal(0, "Its create was never sent.", True, 0.0))
+            else:
+                await self._unknown(row, "what became of its create was not written down")
 
     def _opens_at(self, view: PoolView) -> float:
         """When the provider's queue for this pool's model may have room again."""
@@ -159,10 +164,10 @@ class Buyer:
         return row is not None and row.owner == self._desk.name
 
     async def _let_go(self, batch: Batch) -> None:
-        """Its create did not go out, because the lease might end before the answer. A batch that is another engine's
-        by now is `unknown`, which this move does not touch."""
+        """Its create did not go out, or not whole: the lease might end before the answer, or the store failed. A batch
+        that is another engine's by now is `unknown`, which this move does not touch."""
         if await self._is_mine(batch):
-            await refuse(self._desk, batch, Refusal(0, "the lease of its engine runs out", retryable=True))
+            await refuse(self._desk, batch, Refusal(0, "its create could not be sent whole", retryable=True))
 
     # ------------------------------------------------------------ the lines go first: nothing is bought yet
 
@@ -242,18 +247,21 @@ class Buyer:
         head, between, tail = upstream.dialect.frame(nonce)
         lead, desk = head, self._desk
         checked_at = desk.now()
-        async for chunk in desk.store.lines(batch.id):
-            yield lead + between.join(line(endpoint, custom_id(nonce, ticket), body) for ticket, body in chunk)
-            lead = between
-            if desk.now() > checked_at + RECHECK_S:
-                await self._check_again(batch)
-                checked_at = desk.now()
+        try:
+            async for chunk in desk.store.lines(batch.id):
+                yield lead + between.join(line(endpoint, custom_id(nonce, ticket), body) for ticket, body in chunk)
+                lead = between
+                if desk.now() > checked_at + RECHECK_S:
+                    await self._check_again(batch)
+                    checked_at = desk.now()
+        except StoreError:
+            self._cut.add(batch.id)
+            raise
         yield tail
 
     async def _check_again(self, batch: Batch) -> None:
         """A large body may take long: the lease must last from its last byte to the answer."""
         if not await self._still_mine(batch):
-            self._cut.add(batch.id)
             raise StoreError("The lease of this engine runs out.")
 
     async def _answered(self, batch: Batch, upstream: Upstream, answer: Answer) -> None:

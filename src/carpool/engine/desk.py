@@ -19,7 +19,7 @@ from carpool.engine.stats import Stats
 from carpool.engine.tasks import Crew
 from carpool.engine.upstream import Answer, Upstream, clock_offset
 from carpool.engine.waiting import Waiters
-from carpool.errors import IllegalMove, StoreError
+from carpool.errors import IllegalMove, StoreError, StoreUnwritable
 from carpool.forecast import Forecast
 from carpool.lifecycle import BatchState
 from carpool.model import NONCE_LETTERS, Batch, Lane, base32
@@ -181,7 +181,7 @@ class Desk:
             try:
                 return await write()
             except StoreError as error:
-                if not error.retryable:
+                if not error.retryable and not isinstance(error, StoreUnwritable):  # a full disk is freed some day
                     raise
                 self.trouble(doing, error)
                 await self.clock.sleep(delay)

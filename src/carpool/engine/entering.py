@@ -7,11 +7,13 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Final, Literal
 
+from msgspec.structs import replace
+
 from carpool.engine.desk import Desk
 from carpool.engine.events import CallAdmitted
 from carpool.engine.rescuing import Rescuer
 from carpool.engine.waiting import Reply
-from carpool.errors import CarpoolError, Closed, Crowded
+from carpool.errors import CarpoolError, Closed, Crowded, Undecided
 from carpool.lifecycle import TicketState
 from carpool.model import Admission, Admitted, Call, Lane, ticket_text
 from carpool.routing import Decision, pool_key
@@ -21,6 +23,7 @@ Gone = Literal["keep", "cancel"]
 GROUP = 250  # so many go to the store at once, while the next are still being understood
 NO_TICKET: Final = -1
 ADMISSION_PAUSE_S = 0.1  # arrivals wake the planner at most so often
+ASK_AGAIN_S = 0.5  # between questions whether an equal call has lost its client
 
 
 @dataclass(slots=True, eq=False)
@@ -109,7 +112,10 @@ class Entrance:
 
     async def _seat_all(self, group: list[_Newcomer], writing: Awaitable[list[Admitted | CarpoolError]]) -> None:
         try:
-            await self._seat_each(group, writing)
+            undecided = await self._seat_each(group, writing)
+            while undecided:
+                await self._desk.clock.sleep(ASK_AGAIN_S)
+                undecided = await self._ask_again(undecided)
         finally:  # whatever went wrong, nobody is left standing at the door
             self._standing -= len(group)
             for admission, seat in group:
@@ -118,24 +124,37 @@ class Entrance:
                 if seat.ticket == NO_TICKET:
                     seat.fail(Closed("carpool stopped before this call was accepted. Send it again."))
 
-    async def _seat_each(self, group: list[_Newcomer], writing: Awaitable[list[Admitted | CarpoolError]]) -> None:
+    async def _ask_again(self, undecided: list[_Newcomer]) -> list[_Newcomer]:
+        """Nobody is kept waiting beyond the time when its call must be sent: then it is a call of its own."""
+        now = self._desk.now()
+        group = [
+            (replace(one, pressed=one.rescue_at is not None and one.rescue_at <= now), seat) for one, seat in undecided
+        ]
+        return await self._seat_each(group, self._desk.store.admit_all([admission for admission, _ in group]))
+
+    async def _seat_each(
+        self, group: list[_Newcomer], writing: Awaitable[list[Admitted | CarpoolError]]
+    ) -> list[_Newcomer]:
+        """Says for whom it is not known yet whether its call is here already."""
         try:
             admitted = await writing
         except CarpoolError as error:
             if len(group) > 1:  # what one of them can't have must not keep the others out
-                for one in group:
-                    self._standing += 1
-                    await self._seat_all([one], self._desk.store.admit_all([one[0]]))
-                return
+                alone = [await self._seat_each([one], self._desk.store.admit_all([one[0]])) for one in group]
+                return [one for some in alone for one in some]
             admitted = [error]
+        undecided = []
         for (admission, seat), result in zip(group, admitted, strict=True):
-            if isinstance(result, CarpoolError):
+            if isinstance(result, Undecided):
+                undecided.append((admission, seat))
+            elif isinstance(result, CarpoolError):
                 seat.fail(result)
             else:
                 self._place(admission.call, seat, result)
         if self._desk.probe is not None:
-            await asyncio.gather(*(self._desk.reached("admitted") for _ in group))
+            await asyncio.gather(*(self._desk.reached("admitted") for _ in range(len(group) - len(undecided))))
         self._desk.wake_by(self._desk.now() + min(self._desk.policy.linger_ms / 1000, ADMISSION_PAUSE_S))
+        return undecided
 
     def _place(self, call: Call, seat: Seat, admitted: Admitted) -> None:
         """On disk first; then, before anything else can run, the waiter is in place."""

@@ -74,8 +74,7 @@ class Sharing:
 
     async def _beat(self, now: float) -> None:
         desk = self._desk
-        alive = await desk.store.join(desk.name, now, self._lease.lease, self._lease.pulse)
-        self._beat_at = now + self._lease.beat
+        alive = await self._join(now)
         if alive or not self._joined:
             self._joined = True
             self._lead_at = now
@@ -86,12 +85,22 @@ class Sharing:
         self._lead_at = now + self._lease.beat
         await self._await_again()
 
+    async def _join(self, now: float) -> bool:
+        alive = await self._desk.store.join(self._desk.name, now, self._lease.lease, self._lease.pulse)
+        self._beat_at = now + self._lease.beat
+        return alive
+
     async def _await_again(self) -> None:
-        desk, tickets = self._desk, list(self._desk.waiters)
-        for start in range(0, len(tickets), REAWAIT):
-            some = tickets[start : start + REAWAIT]
+        """With many clients this takes longer than a pulse lasts: without a beat in between it would begin again and
+        again, and nothing else would ever be done."""
+        desk, tickets, done = self._desk, list(self._desk.waiters), 0
+        while done < len(tickets):
+            some = tickets[done : done + REAWAIT]
             await asyncio.gather(*(desk.store.await_ticket(ticket, desk.name) for ticket in some))
             await self._fetch(some)
+            done += REAWAIT
+            if desk.now() >= self._beat_at and not await self._join(desk.now()):
+                done = 0
 
     async def _lead(self, now: float) -> None:
         desk = self._desk

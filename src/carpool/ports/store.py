@@ -97,7 +97,8 @@ class Store(Protocol):
            the same key raises `KeyConflict`.
         2. Without a key: adoption. An undelivered ticket with the same fingerprint and credential that nobody
            awaits, the oldest first, becomes the newcomer's likewise. A ticket delivered within 60 s is given again
-           only when `call.retry` is set.
+           only when `call.retry` is set. Where such a ticket is awaited by an engine that may be dead or alive,
+           raises `Undecided` and changes nothing, unless the admission is `pressed`: ask again soon.
         3. Otherwise a fresh ticket: `queued` on lane `batch`, `sending` on lane `now`.
         """
         ...

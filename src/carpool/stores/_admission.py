@@ -7,7 +7,7 @@ from math import inf
 
 import msgspec
 
-from carpool.errors import KeyConflict
+from carpool.errors import CarpoolError, KeyConflict, Undecided
 from carpool.lifecycle import TicketState
 from carpool.model import Admission, Admitted, Call, Lane, Outcome
 from carpool.stores._codec import Row, outcome_value, signed, tags_text, to_json
@@ -18,7 +18,7 @@ _AT_ONCE = 16_000_000  # bytes of bodies in one statement, which copies what is 
 _SMALL_BODY = 65_536  # larger bodies are inserted one by one
 
 
-def admit(session: Session, groups: list[Sequence[Admission]]) -> list[list[Admitted | KeyConflict]]:
+def admit(session: Session, groups: list[Sequence[Admission]]) -> list[list[Admitted | CarpoolError]]:
     """Admits in order. Calls that can't meet anything known are gathered and inserted together."""
     session.bury()  # whoever lost its connection with a process that is gone must find its ticket free to adopt
     gathered = _Gathered(session, [one for group in groups for one in group])
@@ -37,8 +37,10 @@ class _Gathered:
         self._calls: list[Row] = []
         self._bodies: list[Row] = []
         asked = to_json([signed(one.call.fingerprint) for one in admissions if one.call.key is None])
+        # Those in doubt first: whoever is freed between the two questions is in the second answer.
+        self._adoptable = set(session.doubtful(asked))
         row = session.row("known_fingerprints", (asked,))
-        self._adoptable: set[int] = set(msgspec.json.decode(row[0])) if row else set()
+        self._adoptable.update(msgspec.json.decode(row[0], type=list[int]) if row else ())
 
     def take(self, admission: Admission) -> bool:
         """Takes a call that provably has no earlier ticket: no key, no retry, nothing to adopt."""
@@ -70,7 +72,7 @@ class _Gathered:
         self._bodies.clear()
 
 
-def _with_care(session: Session, gathered: _Gathered, admission: Admission) -> Admitted | KeyConflict:
+def _with_care(session: Session, gathered: _Gathered, admission: Admission) -> Admitted | CarpoolError:
     """The prose of the contract, for one call, with all earlier ones in the tables."""
     gathered.insert()
     call = admission.call
@@ -81,7 +83,13 @@ def _with_care(session: Session, gathered: _Gathered, admission: Admission) -> A
             return KeyConflict(f"The key {call.key[:80]!r} was used for another call. Use a new key for a new call.")
         ticket = None if row is None else row[0]
     else:
+        fingerprint, pressed = signed(call.fingerprint), admission.pressed
+        doubtful = not pressed and session.in_doubt(fingerprint, credential, admission.awaiter)
         ticket = _adoptable(session, call, credential)
+        if ticket is None and doubtful:
+            return Undecided(
+                "Whether an equal call is still waited for is not known yet. Send it again in some seconds."
+            )
     if ticket is not None:
         return _hand_over(session, ticket, admission)
     gathered.add(admission)

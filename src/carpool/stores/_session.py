@@ -53,7 +53,16 @@ class Session(ABC):
 
     @abstractmethod
     def bury(self) -> None:
-        """Engines that are provably gone, where that can be told, count as dead from now on, and await nothing."""
+        """Engines that are provably gone, where that can be told, count as dead from now on, and await nothing; those
+        that may be are in doubt."""
+
+    @abstractmethod
+    def doubtful(self, fingerprints: str) -> list[int]:
+        """Those of these fingerprints that an undelivered call has whose awaiter was in doubt at the last `bury`."""
+
+    @abstractmethod
+    def in_doubt(self, fingerprint: int, credential: int, newcomer: str | None) -> bool:
+        """Whether there is such a call of this credential. Who brings it knows of itself that it lives."""
 
     @abstractmethod
     def next_outcome(self) -> int: ...

@@ -68,6 +68,12 @@ class SqliteSession(Session):
     def bury(self) -> None:
         """Those of other processes were voided when the file was opened."""
 
+    def doubtful(self, fingerprints: str) -> list[int]:
+        return []
+
+    def in_doubt(self, fingerprint: int, credential: int, newcomer: str | None) -> bool:
+        return False
+
     def next_outcome(self) -> int:
         row = self.row("next_outcome")
         return 1 if row is None else row[0]

@@ -155,7 +155,10 @@ class PostgresGroups:
     def _committed(self, number: str) -> bool:
         """Whether that transaction was committed; raises while its fate is open."""
         asked = "SELECT pg_xact_status(%s::text::xid8), pg_terminate_backend(pid) FROM (SELECT %s::int AS pid) one"
-        status, _ = self._session.connection.execute(asked, (number, self._backend)).fetchone() or (None, None)
+        try:
+            status, _ = self._session.connection.execute(asked, (number, self._backend)).fetchone() or (None, None)
+        except psycopg.errors.InvalidParameterValue:  # a server that crashed does not know a number it never wrote down
+            return False
         if status == "in progress":
             raise _Undecided("the server has not noticed yet that the connection broke")
         if status is None:

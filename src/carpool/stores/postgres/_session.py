@@ -35,6 +35,7 @@ class PostgresSession(Session):
     ) -> None:
         super().__init__(name, sql, sealing)
         self.connection = connection
+        self._doubted: frozenset[str] = frozenset()  # engines that may be dead or alive
         self._types: dict[str, list[int]] = {}  # of the columns that a statement fills, by its name
 
     def execute(self, text: str, parameters: Parameters = ()) -> Cursor[Row]:
@@ -86,11 +87,25 @@ class PostgresSession(Session):
         return [row[0] for row in self.rows("departed", {"now": now})]
 
     def bury(self) -> None:
-        dead = [row[0] for row in self.rows("gone")]
-        if dead:
+        missing = self.rows("missing")
+        if any(news or dead for _, news, dead in missing):
             self.alone()
-            self.run("bury", {"dead": to_json(dead)})
-            self.run("forget_awaiters", {"dead": to_json(dead)})
+            self.run("miss")
+            if dead := [row[0] for row in self.rows("bury")]:
+                self.run("forget_awaiters", {"dead": to_json(dead)})
+            missing = self.rows("missing")
+        self._doubted = frozenset(row[0] for row in missing)
+
+    def doubtful(self, fingerprints: str) -> list[int]:
+        if not self._doubted:
+            return []
+        asked = {"fingerprints": fingerprints, "doubted": to_json(sorted(self._doubted))}
+        return [row[0] for row in self.rows("doubtful", asked)]
+
+    def in_doubt(self, fingerprint: int, credential: int, newcomer: str | None) -> bool:
+        doubted = self._doubted - {newcomer}
+        asked = {"fingerprint": fingerprint, "credential": credential, "doubted": to_json(sorted(doubted))}
+        return bool(doubted) and self.row("in_doubt", asked) is not None
 
     def next_outcome(self) -> int:
         return 0  # outcomes are found by their tickets here

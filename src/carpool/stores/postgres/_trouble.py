@@ -11,6 +11,7 @@ from carpool.stores.postgres._session import Raced
 _TWINS = {"calls_key", "entries_pkey"}
 _AGAIN = {"40001", "40P01", "55P03"}  # serialization, deadlock, a lock that was not to be had
 _LATER = {"53300", "57P01", "57P02", "57P03", "57P04", "57P05", "25P03", "25P04"}  # no room, or going up or down
+_NO_ROOM = ("File too large", "Disk quota exceeded")  # the server has no code of its own for these
 _REFUSED = ("28", "3D", "3F", "42")  # who asks, or what for, is wrong: asking again changes nothing
 
 
@@ -39,7 +40,7 @@ def state_of(error: BaseException) -> str:
 
 def translate(error: BaseException, name: str) -> StoreError:
     state, said = state_of(error), _said(error)
-    if state == "53100":
+    if state == "53100" or any(words in said for words in _NO_ROOM):
         return StoreUnwritable(f"The store {name} can't grow: the disk is full. Free some space; nothing was lost.")
     if state in ("25006", "42501"):
         return StoreUnwritable(f"The store {name} can't be written ({said}). Check the server and the user's rights.")

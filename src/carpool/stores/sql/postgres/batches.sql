@@ -5,22 +5,32 @@
 SELECT pg_advisory_xact_lock(hashtextextended('carpool engines ' || current_schema(), 0))
 
 -- name: join
-INSERT INTO engines (name, lease_until, pulse_until, skew)
-VALUES (:engine, {clock} + :ttl, {clock} + :pulse, {clock} - :now)
+INSERT INTO engines (name, lease_until, pulse_until, skew, pulse)
+VALUES (:engine, {clock} + :ttl, {clock} + :pulse, {clock} - :now, :pulse)
 ON CONFLICT (name) DO UPDATE SET lease_until = excluded.lease_until, pulse_until = excluded.pulse_until,
-  skew = excluded.skew
+  skew = excluded.skew, pulse = excluded.pulse
 
+-- The number of a server's process is given again, so when it began belongs to it.
 -- name: sign_in
-UPDATE engines SET backend = pg_backend_pid() WHERE name = {names ?}
+UPDATE engines SET backend = pg_backend_pid(), server_since = pg_postmaster_start_time(), missed_at = NULL,
+  backend_since = (SELECT backend_start FROM pg_stat_get_activity(pg_backend_pid()))
+WHERE name = {names ?}
 
--- A server that was just started has not been found again by everybody.
--- name: gone
-SELECT name FROM engines
-WHERE backend IS NOT NULL AND pulse_until > 0 AND NOT EXISTS (SELECT 1 FROM pg_stat_get_activity(backend))
-  AND pg_postmaster_start_time() < clock_timestamp() - interval '10 seconds'
+-- Whose connection is gone, whether that is news, and whether it is dead by now.
+-- name: missing
+SELECT name, missed_at IS NULL, {dead} FROM engines WHERE {missing}
+
+-- After a restart or a fail-over the connections of all are gone, and many pulses may have run out meanwhile: that says
+-- nothing about anybody, so each has the time of a pulse to be heard of again.
+-- name: miss
+UPDATE engines SET missed_at = clock_timestamp(),
+  pulse_until = CASE WHEN server_since = pg_postmaster_start_time() THEN pulse_until
+                     ELSE greatest(pulse_until, {database_clock} + coalesce(pulse, 0)) END
+WHERE missed_at IS NULL AND {missing}
 
 -- name: bury
-UPDATE engines SET pulse_until = 0 WHERE name = {names :dead}
+UPDATE engines SET pulse_until = 0 WHERE {missing} AND {dead}
+RETURNING name
 
 -- name: alive
 SELECT 1 FROM engines WHERE name = :engine AND pulse_until >= {clock}

@@ -51,6 +51,17 @@ SELECT coalesce(json_agg(DISTINCT fingerprint), '[]')::text FROM calls
 WHERE fingerprint = {numbers ?}
   AND delivered_at IS NULL AND awaiter IS NULL
 
+-- name: doubtful
+SELECT DISTINCT fingerprint FROM calls
+WHERE fingerprint = {numbers :fingerprints} AND awaiter = {names :doubted} AND awaiter IS NOT NULL
+  AND delivered_at IS NULL
+
+-- name: in_doubt
+SELECT 1 FROM calls
+WHERE fingerprint = :fingerprint AND awaiter = {names :doubted} AND awaiter IS NOT NULL
+  AND delivered_at IS NULL AND credential = :credential
+LIMIT 1
+
 -- name: call_by_key
 SELECT id, fingerprint FROM calls WHERE credential = ? AND md5(key) = md5(?) AND key IS NOT NULL
 
