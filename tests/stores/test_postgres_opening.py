@@ -56,6 +56,12 @@ def test_an_address_is_shown_without_its_password() -> None:
     assert not carries_password(shown(url))
 
 
+@pytest.mark.parametrize("url", ["postgresql:///pools", "postgresql:///pools?host=/run/db&schema=mine"])
+def test_an_address_may_leave_the_host_to_the_driver(url: str) -> None:
+    assert address_of(url).conninfo.startswith("postgresql:///pools")
+    assert shown(url) == url
+
+
 @pytest.mark.parametrize(
     "bad",
     [
@@ -199,7 +205,7 @@ async def test_what_is_encrypted_can_be_read_with_the_secret_only(url: str) -> N
     parcel = await plain.parcel(3)
     assert parcel is not None
     assert (parcel.body, parcel.reason) == (b"very private", "private too")
-    assert dict(await plain.outcomes([1]))[1].body == b"private answer"
+    assert (await plain.outcomes([1]))[0].outcome.body == b"private answer"
     await plain.aclose()
 
 

@@ -60,13 +60,13 @@ class Entrance:
         self._rescuer = rescuer
         self._leave = leave
         self._arrivals: list[_Newcomer] = []
-        self._standing = 0  # let in, and not seated yet
+        self._standing: set[Seat] = set()  # being written to disk
         self._coming: dict[str, set[int]] = {}  # by credential, where each has its share of room
 
     def enter(self, call: Call, decision: Decision, gone: Gone, *, told: bool = False) -> Seat:
         """The seat of a call that is about to be on disk; `told`: somebody waits until it is."""
         desk = self._desk
-        if len(desk.waiters) + len(self._arrivals) >= desk.policy.max_waiting_calls:
+        if self._inside + len(self._arrivals) >= desk.policy.max_waiting_calls:
             raise Crowded("Too many calls are waiting. Try again later, or raise max_waiting_calls.")
         if desk.policy.max_waiting_calls_per_credential is not None:
             self._check_share(call, desk.policy.max_waiting_calls_per_credential)
@@ -81,6 +81,11 @@ class Entrance:
         elif len(self._arrivals) == GROUP:
             self._let_in()
         return seat
+
+    @property
+    def _inside(self) -> int:
+        """How many wait, and are about to."""
+        return len(self._desk.waiters) + len(self._standing)
 
     def _check_share(self, call: Call, most: int) -> None:
         """Nobody takes all the room there is. Who is being written to disk counts among those who wait."""
@@ -105,8 +110,8 @@ class Entrance:
     def _let_in(self) -> None:
         if self._arrivals:
             group, self._arrivals = self._arrivals, []
-            self._standing += len(group)
-            self._desk.crowd.grew(len(self._desk.waiters) + self._standing)
+            self._standing.update(seat for _, seat in group)
+            self._desk.crowd.grew(self._inside)
             writing = self._desk.store.admit_all([admission for admission, _ in group])
             self._desk.crew.spawn(self._seat_all(group, writing), "admit")
 
@@ -117,8 +122,8 @@ class Entrance:
                 await self._desk.clock.sleep(ASK_AGAIN_S)
                 undecided = await self._ask_again(undecided)
         finally:  # whatever went wrong, nobody is left standing at the door
-            self._standing -= len(group)
             for admission, seat in group:
+                self._standing.discard(seat)
                 if self._coming:
                     self._came(admission.call)
                 if seat.ticket == NO_TICKET:
@@ -147,7 +152,9 @@ class Entrance:
         for (admission, seat), result in zip(group, admitted, strict=True):
             if isinstance(result, Undecided):
                 undecided.append((admission, seat))
-            elif isinstance(result, CarpoolError):
+                continue
+            self._standing.discard(seat)
+            if isinstance(result, CarpoolError):
                 seat.fail(result)
             else:
                 self._place(admission.call, seat, result)
@@ -169,7 +176,7 @@ class Entrance:
             if admitted.lane is Lane.NOW and admitted.state is TicketState.SENDING:
                 self._rescuer.send_kept(call, seat.reason, admitted.ticket)
         elif not seat.answer.done():
-            seat.answer.set_result(Reply(admitted.ticket, admitted.outcome))
+            seat.answer.set_result(Reply(admitted.ticket, admitted.outcome, admitted.entry))
         if seat.left:
             self._leave(seat)
         elif seat.aboard is not None and not seat.aboard.done():

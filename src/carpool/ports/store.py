@@ -21,6 +21,7 @@ from carpool.model import (
     Outcome,
     Parcel,
     PoolView,
+    Settled,
     Settlement,
     TicketView,
     Totals,
@@ -116,8 +117,8 @@ class Store(Protocol):
         """The clients of these tickets have their whole answer."""
         ...
 
-    async def outcome(self, ticket: int, credential: str) -> Outcome | None:
-        """The outcome, if there is one and the ticket belongs to this credential."""
+    async def outcome(self, ticket: int, credential: str) -> Settled | None:
+        """The outcome and what it cost, if there is one and the ticket belongs to this credential."""
         ...
 
     async def parcel(self, ticket: int) -> Parcel | None:
@@ -129,8 +130,9 @@ class Store(Protocol):
         """Where these calls stand, those that are settled or unknown left out."""
         ...
 
-    async def outcomes(self, tickets: Sequence[int]) -> list[tuple[int, Outcome]]:
-        """The outcomes of those tickets that are settled, for an engine whose own doors await them."""
+    async def outcomes(self, tickets: Sequence[int]) -> list[Settled]:
+        """The outcomes of those tickets that are settled, and what they cost, for an engine whose own doors await
+        them."""
         ...
 
     async def cancel(self, ticket: int, outcome: Outcome) -> bool:
@@ -254,6 +256,16 @@ class Store(Protocol):
         """Calls the listener, on the event loop, with credentials of which calls were admitted, by whichever engine.
         What it gives back ends that. A hint, as above. No credentials at all mean that anything may have changed: calls
         were returned to their queue, an engine left, or some hints were lost."""
+        ...
+
+    async def nudge(self, provider: str, provider_id: str) -> bool:
+        """Somebody says that a batch, by the id that its provider gave it, has ended: whoever follows it is told, in
+        whichever process. False, and nobody is told, where no unfinished batch has this id."""
+        ...
+
+    def heed(self, listener: Callable[[Sequence[int]], None]) -> Callable[[], None]:
+        """Calls the listener, on the event loop, with batches of which `nudge` was told, by whichever engine. What it
+        gives back ends that. A hint, as above, and one that may be lost."""
         ...
 
     # books and memory

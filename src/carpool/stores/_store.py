@@ -23,6 +23,7 @@ from carpool.model import (
     Outcome,
     Parcel,
     PoolView,
+    Settled,
     Settlement,
     TicketView,
     Totals,
@@ -44,6 +45,7 @@ class OperatedStore(ABC):
         self._secret = secret
         self._listeners: Listeners[int] = Listeners()
         self._watchers: Listeners[str] = Listeners()
+        self._followers: Listeners[int] = Listeners()
 
     @property
     @abstractmethod
@@ -96,10 +98,10 @@ class OperatedStore(ABC):
     async def delivered(self, tickets: Sequence[int], now: float) -> None:
         await self._writer.do(each(_calls.delivered), (list(tickets), now), relaxed=True)
 
-    async def outcome(self, ticket: int, credential: str) -> Outcome | None:
+    async def outcome(self, ticket: int, credential: str) -> Settled | None:
         return await self._do(_calls.outcome, ticket, credential)
 
-    async def outcomes(self, tickets: Sequence[int]) -> list[tuple[int, Outcome]]:
+    async def outcomes(self, tickets: Sequence[int]) -> list[Settled]:
         return await self._do(_calls.outcomes, list(tickets))
 
     async def parcel(self, ticket: int) -> Parcel | None:
@@ -207,6 +209,18 @@ class OperatedStore(ABC):
 
     def watch(self, listener: Listener[str]) -> Callable[[], None]:
         return self._watchers.subscribe(listener)
+
+    async def nudge(self, provider: str, provider_id: str) -> bool:
+        batches = await self._do(_batches.unfinished, provider, provider_id)
+        if batches:
+            self._tell_of_batches(batches)
+        return bool(batches)
+
+    def _tell_of_batches(self, batches: Sequence[int]) -> None:
+        self._followers.tell(batches)
+
+    def heed(self, listener: Listener[int]) -> Callable[[], None]:
+        return self._followers.subscribe(listener)
 
     # books and memory
     async def attempt(self, entry: Entry) -> None:

@@ -10,7 +10,7 @@ from typing import Any, Self, cast
 import msgspec
 
 from carpool.errors import CarpoolError, Closed, StoreError
-from carpool.model import CallRow, Entry, Headers, Outcome
+from carpool.model import CallRow, Entry, Headers, Settled
 from carpool.ports import Store
 from carpool.stores._codec import BIGGEST
 from carpool.stores._frames import UNASKED, Frames, Method, error, frame, message, method
@@ -21,7 +21,7 @@ Secret = tuple[str, Headers]  # a provider, and what its client sends
 
 _LOST = "The process that hosts this store is gone. carpool's workers end with it: start it again."
 _CHUNK = msgspec.msgpack.Decoder(list[tuple[int, bytes]] | None)
-_TICKETS = msgspec.msgpack.Decoder(list[int])
+_NUMBERS = msgspec.msgpack.Decoder(list[int])
 _NAMES = msgspec.msgpack.Decoder(list[str])
 _SECRETS = msgspec.msgpack.Decoder(list[Secret])
 _ERROR = msgspec.msgpack.Decoder(tuple[str, str])
@@ -126,8 +126,10 @@ class RemoteStore:
         self._closed = False
         self._listeners: Listeners[int] = Listeners()
         self._watchers: Listeners[str] = Listeners()
-        line.told["settled"] = lambda raw: self._listeners.tell(_TICKETS.decode(raw))
+        self._followers: Listeners[int] = Listeners()
+        line.told["settled"] = lambda raw: self._listeners.tell(_NUMBERS.decode(raw))
         line.told["watched"] = lambda raw: self._watchers.tell(_NAMES.decode(raw))
+        line.told["nudged"] = lambda raw: self._followers.tell(_NUMBERS.decode(raw))
 
     @classmethod
     async def open(cls, path: str) -> Self:
@@ -159,10 +161,10 @@ class RemoteStore:
             return future
         return self._line.ask(asked.result, name, *asked.pack(args, named))
 
-    async def outcome(self, ticket: int, credential: str) -> Outcome | None:
+    async def outcome(self, ticket: int, credential: str) -> Settled | None:
         if ticket > BIGGEST:  # no ticket has such a number, and it could not be asked for
             return None
-        found: Outcome | None = await self._ask("outcome", method("outcome"), (ticket, credential), {})
+        found: Settled | None = await self._ask("outcome", method("outcome"), (ticket, credential), {})
         return found
 
     async def listed_call(self, ticket: int, credentials: Sequence[str] | None = None) -> CallRow | None:
@@ -184,6 +186,9 @@ class RemoteStore:
 
     def watch(self, listener: Listener[str]) -> Callable[[], None]:
         return self._watchers.subscribe(listener)
+
+    def heed(self, listener: Listener[int]) -> Callable[[], None]:
+        return self._followers.subscribe(listener)
 
     def attempted(self, entry: Entry) -> bool:
         return False  # only the host knows when it is written
