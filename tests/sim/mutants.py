@@ -89,6 +89,7 @@ MUTANTS = (
         "src/carpool/stores/_settling.py",
         "call is not None and call.state != TicketState.SETTLED",
         "call is not None",
+        test="tests/contract/test_store_settling.py",
     ),
     Mutant(
         "betas are not part of the pool", "src/carpool/routing.py", "headers=call.headers", "headers=call.headers[-1:]"
@@ -531,8 +532,8 @@ MUTANTS = (
     Mutant(
         "a webhook wakes nobody",
         f"{ENGINE}/following.py",
-        "                self._told.add(self._desk.keyring.account(batch.key.credential))\n",
-        "",
+        "            self._news.update(numbers)\n",
+        "            numbers = ()\n",
         test="tests/proxy/test_hooks.py",
     ),
     Mutant(
