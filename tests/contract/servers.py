@@ -45,6 +45,7 @@ class Server:
 
     def stop(self) -> None:
         self._server._stop()
+        self._server.get_postmaster_info().process.wait(60)  # it may be there for a moment longer
 
     def start(self) -> None:
         self._server.ensure_postgres_running()
