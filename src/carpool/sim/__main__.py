@@ -6,15 +6,40 @@ import argparse
 import os
 import signal
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
+from typing import TYPE_CHECKING
 
 from carpool.clock import SystemClock
+from carpool.errors import CarpoolError, ConfigError
 from carpool.sim import Fleet, Report, simulate
 from carpool.sim.plan import FLEETS
+from carpool.stores import check_url
 
+if TYPE_CHECKING:
+    from carpool.sim.databases import Database
+
+POSTGRES = "postgres"
 STALL_S = 90.0
+STALL_ON_POSTGRES_S = 600.0  # every operation is a question to a server
+
+
+@dataclass(frozen=True, slots=True)
+class Ground:
+    """What is the same for all worlds of a run."""
+
+    fleet: Fleet | None
+    database: Database | None = None
+
+    def world(self, seed: int) -> Report:
+        return simulate(seed, self.fleet, self.database.empty() if self.database else None)
+
+    @property
+    def stall(self) -> float:
+        return STALL_ON_POSTGRES_S if self.database else STALL_S
 
 
 def main() -> int:
@@ -25,14 +50,36 @@ def main() -> int:
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="how many at a time")
     parser.add_argument("--first-broken", action="store_true", help="stop at the first that is broken")
     parser.add_argument("--fleet", choices=sorted(set(FLEETS)), help="whom all call, in place of what a seed draws")
+    parser.add_argument("--store", help=f"{POSTGRES} for a throwaway server, or the address of one; else in memory")
     asked = parser.parse_args()
-    if asked.seed is not None:
-        return _replay(asked.seed, asked.fleet)
-    return _many(range(asked.first, asked.first + asked.seeds), asked.fleet, asked.jobs, asked.first_broken)
+    try:
+        with _ground(asked.fleet, asked.store) as ground:
+            if asked.seed is not None:
+                return _replay(asked.seed, ground)
+            seeds = range(asked.first, asked.first + asked.seeds)
+            return _many(seeds, ground, asked.jobs, asked.first_broken)
+    except CarpoolError as error:
+        sys.stderr.write(f"{error}\n")
+        return 2
 
 
-def _replay(seed: int, fleet: Fleet | None) -> int:
-    report = simulate(seed, fleet)
+@contextmanager
+def _ground(fleet: Fleet | None, store: str | None) -> Iterator[Ground]:
+    if store is None:
+        yield Ground(fleet)
+        return
+    url = "postgresql:///postgres" if store == POSTGRES else store
+    if not url.startswith("postgresql://"):
+        raise ConfigError(f"Worlds run in memory, or with --store {POSTGRES}, or with --store postgresql://….")
+    check_url(url)  # before the driver is asked for: its absence is told in a sentence
+    from carpool.sim.databases import database
+
+    with database(None if store == POSTGRES else url) as opened:
+        yield Ground(fleet, opened)
+
+
+def _replay(seed: int, ground: Ground) -> int:
+    report = ground.world(seed)
     sys.stdout.write(report.story + "\n\n")
     for problem in report.problems:
         sys.stdout.write(f"WRONG  {problem}\n")
@@ -40,8 +87,8 @@ def _replay(seed: int, fleet: Fleet | None) -> int:
     return 1 if report.problems else 0
 
 
-def _reports(seeds: Iterable[int], fleet: Fleet | None, jobs: int) -> Iterable[Report]:
-    watched = partial(_watched, fleet=fleet)
+def _reports(seeds: Iterable[int], ground: Ground, jobs: int) -> Iterable[Report]:
+    watched = partial(_watched, ground=ground)
     if jobs <= 1:
         yield from map(watched, seeds)
         return
@@ -57,23 +104,23 @@ def _stall(*_: object) -> None:
     raise _Stall
 
 
-def _watched(seed: int, fleet: Fleet | None) -> Report:
+def _watched(seed: int, ground: Ground) -> Report:
     """One world, with an end to the patience: a broken engine may plan for ever."""
     signal.signal(signal.SIGVTALRM, _stall)
-    signal.setitimer(signal.ITIMER_VIRTUAL, STALL_S)
+    signal.setitimer(signal.ITIMER_VIRTUAL, ground.stall)
     try:
-        return simulate(seed, fleet)
+        return ground.world(seed)
     except _Stall:
-        return Report(seed, (f"It does not end: {STALL_S:g} s of work, and no verdict.",), "", 0, 0, 0.0)
+        return Report(seed, (f"It does not end: {ground.stall:g} s of work, and no verdict.",), "", 0, 0, 0.0)
     finally:
         signal.setitimer(signal.ITIMER_VIRTUAL, 0.0)
 
 
-def _many(seeds: range, fleet: Fleet | None, jobs: int, first_broken: bool) -> int:
+def _many(seeds: range, ground: Ground, jobs: int, first_broken: bool) -> int:
     started = SystemClock().now()
     broken, count = [], len(seeds)
     calls = batches = 0
-    for report in _reports(seeds, fleet, jobs):
+    for report in _reports(seeds, ground, jobs):
         calls, batches = calls + report.calls, batches + report.batches
         if report.problems:
             broken.append(report.seed)
