@@ -56,6 +56,12 @@ def test_an_address_is_shown_without_its_password() -> None:
     assert not carries_password(shown(url))
 
 
+@pytest.mark.parametrize("url", ["postgresql:///pools", "postgresql:///pools?host=/run/db&schema=mine"])
+def test_an_address_may_leave_the_host_to_the_driver(url: str) -> None:
+    assert address_of(url).conninfo.startswith("postgresql:///pools")
+    assert shown(url) == url
+
+
 @pytest.mark.parametrize(
     "bad",
     [

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 from types import ModuleType
-from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
+from urllib.parse import parse_qsl, urlencode, urlsplit
 
 from carpool.errors import ConfigError
 
@@ -20,7 +20,8 @@ def shown(url: str) -> str:
     parts = urlsplit(url)
     asked = [(name, value) for name, value in parse_qsl(parts.query) if "password" not in name]
     who, at, where = parts.netloc.rpartition("@")
-    return urlunsplit((parts.scheme, f"{who.partition(':')[0]}{at}{where}", parts.path, urlencode(asked, safe="/"), ""))
+    rest = f"?{urlencode(asked, safe='/')}" if asked else ""
+    return f"{parts.scheme}://{who.partition(':')[0]}{at}{where}{parts.path}{rest}"
 
 
 def carries_password(url: str) -> bool:

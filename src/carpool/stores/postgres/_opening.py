@@ -8,7 +8,7 @@ import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from urllib.parse import parse_qsl, unquote, urlencode, urlsplit, urlunsplit
+from urllib.parse import parse_qsl, unquote, urlencode, urlsplit
 from uuid import uuid4
 
 import psycopg
@@ -51,7 +51,8 @@ def address_of(url: str) -> Address:
     schema = asked.pop("schema", SCHEMA)
     if not re.fullmatch(r"[a-z_][a-z0-9_]{0,62}", schema) or schema.startswith("pg_"):
         raise ConfigError(f"{schema!r} can't be the store's schema. Use small letters, digits and underscores.")
-    conninfo = urlunsplit(("postgresql", parts.netloc, parts.path, urlencode(asked), ""))
+    # By hand: `urlunsplit` drops the slashes where no host is named, and the driver asks for them.
+    conninfo = f"postgresql://{parts.netloc}{parts.path}" + (f"?{urlencode(asked)}" if asked else "")
     try:
         known = psycopg.conninfo.conninfo_to_dict(conninfo)
     except psycopg.Error:  # its message may quote a password
