@@ -211,6 +211,7 @@ class Admitted(Value, frozen=True, gc=False):
     lane: Lane
     deadline: float | None = None
     outcome: Outcome | None = None
+    entry: Entry | None = None  # the ledger line of the purchase that brought the outcome, where there is one
 
 
 @dataclass(frozen=True, slots=True)
@@ -356,6 +357,14 @@ class Entry(Value, frozen=True, gc=False):
     would_have_paid: int | None = None
     reason: str = ""
     tags: Mapping[str, str] = field(default_factory=dict)
+
+
+class Settled(Value, frozen=True, gc=False):
+    """A ticket that has its outcome, and the ledger line of the purchase that brought it, where there was one."""
+
+    ticket: int
+    outcome: Outcome
+    entry: Entry | None = None
 
 
 class Settlement(Value, frozen=True, gc=False):

@@ -286,6 +286,11 @@ class PlainStore:
             entry.ticket, entry.purchase, entry.at, entry.lane, kind, "", "", "", None, entry.paid, would
         )
 
+    def bought(self, ticket: int) -> object:
+        """What brought a ticket's outcome, and what it cost."""
+        line = self.entries.get((ticket, self.calls[ticket].winner or 0))
+        return line and (line.purchase, line.lane, line.kind, line.paid, line.would_have_paid)
+
     def totals(self) -> dict[tuple[Lane, EntryKind], tuple[int, int, int, int]]:
         sums: dict[tuple[Lane, EntryKind], tuple[int, int, int, int]] = {}
         for line in self.entries.values():

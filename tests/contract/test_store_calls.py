@@ -25,7 +25,7 @@ from stores import (
 
 from carpool.errors import Closed, KeyConflict, StoreError
 from carpool.lifecycle import BatchState, TicketState
-from carpool.model import Intent, Lane, Parcel, Settlement, TicketView
+from carpool.model import Intent, Lane, Parcel, Settled, Settlement, TicketView
 from carpool.ports import Store
 
 # ---------------------------------------------------------------- admission
@@ -169,7 +169,7 @@ async def test_an_outcome_is_shown_to_its_own_credential_only(store: Store) -> N
     await admit(store, 1)
     assert await store.outcome(1, CRED) is None
     await store.settle([Settlement(1, outcome())], T0)
-    assert await store.outcome(1, CRED) == outcome()
+    assert (await store.outcome(1, CRED)).outcome == outcome()
     assert await store.outcome(1, STRANGER) is None
     assert await store.outcome(2**65 - 1, CRED) is None
 
@@ -183,7 +183,7 @@ async def test_only_a_queued_call_can_be_cancelled(store: Store) -> None:
     assert [await store.cancel(ticket, outcome("cancelled")) for ticket in (1, 2, 3, 4, 4, 99)] == [
         *(False, False, False, True, False, False)  # 1 went aboard with 2
     ]
-    assert await store.outcome(4, CRED) == outcome("cancelled")
+    assert (await store.outcome(4, CRED)).outcome == outcome("cancelled")
     assert await counted(store, "tickets.settled") == 1
 
 
@@ -201,7 +201,7 @@ async def test_a_cancelled_call_is_adopted_by_nobody_when_its_client_leaves_afte
     await store.cancel(1, outcome("cancelled"))
     await store.await_ticket(1, None)
     assert (await store.admit(admission(2, fingerprint=5, retry=retry))).fresh
-    assert await store.outcome(1, CRED) == outcome("cancelled")
+    assert (await store.outcome(1, CRED)).outcome == outcome("cancelled")
     assert await store.retain(T0 + 61, T0, 10) == 1  # and it is kept no longer than the delivered
 
 
@@ -212,10 +212,10 @@ async def test_the_outcomes_of_those_that_are_settled(store: Store) -> None:
     await store.cancel(3, outcome("cancelled"))
     await store.settle([Settlement(4, outcome("four"))], T0)
     found = await store.outcomes([1, 2, 3, 5, 99])
-    assert sorted(found, key=lambda one: one[0]) == [
-        (2, outcome("two")),
-        (3, outcome("cancelled")),
-        (5, outcome("five")),
+    assert sorted(found, key=lambda one: one.ticket) == [
+        Settled(2, outcome("two")),
+        Settled(3, outcome("cancelled")),
+        Settled(5, outcome("five")),
     ]
     assert await store.outcomes([]) == []
 

@@ -9,7 +9,7 @@ import pytest
 from stores import CRED, T0, admit, board, outcome, settlement
 
 from carpool.lifecycle import BatchState
-from carpool.model import Lane, Settlement
+from carpool.model import Lane, Settled, Settlement
 from carpool.ports import Store
 
 
@@ -47,12 +47,12 @@ async def test_listeners_hear_on_the_loop_what_was_settled_and_nothing_else(stor
 
 async def test_whoever_hears_of_it_finds_the_outcome(store: Store) -> None:
     batch = await board(store, [1, 2], state=BatchState.OPEN)
-    heard: list[asyncio.Task[list[object]]] = []
+    heard: list[asyncio.Task[list[Settled]]] = []
     store.subscribe(lambda tickets: heard.append(asyncio.ensure_future(store.outcomes(tickets))))
     await store.settle([settlement(1, batch.id), settlement(2, batch.id)], T0)
     await turn()
-    assert {ticket for one in heard for ticket, _ in await one} == {1, 2}
-    assert await store.outcome(1, CRED) == outcome()
+    assert {settled.ticket for one in heard for settled in await one} == {1, 2}
+    assert (await store.outcome(1, CRED)).outcome == outcome()
 
 
 async def test_a_cancelled_call_is_settled_too(store: Store) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from msgspec.structs import replace
-from stores import CRED, ME, STRANGER, T0, admit, attempt, board, counted, entry, outcome, settlement
+from stores import CRED, ME, STRANGER, T0, admission, admit, attempt, board, counted, entry, outcome, settlement
 
 from carpool.lifecycle import BatchState, TicketState
 from carpool.model import EntryKind, Lane, Settlement, Totals, Usage
@@ -24,7 +24,7 @@ async def test_the_first_outcome_stays(store: Store) -> None:
     batch = await board(store, [1, 2], state=BatchState.OPEN)
     assert await store.settle([settlement(1, batch.id, "first")], T0) == [True]
     assert await store.settle([settlement(1, batch.id, "second"), settlement(2, batch.id)], T0) == [False, True]
-    assert await store.outcome(1, CRED) == outcome("first")
+    assert (await store.outcome(1, CRED)).outcome == outcome("first")
     assert await kinds(store, 1) == {batch.id: (PURCHASE, 50, 100)}
     assert await counted(store, "tickets.settled") == 2
 
@@ -33,7 +33,7 @@ async def test_within_one_call_the_first_stays_too(store: Store) -> None:
     batch = await board(store, [1], state=BatchState.OPEN)
     twice = [settlement(1, batch.id, "first"), settlement(1, batch.id, "second"), settlement(1, 77, "third")]
     assert await store.settle(twice, T0) == [True, False, False]
-    assert await store.outcome(1, CRED) == outcome("first")
+    assert (await store.outcome(1, CRED)).outcome == outcome("first")
     assert await kinds(store, 1) == {batch.id: (PURCHASE, 50, 100), 77: (DUPLICATE, 50, None)}
 
 
@@ -59,8 +59,26 @@ async def test_a_rescue_that_is_quicker_than_its_batch(store: Store) -> None:
     await store.start_sending(attempt(1, kind=RESCUE), ME, T0)
     assert await store.settle([settlement(1, -1, "rescued", kind=RESCUE, paid=100)], T0) == [True]
     assert await store.settle([settlement(1, batch.id, "late")], T0) == [False]
-    assert await store.outcome(1, CRED) == outcome("rescued", Lane.NOW)
+    assert (await store.outcome(1, CRED)).outcome == outcome("rescued", Lane.NOW)
     assert await kinds(store, 1) == {-1: (RESCUE, 100, 100), batch.id: (DUPLICATE, 50, None)}
+
+
+async def test_an_outcome_comes_with_the_line_of_the_purchase_that_brought_it(store: Store) -> None:
+    """Whoever delivers it tells what it cost, and none of the other purchases."""
+    await admit(store, 9, key="k")
+    batch = await board(store, [1, 2, 3], state=BatchState.OPEN)
+    await store.start_sending(attempt(1, kind=RESCUE), ME, T0)
+    rescued = settlement(1, -1, "rescued", kind=RESCUE, paid=100, tags={"team": "ci"})
+    await store.settle([rescued, settlement(1, batch.id, "late"), settlement(2, batch.id)], T0)
+    await store.settle([Settlement(3, outcome("free")), settlement(9, batch.id, "kept")], T0)
+    found = {one.ticket: one for one in await store.outcomes([1, 2, 3, 9])}
+    assert found[1].entry == rescued.entry
+    assert found[2].entry == settlement(2, batch.id).entry
+    assert found[3].entry is None
+    assert await store.outcome(1, CRED) == found[1]
+    again = await store.admit(admission(10, key="k", fingerprint=9 * 7919))
+    assert (again.outcome, again.entry) == (found[9].outcome, found[9].entry)
+    assert again.entry is not None
 
 
 async def test_a_batch_that_is_quicker_than_the_rescue(store: Store) -> None:

@@ -16,6 +16,7 @@ import httpx2
 import psycopg
 import pytest
 
+from carpool.ledger import dollars
 from carpool.mock import Constant, MockConfig, MockServer, expected_text, serve
 from carpool.stores import peek
 
@@ -207,6 +208,39 @@ def _everybody_waits(doors: list[Door]) -> Callable[[], Any]:
         return await waiting(doors) == CALLS
 
     return true
+
+
+async def test_every_door_tells_what_an_answer_cost(postgres: Server, tmp_path: Path) -> None:
+    """Whoever settled it, and whether it is waited for, collected at another door, or asked for again."""
+    store = schema_url(postgres.url)
+    async with (
+        serve(MockConfig(batch_latency=Constant(0.3))) as upstream,
+        houses(upstream, store, tmp_path, 2) as doors,
+        httpx2.AsyncClient(timeout=PATIENCE_S) as client,
+    ):
+        headers = {"x-api-key": "k", "anthropic-version": "2023-06-01", "x-carpool-budget": "30m"}
+
+        async def post(at: Door, text: str, **more: str) -> httpx2.Response:
+            return await client.post(f"{at.url}/v1/messages", headers={**headers, **more}, json=ask(text))
+
+        waited = await asyncio.gather(*(post(at, f"{n} at {at.port}") for at in doors for n in range(3)))
+        assert {answer.status_code for answer in waited} == {200}
+        told = [answer.headers.get("x-carpool-cost") for answer in waited]
+        assert None not in told
+        assert sorted(told) == sorted(dollars(charge.nano_usd) for charge in upstream.provider.bill.charges)
+        assert all("x-carpool-saved" in answer.headers for answer in waited)
+
+        for here, there in (doors, doors[::-1]):
+            kept = {"x-carpool-key": f"key {here.port}"}
+            accepted = await post(here, "later", prefer="respond-async", **kept)
+            assert accepted.status_code == 202
+            ticket = accepted.headers["location"]
+            collected = await client.get(f"{there.url}{ticket}?wait=60s", headers={"x-api-key": "k"})
+            again = await client.get(f"{here.url}{ticket}", headers={"x-api-key": "k"})
+            same_key = await post(there, "later", **kept)
+            costs = {one.headers.get("x-carpool-cost") for one in (collected, again, same_key)}
+            assert len(costs) == 1
+            assert None not in costs
 
 
 async def test_workers_share_a_database(postgres: Server, tmp_path: Path) -> None:

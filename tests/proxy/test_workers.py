@@ -7,7 +7,7 @@ import stat
 import sys
 from collections import Counter
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ import httpx2
 import pytest
 from anthropic import AsyncAnthropic
 
+from carpool.ledger import dollars
 from carpool.mock import Constant, MockConfig, MockServer, expected_text, serve
 from carpool.stores import peek
 
@@ -160,6 +161,29 @@ async def at_one_worker(made: House) -> AsyncIterator[tuple[httpx2.AsyncClient, 
     limits = httpx2.Limits(max_connections=1)
     async with httpx2.AsyncClient(limits=limits, timeout=60) as client:
         yield client, (await client.get(f"{made.url}/carpool/stats")).json()["process"]
+
+
+async def test_every_worker_tells_what_an_answer_cost(tmp_path: Path) -> None:
+    """Whoever settled it: the ledger is everybody's."""
+    async with (
+        serve(MockConfig(batch_latency=Constant(0.3))) as upstream,
+        house(upstream, tmp_path) as made,
+        AsyncExitStack() as stack,
+    ):
+        clients: dict[int, httpx2.AsyncClient] = {}
+        async with asyncio.timeout(60):
+            while len(clients) < 3:
+                client, worker = await stack.enter_async_context(at_one_worker(made))
+                clients.setdefault(worker, client)
+        headers = {"x-api-key": "k", "anthropic-version": "2023-06-01"}
+        url = f"{made.url}/@budget=30m/v1/messages"
+        asking = [one.post(url, headers=headers, json=ask(f"at {at}")) for at, one in enumerate(clients.values())]
+        answers = await asyncio.gather(*asking)
+        assert {answer.status_code for answer in answers} == {200}
+        told = [answer.headers.get("x-carpool-cost") for answer in answers]
+        assert None not in told
+        assert sorted(told) == sorted(dollars(charge.nano_usd) for charge in upstream.provider.bill.charges)
+        assert all("x-carpool-saved" in answer.headers for answer in answers)
 
 
 async def test_a_batch_outlives_the_worker_that_was_given_its_key(tmp_path: Path) -> None:

@@ -205,7 +205,7 @@ async def test_what_is_encrypted_can_be_read_with_the_secret_only(url: str) -> N
     parcel = await plain.parcel(3)
     assert parcel is not None
     assert (parcel.body, parcel.reason) == (b"very private", "private too")
-    assert dict(await plain.outcomes([1]))[1].body == b"private answer"
+    assert (await plain.outcomes([1]))[0].outcome.body == b"private answer"
     await plain.aclose()
 
 

@@ -131,7 +131,7 @@ async def test_each_call_is_settled_once_and_the_sums_say_so(stores: list[Postgr
 
     winners = await asyncio.gather(*map(settle, range(4)))
     assert sorted(ticket for won in winners for ticket in won) == list(range(1, 301))
-    kept = dict(await stores[0].outcomes(range(1, 301)))
+    kept = {one.ticket: one.outcome for one in await stores[0].outcomes(range(1, 301))}
     for number, won in enumerate(winners):
         assert {kept[ticket].body for ticket in won} <= {f"from {number}".encode()}
     [total] = await stores[3].totals()

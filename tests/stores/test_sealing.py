@@ -12,7 +12,7 @@ from stores import CRED, ME, T0, admission, attempt, pool
 
 from carpool.errors import ConfigError, StoreCorrupt, WrongSecret
 from carpool.lifecycle import BatchState
-from carpool.model import Admission, Entry, EntryKind, Intent, Lane, Outcome, OutcomeKind, PoolKey, Settlement
+from carpool.model import Admission, Entry, EntryKind, Intent, Lane, Outcome, OutcomeKind, PoolKey, Settled, Settlement
 from carpool.stores import SqliteStore, _sealing, peek
 from carpool.stores._sealing import PLAIN
 
@@ -79,8 +79,9 @@ async def test_without_encryption_it_would_be_found(tmp_path: Path) -> None:
 
 
 async def check(store: SqliteStore) -> None:
-    assert await store.outcomes([1]) == [(1, told())]
-    assert await store.outcome(1, CRED) == told()
+    [settled] = await store.outcomes([1])
+    assert (settled.ticket, settled.outcome) == (1, told())
+    assert (await store.outcome(1, CRED)).outcome == told()
     parcel = await store.parcel(2)
     assert parcel is not None
     assert (parcel.body, parcel.model, parcel.reason) == (BODY, "m", QUOTED)
@@ -160,7 +161,7 @@ async def test_bodies_that_look_like_sealed_ones_stay_what_they_are(start: bytes
     assert (parcel.body, parcel.model, parcel.reason) == (body, text, text)
     outcome = Outcome(OutcomeKind.SUCCEEDED, 200, body, T0, Lane.NOW, text)
     await store.settle([Settlement(1, outcome)], T0)
-    assert await store.outcomes([1]) == [(1, outcome)]
+    assert await store.outcomes([1]) == [Settled(1, outcome)]
     assert not (await store.admit(admission(2, fingerprint=7919, body=body, key="k" + text))).fresh
     await store.aclose()
 

@@ -57,7 +57,7 @@ async def test_what_was_kept_is_there_after_a_restart(path: str) -> None:
     again = await SqliteStore.open(path)
     assert again.durable
     assert again.pepper == pepper
-    assert await again.outcome(1, CRED) == outcome()
+    assert (await again.outcome(1, CRED)).outcome == outcome()
     assert await again.unmentioned(batch.id, 0, 10) == [1, 2, 3]
     assert {view.ticket: view.state for view in await again.views([1, 2, 3])} == dict.fromkeys(
         (2, 3), TicketState.BOARDED
@@ -158,7 +158,7 @@ async def test_a_store_of_every_earlier_version_is_brought_up_to_date(path: str)
     connection.executescript(OF_VERSION_1)
     connection.close()
     store = await SqliteStore.open(path)
-    assert await store.outcomes([1, 2]) == [
+    assert [(one.ticket, one.outcome) for one in await store.outcomes([1, 2])] == [
         (1, Outcome(OutcomeKind.SUCCEEDED, 200, b"answer 1", T0, Lane.BATCH, "why not", batch="msgbatch_1"))
     ]
     parcel = await store.parcel(2)
@@ -214,7 +214,7 @@ async def test_a_store_of_version_2_keeps_everything(path: str, encrypt: bool) -
     assert [dataclasses.astuple(row) for row in await store.totals(["c"])] == before[:1]
     assert [dataclasses.astuple(row) for row in await store.totals(["d"])] == before[1:]
     answer = Outcome(OutcomeKind.SUCCEEDED, 200, b"answer 1", T0, Lane.BATCH, "why not", batch="msgbatch_1")
-    assert await store.outcomes([1]) == [(1, answer)]
+    assert [(one.ticket, one.outcome) for one in await store.outcomes([1])] == [(1, answer)]
     parcel = await store.parcel(2)
     assert parcel is not None
     assert (parcel.body, parcel.model, parcel.reason) == (b"body 2", "a-model", "it can wait")

@@ -150,7 +150,7 @@ class Entrance:
             if admitted.lane is Lane.NOW and admitted.state is TicketState.SENDING:
                 self._rescuer.send_kept(call, seat.reason, admitted.ticket)
         elif not seat.answer.done():
-            seat.answer.set_result(Reply(admitted.ticket, admitted.outcome))
+            seat.answer.set_result(Reply(admitted.ticket, admitted.outcome, admitted.entry))
         if seat.left:
             self._leave(seat)
         elif seat.aboard is not None and not seat.aboard.done():

@@ -154,8 +154,8 @@ class Rescuer:
         desk = self._desk
         try:
             while not await self._sender.resend(errand) and errand.ticket in desk.waiters:
-                for ticket, outcome in await desk.store.outcomes([errand.ticket]):
-                    desk.waiters.resolve(Reply(ticket, outcome))
+                for settled in await desk.store.outcomes([errand.ticket]):
+                    desk.waiters.resolve(Reply.of(settled))
                 await desk.clock.sleep(TAKEN_S)
         finally:
             self._under_way.discard(errand.ticket)

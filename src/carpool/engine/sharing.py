@@ -121,8 +121,8 @@ class Sharing:
 
     async def _fetch(self, tickets: Sequence[int]) -> int:
         found = await self._desk.store.outcomes(tickets)
-        for ticket, outcome in found:
-            self._desk.waiters.resolve(Reply(ticket, outcome))
+        for settled in found:
+            self._desk.waiters.resolve(Reply.of(settled))
         return len(found)
 
     async def _look(self, now: float) -> float:

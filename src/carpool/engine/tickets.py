@@ -88,9 +88,9 @@ class Tickets:
         desk = self._desk
         answer = desk.waiters.add(row.ticket)  # before the look into the store: nothing can slip between
         try:
-            outcome = await desk.store.outcome(row.ticket, row.credential)
-            if outcome is not None:
-                return Reply(row.ticket, outcome)
+            settled = await desk.store.outcome(row.ticket, row.credential)
+            if settled is not None:
+                return Reply.of(settled)
             await self._go_on(row)
             if wait > 0:
                 await asyncio.wait((answer, leaving), timeout=wait, return_when=asyncio.FIRST_COMPLETED)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterator
 
-from carpool.model import Entry, Outcome, Value
+from carpool.model import Entry, Outcome, Settled, Value
 
 
 class Reply(Value, frozen=True, gc=False):
@@ -15,6 +15,11 @@ class Reply(Value, frozen=True, gc=False):
     outcome: Outcome
     entry: Entry | None = None
     reason: str = ""  # why it took the way it took
+
+    @classmethod
+    def of(cls, settled: Settled) -> Reply:
+        """As the store has it, whoever settled it."""
+        return cls(settled.ticket, settled.outcome, settled.entry)
 
 
 class Waiters:

@@ -21,6 +21,7 @@ from carpool.model import (
     Outcome,
     Parcel,
     PoolView,
+    Settled,
     Settlement,
     TicketView,
     Totals,
@@ -115,8 +116,8 @@ class Store(Protocol):
         """The clients of these tickets have their whole answer."""
         ...
 
-    async def outcome(self, ticket: int, credential: str) -> Outcome | None:
-        """The outcome, if there is one and the ticket belongs to this credential."""
+    async def outcome(self, ticket: int, credential: str) -> Settled | None:
+        """The outcome and what it cost, if there is one and the ticket belongs to this credential."""
         ...
 
     async def parcel(self, ticket: int) -> Parcel | None:
@@ -128,8 +129,9 @@ class Store(Protocol):
         """Where these calls stand, those that are settled or unknown left out."""
         ...
 
-    async def outcomes(self, tickets: Sequence[int]) -> list[tuple[int, Outcome]]:
-        """The outcomes of those tickets that are settled, for an engine whose own doors await them."""
+    async def outcomes(self, tickets: Sequence[int]) -> list[Settled]:
+        """The outcomes of those tickets that are settled, and what they cost, for an engine whose own doors await
+        them."""
         ...
 
     async def cancel(self, ticket: int, outcome: Outcome) -> bool:

@@ -6,11 +6,13 @@ from collections.abc import Sequence
 from math import inf
 
 import msgspec
+from msgspec.structs import replace
 
 from carpool.errors import KeyConflict
 from carpool.lifecycle import TicketState
-from carpool.model import Admission, Admitted, Call, Lane, Outcome
-from carpool.stores._codec import Row, outcome_value, signed, tags_text, to_json
+from carpool.model import Admission, Admitted, Call, Lane
+from carpool.stores import _calls
+from carpool.stores._codec import Row, signed, tags_text, to_json
 from carpool.stores._session import Session
 
 RETRY_WINDOW = 60.0  # seconds for which a delivered answer is given again to a client that says it retries
@@ -115,13 +117,9 @@ def _hand_over(session: Session, ticket: int, admission: Admission) -> Admitted:
         "reason": session.word(admission.reason),
     }
     [(state, lane, deadline)] = session.rows("hand_over", changes)
-    outcome = outcome_of(session, ticket) if state == TicketState.SETTLED else None
-    return Admitted(ticket, False, TicketState(state), Lane(lane), deadline, outcome)
-
-
-def outcome_of(session: Session, ticket: int) -> Outcome | None:
-    row = session.row("outcome_of", (ticket,))
-    return None if row is None else outcome_value(session.sealing, ticket, row)
+    admitted = Admitted(ticket, False, TicketState(state), Lane(lane), deadline)
+    found = _calls.outcomes(session, [ticket]) if admitted.state is TicketState.SETTLED else []
+    return replace(admitted, outcome=found[0].outcome, entry=found[0].entry) if found else admitted
 
 
 def _fresh(admission: Admission) -> Admitted:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from carpool.lifecycle import TicketState
-from carpool.model import Due, Lane, Outcome, Parcel, PoolView, TicketView
-from carpool.stores._codec import BIGGEST, finite, outcome_row, outcome_value, to_json
+from carpool.model import Due, Lane, Outcome, Parcel, PoolView, Settled, TicketView
+from carpool.stores._codec import BIGGEST, finite, outcome_row, settled_value, to_json
 from carpool.stores._session import Session
 
 
@@ -20,16 +20,16 @@ def delivered(session: Session, tickets: Sequence[int], now: float) -> None:
     session.change("delivered", {"tickets": to_json(sorted(tickets)), "now": now})
 
 
-def outcome(session: Session, ticket: int, credential: str) -> Outcome | None:
+def outcome(session: Session, ticket: int, credential: str) -> Settled | None:
     if ticket > BIGGEST:  # thirteen letters can spell numbers that no ticket has
         return None
     row = session.row("outcome", (ticket, credential))
-    return None if row is None else outcome_value(session.sealing, ticket, row)
+    return None if row is None else settled_value(session.sealing, row)
 
 
-def outcomes(session: Session, tickets: Sequence[int]) -> list[tuple[int, Outcome]]:
+def outcomes(session: Session, tickets: Sequence[int]) -> list[Settled]:
     rows = session.rows("outcomes", (to_json(list(tickets)),))
-    return [(row[0], outcome_value(session.sealing, row[0], row[1:])) for row in rows]
+    return [settled_value(session.sealing, row) for row in rows]
 
 
 def parcel(session: Session, ticket: int) -> Parcel | None:

@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from carpool.lifecycle import BatchState
-from carpool.model import Batch, Entry, EntryKind, Headers, Lane, Outcome, OutcomeKind, PoolKey, Usage
+from carpool.model import Batch, Entry, EntryKind, Headers, Lane, Outcome, OutcomeKind, PoolKey, Settled, Usage
 from carpool.stores._sealing import Sealing
 
 BIGGEST = 2**63 - 1  # what SQLite can hold
@@ -75,10 +75,12 @@ def outcome_row(sealing: Sealing, number: int, ticket: int, purchase: int | None
     )
 
 
-def outcome_value(sealing: Sealing, ticket: int, row: Row) -> Outcome:
-    kind, status, body, at, lane, reason, headers, batch = row
+def settled_value(sealing: Sealing, row: Row) -> Settled:
+    """An outcome with its ticket before it, and behind it the entry of its purchase, or as many NULLs."""
+    ticket, kind, status, body, at, lane, reason, headers, batch, *entry = row
     reason, headers, body = sealing.outcome_out(ticket, (reason, headers, body))
-    return Outcome(OutcomeKind(kind), status, body, at, Lane(lane), reason, headers_value(headers), batch)
+    outcome = Outcome(OutcomeKind(kind), status, body, at, Lane(lane), reason, headers_value(headers), batch)
+    return Settled(ticket, outcome, None if entry[0] is None else entry_value(sealing, tuple(entry)))
 
 
 def entry_row(

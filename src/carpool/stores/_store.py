@@ -23,6 +23,7 @@ from carpool.model import (
     Outcome,
     Parcel,
     PoolView,
+    Settled,
     Settlement,
     TicketView,
     Totals,
@@ -96,10 +97,10 @@ class OperatedStore(ABC):
     async def delivered(self, tickets: Sequence[int], now: float) -> None:
         await self._writer.do(each(_calls.delivered), (list(tickets), now), relaxed=True)
 
-    async def outcome(self, ticket: int, credential: str) -> Outcome | None:
+    async def outcome(self, ticket: int, credential: str) -> Settled | None:
         return await self._do(_calls.outcome, ticket, credential)
 
-    async def outcomes(self, tickets: Sequence[int]) -> list[tuple[int, Outcome]]:
+    async def outcomes(self, tickets: Sequence[int]) -> list[Settled]:
         return await self._do(_calls.outcomes, list(tickets))
 
     async def parcel(self, ticket: int) -> Parcel | None:

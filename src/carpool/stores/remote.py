@@ -10,7 +10,7 @@ from typing import Any, Self, cast
 import msgspec
 
 from carpool.errors import CarpoolError, Closed, StoreError
-from carpool.model import CallRow, Entry, Headers, Outcome
+from carpool.model import CallRow, Entry, Headers, Settled
 from carpool.ports import Store
 from carpool.stores._codec import BIGGEST
 from carpool.stores._frames import UNASKED, Frames, Method, error, frame, message, method
@@ -159,10 +159,10 @@ class RemoteStore:
             return future
         return self._line.ask(asked.result, name, *asked.pack(args, named))
 
-    async def outcome(self, ticket: int, credential: str) -> Outcome | None:
+    async def outcome(self, ticket: int, credential: str) -> Settled | None:
         if ticket > BIGGEST:  # no ticket has such a number, and it could not be asked for
             return None
-        found: Outcome | None = await self._ask("outcome", method("outcome"), (ticket, credential), {})
+        found: Settled | None = await self._ask("outcome", method("outcome"), (ticket, credential), {})
         return found
 
     async def listed_call(self, ticket: int, credentials: Sequence[str] | None = None) -> CallRow | None:

@@ -64,18 +64,19 @@ UPDATE calls SET awaiter = ? WHERE id = ?
 -- name: delivered
 UPDATE calls SET delivered_at = :now, awaiter = NULL WHERE id IN (SELECT value FROM json_each(:tickets))
 
+-- With the ledger line of the purchase that brought it: whoever delivers an answer tells what it cost.
 -- name: outcome
-SELECT o.kind, o.status, o.body, o.at, o.lane, o.reason, o.headers, o.batch
+SELECT o.ticket, o.kind, o.status, o.body, o.at, o.lane, o.reason, o.headers, o.batch, e.ticket, e.purchase, e.at, e.lane, e.kind,
+  e.provider, w.name, e.model, e.usage, e.paid, e.would_have_paid, e.reason, e.tags
 FROM calls c JOIN outcomes o ON o.id = c.outcome JOIN credentials r ON r.id = c.credential
+LEFT JOIN entries e ON e.ticket = o.ticket AND e.purchase = o.purchase LEFT JOIN credentials w ON w.id = e.credential
 WHERE c.id = ? AND r.name = ?
 
 -- name: outcomes
-SELECT o.ticket, o.kind, o.status, o.body, o.at, o.lane, o.reason, o.headers, o.batch
+SELECT o.ticket, o.kind, o.status, o.body, o.at, o.lane, o.reason, o.headers, o.batch, e.ticket, e.purchase, e.at, e.lane, e.kind,
+  e.provider, w.name, e.model, e.usage, e.paid, e.would_have_paid, e.reason, e.tags
 FROM json_each(?) j CROSS JOIN calls c ON c.id = j.value CROSS JOIN outcomes o ON o.id = c.outcome
-
--- name: outcome_of
-SELECT o.kind, o.status, o.body, o.at, o.lane, o.reason, o.headers, o.batch
-FROM calls c JOIN outcomes o ON o.id = c.outcome WHERE c.id = ?
+LEFT JOIN entries e ON e.ticket = o.ticket AND e.purchase = o.purchase LEFT JOIN credentials w ON w.id = e.credential
 
 -- name: parcel
 SELECT c.id, c.pool, b.body, m.text, c.requeues, r.text

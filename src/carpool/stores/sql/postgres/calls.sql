@@ -87,17 +87,18 @@ WHERE id IN (
 )
 
 -- name: outcome
-SELECT o.kind, o.status, o.body, o.at, o.lane, o.reason, o.headers, o.batch
+SELECT o.ticket, o.kind, o.status, o.body, o.at, o.lane, o.reason, o.headers, o.batch, e.ticket, e.purchase, e.at, e.lane, e.kind,
+  e.provider, w.name, e.model, e.usage, e.paid, e.would_have_paid, e.reason, e.tags
 FROM calls c JOIN outcomes o ON o.ticket = c.id JOIN credentials r ON r.id = c.credential
+LEFT JOIN entries e ON e.ticket = o.ticket AND e.purchase = o.purchase LEFT JOIN credentials w ON w.id = e.credential
 WHERE c.id = ? AND r.name = ?
 
 -- name: outcomes
-SELECT o.ticket, o.kind, o.status, o.body, o.at, o.lane, o.reason, o.headers, o.batch
+SELECT o.ticket, o.kind, o.status, o.body, o.at, o.lane, o.reason, o.headers, o.batch, e.ticket, e.purchase, e.at, e.lane, e.kind,
+  e.provider, w.name, e.model, e.usage, e.paid, e.would_have_paid, e.reason, e.tags
 FROM json_array_elements_text(?::json) WITH ORDINALITY j JOIN outcomes o ON o.ticket = j.value::bigint
+LEFT JOIN entries e ON e.ticket = o.ticket AND e.purchase = o.purchase LEFT JOIN credentials w ON w.id = e.credential
 ORDER BY j.ordinality
-
--- name: outcome_of
-SELECT kind, status, body, at, lane, reason, headers, batch FROM outcomes WHERE ticket = ?
 
 -- name: parcel
 SELECT c.id, c.pool, b.body, m.text, c.requeues, r.text
