@@ -107,3 +107,24 @@ async def test_nobody_has_to_listen(store: Store) -> None:
     assert await store.settle([Settlement(1, outcome())], T0) == [True]
     store.subscribe(Ear())()
     assert await store.settle([Settlement(1, outcome())], T0) == [False]
+
+
+async def test_whoever_follows_a_batch_is_told_that_it_may_have_ended(store: Store) -> None:
+    batch = await board(store, [1], nonce="one")
+    other = await board(store, [2], nonce="two")
+    await store.move(batch.id, BatchState.OPEN, provider_id="batch_1")
+    await store.move(other.id, BatchState.OPEN, provider_id="batch_2")
+    ear, leaving = Ear(), Ear()
+    store.heed(ear)
+    store.heed(leaving)()
+    assert await store.nudge("anthropic", "batch_1")
+    assert not await store.nudge("openai", "batch_1")  # another provider may give the same name
+    assert not await store.nudge("anthropic", "batch_of_a_stranger")
+    await turn()
+    assert ear.heard == [batch.id]
+    assert ear.loops == {asyncio.get_running_loop()}
+    assert leaving.heard == []
+    await store.move(batch.id, BatchState.ENDED)
+    assert await store.nudge("anthropic", "batch_1")  # not collected yet
+    await store.move(batch.id, BatchState.COLLECTED)
+    assert not await store.nudge("anthropic", "batch_1")

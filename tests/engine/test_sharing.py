@@ -45,10 +45,10 @@ class House:
         self.policy = RoutingPolicy(linger_ms=500)
         self.engines: list[Process] = []
 
-    async def boot(self, count: int, *, offset: float = 0.0) -> None:
+    async def boot(self, count: int, *, offset: float = 0.0, seed: int = 100) -> None:
         for number in range(count):
             clock = VirtualClock(self.timeline, offset)
-            rng = random.Random(100 + number)
+            rng = random.Random(seed + number)
             shared = self.network, clock, self.policy, PRICES, self.story, rng, ("anthropic",), {}
             process = Process(f"engine {number}", self.store, *shared, LEASE)
             await process.start()
@@ -229,3 +229,27 @@ def test_who_was_taken_for_dead_awaits_its_calls_again() -> None:
         assert other.engine.stats.rescued_calls == 4
 
     in_house(test, MockConfig(batch_latency=Constant(7200.0), faults=Faults()))
+
+
+@pytest.mark.parametrize("seed", range(100, 104))
+def test_a_batch_is_looked_at_when_another_door_hears_that_it_ended(seed: int) -> None:
+    """At once, though its purchase was written down in this very moment, and its leader has not looked since."""
+
+    async def test(house: House) -> None:
+        house.policy = RoutingPolicy(linger_ms=500, poll_interval_s=3000)
+        await house.boot(2, seed=seed)
+        leader, away = house.engines
+        asking = asyncio.ensure_future(house.ask(leader, 1, budget=PATIENT))
+        await asyncio.sleep(0.2)
+        away.show([("anthropic", (("x-api-key", "sk-one"),))])
+        while not (await house.store.counts())["batches.bought"]:  # noqa: ASYNC110
+            await asyncio.sleep(0.001)
+        [batch] = house.provider.batches
+        house.provider.end_batch(batch.id)
+        away.engine.look_soon("anthropic", "msgbatch_of_a_stranger")
+        away.engine.look_soon("anthropic", batch.id)
+        async with asyncio.timeout(30.0):
+            await asking
+        assert house.owners() == {leader.engine.name}
+
+    in_house(test, STUCK)

@@ -20,6 +20,7 @@ from carpool.ledger import dollars
 from carpool.mock import Constant, MockConfig, MockServer, expected_text, serve
 from carpool.stores import peek
 
+from . import hooking
 from .stage import ask
 
 sys.path.append(str(Path(__file__).parents[1] / "contract"))
@@ -80,10 +81,10 @@ async def _answer(reader: asyncio.StreamReader) -> tuple[int, bytes]:
 
 
 @asynccontextmanager
-async def door(upstream: MockServer, store: str, folder: Path, *more: str) -> AsyncIterator[Door]:
-    (folder / "carpool.yaml").write_text(CONFIG)
+async def door(upstream: MockServer, store: str, folder: Path, *more: str, config: str = CONFIG) -> AsyncIterator[Door]:
+    (folder / "carpool.yaml").write_text(config)
     words = ["-m", "carpool", "serve", "--port", "0", "--upstream", upstream.url, "--log-format", "off"]
-    environment = {**os.environ, "CARPOOL_SECRET": "s" * 40, "CARPOOL_STORE__URL": store}
+    environment = {**os.environ, "CARPOOL_SECRET": "s" * 40, "CARPOOL_STORE__URL": store, **hooking.ENVIRONMENT}
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, *words, "--config", str(folder / "carpool.yaml"), *more),
         stdout=asyncio.subprocess.PIPE,
@@ -130,9 +131,11 @@ def end_all(upstream: MockServer) -> None:
 
 
 @asynccontextmanager
-async def houses(upstream: MockServer, store: str, folder: Path, count: int = DOORS) -> AsyncIterator[list[Door]]:
+async def houses(
+    upstream: MockServer, store: str, folder: Path, count: int = DOORS, config: str = CONFIG
+) -> AsyncIterator[list[Door]]:
     async with AsyncExitStack() as stack:
-        opening = [stack.enter_async_context(door(upstream, store, folder)) for _ in range(count)]
+        opening = [stack.enter_async_context(door(upstream, store, folder, config=config)) for _ in range(count)]
         yield [await one for one in opening]
 
 
@@ -241,6 +244,37 @@ async def test_every_door_tells_what_an_answer_cost(postgres: Server, tmp_path: 
             costs = {one.headers.get("x-carpool-cost") for one in (collected, again, same_key)}
             assert len(costs) == 1
             assert None not in costs
+
+
+async def test_a_webhook_wakes_the_leader_wherever_it_is(postgres: Server, tmp_path: Path) -> None:
+    """It reaches a process that follows no batch of this account, and the answer does not wait for the next look."""
+    store = schema_url(postgres.url)
+    async with (
+        serve(MockConfig(batch_latency=NEVER)) as upstream,
+        houses(upstream, store, tmp_path, 2, hooking.config(upstream)) as (leader, other),
+        httpx2.AsyncClient(timeout=PATIENCE_S) as client,
+    ):
+        for one in (leader, other):  # whoever sees the key first leads its account
+            await hooking.enrol(client, one.url)
+            await until(lambda: _leads(leader))
+        assert not await _leads(other)
+        url = f"{leader.url}/@lane=batch/v1/chat/completions"
+        call = asyncio.create_task(client.post(url, headers=hooking.KEY, json=hooking.CHAT))
+        await until(lambda: bought(store, 1))
+        [batch] = upstream.provider.batches
+        upstream.provider.end_batch(batch.id)
+        await hooking.tell(client, other.url, batch.id)
+        assert (await call).status_code == 200
+
+
+async def bought(store: str, batches: int) -> bool:
+    """Whether so many batches were bought, and it is written down."""
+    _, counts = await peek(store)
+    return counts["batches.bought"] == batches
+
+
+async def _leads(one: Door) -> bool:
+    return bool((await one.stats())["leads"])
 
 
 async def test_workers_share_a_database(postgres: Server, tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ from carpool.ledger import dollars
 from carpool.mock import Constant, MockConfig, MockServer, expected_text, serve
 from carpool.stores import peek
 
+from . import hooking
 from .stage import ask
 
 CONFIG = "batching: {linger_ms: 200, poll_interval_s: 0.1}\n"
@@ -83,17 +84,19 @@ async def until(true: Callable[[], Any], seconds: float = 30.0) -> None:
             await asyncio.sleep(0.02)
 
 
-def command(upstream: MockServer, folder: Path, *options: str) -> list[str]:
-    (folder / "carpool.yaml").write_text(CONFIG)
+def command(upstream: MockServer, folder: Path, *options: str, config: str = CONFIG) -> list[str]:
+    (folder / "carpool.yaml").write_text(config)
     made = [sys.executable, "-m", "carpool", "serve", "--port", "0", "--upstream", upstream.url, "--log-format", "off"]
     return [*made, "--store", str(folder / "carpool.db"), "--config", str(folder / "carpool.yaml"), *options]
 
 
 @asynccontextmanager
-async def house(upstream: MockServer, folder: Path, workers: int = 3, *options: str) -> AsyncIterator[House]:
+async def house(
+    upstream: MockServer, folder: Path, workers: int = 3, *options: str, config: str = CONFIG
+) -> AsyncIterator[House]:
     pipe = asyncio.subprocess.PIPE
-    words = command(upstream, folder, "--workers", str(workers), *options)
-    environment = {**os.environ, "TMPDIR": str(folder)}
+    words = command(upstream, folder, "--workers", str(workers), *options, config=config)
+    environment = {**os.environ, "TMPDIR": str(folder), **hooking.ENVIRONMENT}
     process = await asyncio.create_subprocess_exec(*words, stdout=pipe, stderr=pipe, env=environment)
     try:
         assert process.stdout is not None
@@ -184,6 +187,34 @@ async def test_every_worker_tells_what_an_answer_cost(tmp_path: Path) -> None:
         assert None not in told
         assert sorted(told) == sorted(dollars(charge.nano_usd) for charge in upstream.provider.bill.charges)
         assert all("x-carpool-saved" in answer.headers for answer in answers)
+
+
+async def test_a_webhook_wakes_the_leader_whichever_worker_it_reaches(tmp_path: Path) -> None:
+    async with (
+        serve(MockConfig(batch_latency=Constant(3600.0))) as upstream,
+        house(upstream, tmp_path, config=hooking.config(upstream)) as made,
+        AsyncExitStack() as stack,
+    ):
+        clients: dict[int, httpx2.AsyncClient] = {}
+        leads: set[int] = set()
+        async with asyncio.timeout(60):
+            while len(clients) < 3 or not leads:
+                client, worker = await stack.enter_async_context(at_one_worker(made))
+                clients.setdefault(worker, client)
+                await hooking.enrol(client, made.url)
+                if (await client.get(f"{made.url}/carpool/stats")).json()["leads"]:
+                    leads.add(worker)
+        [leader] = leads
+        url = f"{made.url}/@lane=batch/v1/chat/completions"
+        for number, worker in enumerate(sorted(clients)):  # at the leader, too
+            call = asyncio.create_task(clients[leader].post(url, headers=hooking.KEY, json=hooking.CHAT))
+            while (await peek(tmp_path / "carpool.db"))[1]["batches.bought"] <= number:  # noqa: ASYNC110
+                await asyncio.sleep(0.02)  # until it is written down
+            batch = upstream.provider.batches[number]
+            upstream.provider.end_batch(batch.id)
+            async with httpx2.AsyncClient() as other:
+                await hooking.tell(clients[worker] if worker != leader else other, made.url, batch.id, f"evt_{number}")
+            assert (await call).status_code == 200
 
 
 async def test_a_batch_outlives_the_worker_that_was_given_its_key(tmp_path: Path) -> None:

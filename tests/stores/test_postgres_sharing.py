@@ -219,6 +219,27 @@ async def test_calls_awaited_elsewhere_are_forgotten_with_their_engine(stores: l
 # ---------------------------------------------------------------- telling
 
 
+async def test_the_others_hear_that_a_batch_may_have_ended_and_nothing_that_somebody_else_wrote(
+    stores: list[PostgresStore],
+) -> None:
+    batch = await board(stores[0], [1])
+    await stores[0].move(batch.id, BatchState.OPEN, provider_id="batch_1 with a ; strange name")
+    heard: list[int] = []
+    for store in stores:
+        assert store._hearing is not None
+        await until(store._hearing.hears.is_set)
+        store.heed(heard.extend)
+    assert stores[0]._hearing is not None
+    with psycopg.connect(shared_url(), autocommit=True) as connection:
+        connection.execute(f'LISTEN "{stores[0]._hearing._channel}"')
+        assert await stores[3].nudge("anthropic", "batch_1 with a ; strange name")
+        assert not await stores[3].nudge("anthropic", "batch_2")
+        await until(lambda: len(heard) == len(stores))
+        told = [one.payload for one in connection.notifies(timeout=5, stop_after=1)]
+    assert heard == len(stores) * [batch.id]
+    assert told == [f"b {batch.id}"]
+
+
 async def test_the_others_hear_what_was_settled_and_what_came_in(stores: list[PostgresStore]) -> None:
     settled: Counter[int] = Counter()
     came: list[str] = []

@@ -181,6 +181,7 @@ class Desk(asyncio.Protocol):
             self._ends = [
                 store.subscribe(lambda tickets: self.tell("settled", tickets)),
                 store.watch(lambda names: self.tell("watched", names)),
+                store.heed(lambda batches: self.tell("nudged", batches)),
             ]
             return store.durable, store.pepper
         if name == "lines":

@@ -128,6 +128,7 @@ class Engine:
         self._desk.prices.load()
         await self._sharing.start(self._desk.now())
         await self._desk.learned.recall()
+        self._follower.start()
         self._loop = self._desk.crew.spawn(self._run(), "engine")
 
     def news(self, provider: str, secret: str, headers: Headers, body: bytes, now: float) -> News:
@@ -136,7 +137,7 @@ class Engine:
 
     def look_soon(self, provider: str, batch: str) -> None:
         """A batch of ours may have ended."""
-        self._follower.told(provider, batch)
+        self._follower.look_soon(provider, batch)
 
     def enrol(self, provider: str, secret: Headers) -> str:
         """Takes a client's secret in and names its credential. Batches that waited for it go on."""
@@ -335,6 +336,7 @@ class Engine:
         self._loop.cancel()
         self.guests.stop()
         self._sharing.stop()
+        self._follower.stop()
         if self._delivering is not None:
             self._delivering.cancel()
             await self._write_delivered()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from carpool.engine.collecting import Collector
@@ -38,10 +38,14 @@ class Follower:
         self._failures: Counter[str] = Counter()  # account → looks that failed since the last whole one
         self._missing: dict[int, float] = {}  # batch → since when the provider denies it
         self._alerted: set[int] = set()
-        self._told: set[str] = set()  # accounts one of whose batches is said to have ended
+        self._news: set[int] = set()  # batches, anybody's, that are said to have ended since the last step
+        self._end: Callable[[], None] | None = None
+        self._ended_perhaps: set[str] = set()  # accounts one of whose batches is said to have ended
 
     async def step(self, now: float) -> float | None:
         """Starts the polls that are due and the collection of what has ended. Says when to look again."""
+        if self._news:
+            self._match()
         by_account: dict[str, list[Batch]] = defaultdict(list)
         for batch in self._desk.batches:
             if batch.state is BatchState.ENDED:
@@ -53,25 +57,54 @@ class Follower:
         wakes.append(self._collector.wake(now))
         return min((wake for wake in wakes if wake is not None), default=None)
 
-    def told(self, provider: str, provider_id: str) -> None:
-        """Somebody says that a batch has ended. Where it is one of ours, that is looked up at once."""
+    def start(self) -> None:
+        """Hears of webhooks that reach other doors."""
+        self._end = self._desk.store.heed(self._told)
+
+    def stop(self) -> None:
+        if self._end is not None:
+            self._end()
+
+    def look_soon(self, provider: str, provider_id: str) -> None:
+        """Somebody says that a batch has ended. It is looked up at once by whoever follows it, which may be another
+        engine: the store finds it."""
+        mine = [one.id for one in self._desk.batches if (one.key.provider, one.provider_id) == (provider, provider_id)]
+        if mine:
+            self._told(mine)
+        else:
+            self._desk.crew.spawn(self._pass_on(provider, provider_id), "nudge")
+
+    async def _pass_on(self, provider: str, provider_id: str) -> None:
+        try:
+            await self._desk.store.nudge(provider, provider_id)
+        except CarpoolError as error:  # a hint only: its next look will find it
+            self._desk.trouble("passing on a webhook", error)
+
+    def _told(self, numbers: Sequence[int]) -> None:
+        if self._desk.led or self._desk.batches:  # whoever leads nothing has nothing to look at
+            self._news.update(numbers)
+            self._desk.wake_now()
+
+    def _match(self) -> None:
+        """Finds the accounts of batches that are said to have ended, now that all of ours are known; the others are
+        somebody else's."""
+        news, self._news = self._news, set()
         for batch in self._desk.batches:
-            if batch.provider_id == provider_id and batch.key.provider == provider:
-                self._told.add(self._desk.keyring.account(batch.key.credential))
-                self._desk.wake_now()
+            if batch.id in news:
+                self._ended_perhaps.add(self._desk.keyring.account(batch.key.credential))
 
     def _poll_if_due(self, account: str, batches: list[Batch], now: float) -> float | None:
         batches = [batch for batch in batches if batch.key.credential in self._desk.keyring]
         if account in self._polling or not batches:
             return None
         due = self._due(account, batches, now)
-        if due > now and account not in self._told:
+        if due > now and account not in self._ended_perhaps:
             return due
         road = self._desk.road(batches[0].key.credential)
         if not road.can_ask(now):
             return road.ask_ready_at(now)
         self._polling.add(account)
-        self._told.discard(account)
+        self._ended_perhaps.discard(account)
         self._desk.crew.spawn(self._poll(account, batches), f"poll {account[:8]}")
         return None
 

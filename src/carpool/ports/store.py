@@ -257,6 +257,16 @@ class Store(Protocol):
         were returned to their queue, an engine left, or some hints were lost."""
         ...
 
+    async def nudge(self, provider: str, provider_id: str) -> bool:
+        """Somebody says that a batch, by the id that its provider gave it, has ended: whoever follows it is told, in
+        whichever process. False, and nobody is told, where no unfinished batch has this id."""
+        ...
+
+    def heed(self, listener: Callable[[Sequence[int]], None]) -> Callable[[], None]:
+        """Calls the listener, on the event loop, with batches of which `nudge` was told, by whichever engine. What it
+        gives back ends that. A hint, as above, and one that may be lost."""
+        ...
+
     # books and memory
     async def attempt(self, entry: Entry) -> None:
         """Before a purchase for a call that has no ticket here (plain `now`): it stands in the ledger as unknown."""

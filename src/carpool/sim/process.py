@@ -67,6 +67,9 @@ class MortalStore:
     def watch(self, listener: Callable[[Sequence[str]], None]) -> Callable[[], None]:
         return self._store.watch(listener)
 
+    def heed(self, listener: Callable[[Sequence[int]], None]) -> Callable[[], None]:
+        return self._store.heed(listener)
+
     async def intend(self, intent: Intent) -> Batch | None:
         await self._moment()
         batch = await self._store.intend(intent)

@@ -163,6 +163,10 @@ def batches(session: Session, owner: str) -> list[Batch]:
     return [batch_value(session.sealing, row, session.pool_key(row[1])) for row in rows]
 
 
+def unfinished(session: Session, provider: str, provider_id: str) -> list[int]:
+    return [row[0] for row in session.rows("unfinished_named", {"provider": provider, "provider_id": provider_id})]
+
+
 def open_calls(session: Session, batch: int) -> OpenCalls:
     row = session.row("open_calls", {"batch": batch})
     assert row is not None

@@ -22,7 +22,9 @@ from carpool.ports import Store
 UNASKED = 0
 MOST = 1 << 30  # bytes of one frame; a chunk of a batch's lines is a few million, a body may be more
 _LENGTH = struct.Struct("<I")
-_NO_METHODS = frozenset({"lines", "subscribe", "watch", "attempted", "completed", "aclose", "durable", "pepper"})
+_NO_METHODS = frozenset(
+    {"lines", "subscribe", "watch", "heed", "attempted", "completed", "aclose", "durable", "pepper"}
+)
 
 
 class Frames:

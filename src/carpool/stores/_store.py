@@ -45,6 +45,7 @@ class OperatedStore(ABC):
         self._secret = secret
         self._listeners: Listeners[int] = Listeners()
         self._watchers: Listeners[str] = Listeners()
+        self._followers: Listeners[int] = Listeners()
 
     @property
     @abstractmethod
@@ -208,6 +209,18 @@ class OperatedStore(ABC):
 
     def watch(self, listener: Listener[str]) -> Callable[[], None]:
         return self._watchers.subscribe(listener)
+
+    async def nudge(self, provider: str, provider_id: str) -> bool:
+        batches = await self._do(_batches.unfinished, provider, provider_id)
+        if batches:
+            self._tell_of_batches(batches)
+        return bool(batches)
+
+    def _tell_of_batches(self, batches: Sequence[int]) -> None:
+        self._followers.tell(batches)
+
+    def heed(self, listener: Listener[int]) -> Callable[[], None]:
+        return self._followers.subscribe(listener)
 
     # books and memory
     async def attempt(self, entry: Entry) -> None:

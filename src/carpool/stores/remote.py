@@ -21,7 +21,7 @@ Secret = tuple[str, Headers]  # a provider, and what its client sends
 
 _LOST = "The process that hosts this store is gone. carpool's workers end with it: start it again."
 _CHUNK = msgspec.msgpack.Decoder(list[tuple[int, bytes]] | None)
-_TICKETS = msgspec.msgpack.Decoder(list[int])
+_NUMBERS = msgspec.msgpack.Decoder(list[int])
 _NAMES = msgspec.msgpack.Decoder(list[str])
 _SECRETS = msgspec.msgpack.Decoder(list[Secret])
 _ERROR = msgspec.msgpack.Decoder(tuple[str, str])
@@ -126,8 +126,10 @@ class RemoteStore:
         self._closed = False
         self._listeners: Listeners[int] = Listeners()
         self._watchers: Listeners[str] = Listeners()
-        line.told["settled"] = lambda raw: self._listeners.tell(_TICKETS.decode(raw))
+        self._followers: Listeners[int] = Listeners()
+        line.told["settled"] = lambda raw: self._listeners.tell(_NUMBERS.decode(raw))
         line.told["watched"] = lambda raw: self._watchers.tell(_NAMES.decode(raw))
+        line.told["nudged"] = lambda raw: self._followers.tell(_NUMBERS.decode(raw))
 
     @classmethod
     async def open(cls, path: str) -> Self:
@@ -184,6 +186,9 @@ class RemoteStore:
 
     def watch(self, listener: Listener[str]) -> Callable[[], None]:
         return self._watchers.subscribe(listener)
+
+    def heed(self, listener: Listener[int]) -> Callable[[], None]:
+        return self._followers.subscribe(listener)
 
     def attempted(self, entry: Entry) -> bool:
         return False  # only the host knows when it is written

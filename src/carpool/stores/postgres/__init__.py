@@ -52,7 +52,7 @@ class PostgresStore(OperatedStore):
         self._released = False
         self._hearing: Hearing | None = None
         if threaded:
-            told = super()._tell_of_settled, super()._tell_of_pools
+            told = super()._tell_of_settled, super()._tell_of_pools, super()._tell_of_batches
             sign_in = for_driver(session.sql["sign_in"])
             self._hearing = Hearing(partial(connect, address), address.schema, sign_in, *told)
 
@@ -103,6 +103,11 @@ class PostgresStore(OperatedStore):
         super()._tell_of_pools(credentials)
         if self._hearing is not None:
             self._hearing.tell_pools(credentials)
+
+    def _tell_of_batches(self, batches: Sequence[int]) -> None:
+        super()._tell_of_batches(batches)
+        if self._hearing is not None:
+            self._hearing.tell_batches(batches)
 
     async def aclose(self) -> None:
         """Finishes what was accepted, then lets go of the connections. May be called twice."""

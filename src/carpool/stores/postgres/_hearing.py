@@ -1,4 +1,4 @@
-"""LISTEN and NOTIFY: processes that share a store tell each other what was settled and what came in.
+"""LISTEN and NOTIFY: processes that share a store tell each other what was settled, what came in, and what has ended.
 
 A thread with a connection of its own says and hears. All of it is hints: whoever waits looks for itself now and then,
 so nothing is lost when a connection is, and after that everybody is told that some may have gone untold.
@@ -17,13 +17,13 @@ import psycopg
 from carpool.stores._codec import Row, to_json
 
 _PAYLOAD = 7_900  # bytes; the server takes less than 8,000
-_SETTLED, _POOLS = "s", "p"
+_SETTLED, _POOLS, _BATCHES = "s", "p", "b"
 _FORGET_ABOVE = 50_000  # tickets that could not be told: then they are not named one by one
 _PAUSES = (0.05, 0.1, 0.2, 0.5, 1.0, 2.0)
 
 
 class Hearing:
-    """`settled` and `pools` are called in the hearing's thread, with what other processes told."""
+    """`settled`, `pools` and `batches` are called in the hearing's thread, with what other processes told."""
 
     def __init__(
         self,
@@ -32,11 +32,12 @@ class Hearing:
         sign_in: str,
         settled: Callable[[Sequence[int]], None],
         pools: Callable[[Sequence[str]], None],
+        batches: Callable[[Sequence[int]], None],
     ) -> None:
         self._connect = connect
         self._channel = f"carpool_{schema}"[:63]
         self._sign_in = sign_in
-        self._on_settled, self._on_pools = settled, pools
+        self._on_settled, self._on_pools, self._on_batches = settled, pools, batches
         self._engines: set[str] = set()  # of this process: alive as long as this connection is
         self._unsigned = False
         self._lock = threading.Lock()
@@ -44,6 +45,7 @@ class Hearing:
         self._untold = False  # there were too many tickets to name
         self._credentials: set[str] = set()
         self._anything = False
+        self._batches: set[int] = set()
         self._woken = False
         self._closing = threading.Event()
         self.hears = threading.Event()  # there is a connection, and it listens
@@ -77,6 +79,11 @@ class Hearing:
         with self._lock:
             self._credentials.update(credentials)
             self._anything = self._anything or not credentials
+            self._wake()
+
+    def tell_batches(self, batches: Sequence[int]) -> None:
+        with self._lock:
+            self._batches.update(batches)
             self._wake()
 
     def _wake(self) -> None:
@@ -131,10 +138,11 @@ class Hearing:
                 os.read(self._reading, 1)
                 self._woken = False
             payloads = [*_packed(_SETTLED, map(str, self._tickets)), *_packed(_POOLS, sorted(self._credentials))]
+            payloads += _packed(_BATCHES, map(str, sorted(self._batches)))
             payloads += [_SETTLED] * self._untold + [_POOLS] * self._anything
             unsigned, self._unsigned = self._unsigned, False
             engines = sorted(self._engines)
-            self._tickets, self._credentials = [], set()
+            self._tickets, self._credentials, self._batches = [], set(), set()
             self._untold = self._anything = False
         try:
             if unsigned and engines:
@@ -153,6 +161,8 @@ class Hearing:
             self._on_settled(tickets)
         if _SETTLED in told:
             self._on_settled(())
+        if batches := [int(batch) for one in told if one[0] == _BATCHES for batch in one[2:].split()]:
+            self._on_batches(batches)
         pools = [one[2:].split() for one in told if one[0] == _POOLS]
         if pools:
             self._on_pools(() if [] in pools else sorted({name for names in pools for name in names}))

@@ -118,6 +118,11 @@ SELECT id, pool, nonce, state, owner, count, bytes, intended_at, sent_at, resolv
 FROM batches WHERE owner = ? AND state NOT IN ('collected', 'refused', 'void', 'lost')
 ORDER BY id
 
+-- name: unfinished_named
+SELECT b.id FROM batches b JOIN pools p ON p.id = b.pool
+WHERE b.provider_id = :provider_id AND p.provider = :provider AND b.state NOT IN ('collected', 'refused', 'void', 'lost')
+ORDER BY b.id
+
 -- name: still_mine
 SELECT 1 FROM batches b JOIN engines e ON e.name = b.owner
 WHERE b.id = :batch AND b.state = 'submitting' AND b.owner = :owner AND e.lease_until >= :until
