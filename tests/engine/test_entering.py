@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 from unittest.mock import patch
 
 import pytest
 from fleets import QUICK, SOON, riding
 
-from carpool.errors import CarpoolError, StoreError
+from carpool.errors import CarpoolError, Crowded, StoreError
 from carpool.model import Admission
 from carpool.stores import SqliteStore
 
@@ -67,3 +68,85 @@ async def test_who_leaves_at_the_door_is_not_waited_for() -> None:
             await nobody_waits(scene)
         await scene.fleet.submit_batch(**ask(1))
         assert len(scene.provider.bill.charges) == 1  # the first was taken back before anything was bought for it
+
+
+class SlowStore:
+    """Lets a test say when what is being written is on disk. A group of several with a bad call in it is refused."""
+
+    def __init__(self) -> None:
+        self.writing: list[list[bytes]] = []  # the bodies of each group
+        self._go_on = asyncio.Semaphore(0)
+
+    def admit_all(self, store: SqliteStore, admissions: Sequence[Admission]) -> Any:
+        bodies = [one.call.body for one in admissions]
+        self.writing.append(bodies)
+
+        async def later() -> Any:
+            await self._go_on.acquire()
+            if any(b"call 666" in body for body in bodies):
+                raise StoreError("The store can't hold such a value.")
+            return await admit_all(store, admissions)
+
+        return later()
+
+    def go_on(self, groups: int) -> None:
+        for _ in range(groups):
+            self._go_on.release()
+
+    async def until(self, groups: int) -> None:
+        async with asyncio.timeout(10):
+            while len(self.writing) < groups:  # noqa: ASYNC110
+                await asyncio.sleep(0.001)
+
+
+async def crowded(scene: Any, number: int) -> None:
+    async with asyncio.timeout(10):
+        with pytest.raises(Crowded):
+            await scene.fleet.submit_batch(**ask(number))
+
+
+@pytest.fixture
+def slow(monkeypatch: pytest.MonkeyPatch) -> SlowStore:
+    slow = SlowStore()
+    monkeypatch.setattr(SqliteStore, "admit_all", lambda store, admissions: slow.admit_all(store, admissions))
+    return slow
+
+
+async def test_who_is_being_written_to_disk_counts_among_those_who_wait(slow: SlowStore) -> None:
+    async with riding(SOON, replace(QUICK, max_waiting_calls=3, linger_ms=60_000)) as scene:
+        calls = [asyncio.create_task(scene.fleet.submit_batch(**ask(number))) for number in range(2)]
+        await slow.until(1)
+        calls += [asyncio.create_task(scene.fleet.submit_batch(**ask(2)))]
+        await slow.until(2)
+        await crowded(scene, 3)
+        slow.go_on(2)
+        await scene.admitted(3)
+        await crowded(scene, 3)
+        assert [len(group) for group in slow.writing] == [2, 1]
+        for call in calls:
+            call.cancel()
+        await asyncio.gather(*calls, return_exceptions=True)
+
+
+async def test_who_was_not_let_in_takes_no_room(slow: SlowStore) -> None:
+    """A group that is refused as a whole is written one by one; meanwhile nobody is counted twice."""
+    async with riding(SOON, replace(QUICK, max_waiting_calls=3, linger_ms=60_000)) as scene:
+        calls = [asyncio.create_task(scene.fleet.submit_batch(**ask(number))) for number in (0, 666)]
+        await slow.until(1)
+        slow.go_on(1)
+        await slow.until(2)  # the first again, alone
+        calls += [asyncio.create_task(scene.fleet.submit_batch(**ask(1)))]
+        await slow.until(3)
+        await crowded(scene, 2)
+        slow.go_on(3)
+        await scene.admitted(2)
+        with pytest.raises(StoreError):
+            await calls[1]
+        calls += [asyncio.create_task(scene.fleet.submit_batch(**ask(2)))]  # the room of the one that was refused
+        await slow.until(5)
+        slow.go_on(1)
+        await scene.admitted(3)
+        await crowded(scene, 3)
+        for call in calls:
+            call.cancel()
+        await asyncio.gather(*calls, return_exceptions=True)

@@ -57,13 +57,13 @@ class Entrance:
         self._rescuer = rescuer
         self._leave = leave
         self._arrivals: list[_Newcomer] = []
-        self._standing = 0  # let in, and not seated yet
+        self._standing: set[Seat] = set()  # being written to disk
         self._coming: dict[str, set[int]] = {}  # by credential, where each has its share of room
 
     def enter(self, call: Call, decision: Decision, gone: Gone, *, told: bool = False) -> Seat:
         """The seat of a call that is about to be on disk; `told`: somebody waits until it is."""
         desk = self._desk
-        if len(desk.waiters) + len(self._arrivals) >= desk.policy.max_waiting_calls:
+        if self._inside + len(self._arrivals) >= desk.policy.max_waiting_calls:
             raise Crowded("Too many calls are waiting. Try again later, or raise max_waiting_calls.")
         if desk.policy.max_waiting_calls_per_credential is not None:
             self._check_share(call, desk.policy.max_waiting_calls_per_credential)
@@ -78,6 +78,11 @@ class Entrance:
         elif len(self._arrivals) == GROUP:
             self._let_in()
         return seat
+
+    @property
+    def _inside(self) -> int:
+        """How many wait, and are about to."""
+        return len(self._desk.waiters) + len(self._standing)
 
     def _check_share(self, call: Call, most: int) -> None:
         """Nobody takes all the room there is. Who is being written to disk counts among those who wait."""
@@ -102,8 +107,8 @@ class Entrance:
     def _let_in(self) -> None:
         if self._arrivals:
             group, self._arrivals = self._arrivals, []
-            self._standing += len(group)
-            self._desk.crowd.grew(len(self._desk.waiters) + self._standing)
+            self._standing.update(seat for _, seat in group)
+            self._desk.crowd.grew(self._inside)
             writing = self._desk.store.admit_all([admission for admission, _ in group])
             self._desk.crew.spawn(self._seat_all(group, writing), "admit")
 
@@ -111,8 +116,8 @@ class Entrance:
         try:
             await self._seat_each(group, writing)
         finally:  # whatever went wrong, nobody is left standing at the door
-            self._standing -= len(group)
             for admission, seat in group:
+                self._standing.discard(seat)
                 if self._coming:
                     self._came(admission.call)
                 if seat.ticket == NO_TICKET:
@@ -124,11 +129,11 @@ class Entrance:
         except CarpoolError as error:
             if len(group) > 1:  # what one of them can't have must not keep the others out
                 for one in group:
-                    self._standing += 1
                     await self._seat_all([one], self._desk.store.admit_all([one[0]]))
                 return
             admitted = [error]
         for (admission, seat), result in zip(group, admitted, strict=True):
+            self._standing.discard(seat)
             if isinstance(result, CarpoolError):
                 seat.fail(result)
             else:
