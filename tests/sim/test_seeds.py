@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from carpool.sim import Fleet, draw, openai, simulate
+from carpool.sim import __main__ as command
 
 # Worlds that once broke a promise stay here for ever, with the fleet that they had; the rest is a plain sample.
 BROKE_ONCE = (3, 15, 30, 47, 49, 77, 1028, 1082, 1806, 2324, 3006, 3038)
@@ -47,3 +48,10 @@ def test_every_fault_of_openai_is_in_some_world() -> None:
         assert any(getattr(mock.faults, name) for mock in mocks), name
     assert any(mock.openai.webhook_url and mock.faults.hook_lost for mock in mocks)
     assert any(mock.openai.enqueued_tokens for mock in mocks)
+
+
+def test_a_world_that_does_not_end_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Wherever it is in that moment: no task of it may take the end of patience for a trouble of its own."""
+    monkeypatch.setattr(command, "STALL_S", 0.3)
+    report = command._watched(85, command.Ground(None))  # its aftermath takes a day
+    assert "does not end" in report.problems[0]

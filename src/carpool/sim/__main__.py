@@ -52,6 +52,7 @@ def main() -> int:
     parser.add_argument("--fleet", choices=sorted(set(FLEETS)), help="whom all call, in place of what a seed draws")
     parser.add_argument("--store", help=f"{POSTGRES} for a throwaway server, or the address of one; else in memory")
     asked = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))  # what was started is ended first
     try:
         with _ground(asked.fleet, asked.store) as ground:
             if asked.seed is not None:
