@@ -186,6 +186,27 @@ MUTANTS = (
         test="tests/engine/test_entering.py",
     ),
     Mutant(
+        "calls on their way to disk take no room",
+        f"{ENGINE}/entering.py",
+        "return len(self._desk.waiters) + len(self._standing)",
+        "return len(self._desk.waiters)",
+        test="tests/engine/test_entering.py",
+    ),
+    Mutant(
+        "a webhook is heard by the process that it reaches, and by no other",
+        f"{ENGINE}/following.py",
+        'self._desk.crew.spawn(self._pass_on(provider, provider_id), "nudge")',
+        "pass",
+        test="tests/engine/test_sharing.py",
+    ),
+    Mutant(
+        "an answer comes without what it cost",
+        "src/carpool/stores/_codec.py",
+        "None if entry[0] is None else entry_value(sealing, tuple(entry))",
+        "None",
+        test="tests/contract/test_store_settling.py",
+    ),
+    Mutant(
         "an attempt on now is not noted before it is made",
         "src/carpool/stores/_attempts.py",
         "            current.write(line)\n",
@@ -532,8 +553,8 @@ MUTANTS = (
     Mutant(
         "a webhook wakes nobody",
         f"{ENGINE}/following.py",
-        "            self._news.update(numbers)\n",
-        "            numbers = ()\n",
+        "self._ended_perhaps.add(self._desk.keyring.account(batch.key.credential))",
+        "pass",
         test="tests/proxy/test_hooks.py",
     ),
     Mutant(

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from carpool.sim.databases import Database
 
 POSTGRES = "postgres"
-STALL_S = 45.0
+STALL_S = 90.0
 STALL_ON_POSTGRES_S = 600.0  # every operation is a question to a server
 
 
