@@ -89,7 +89,6 @@ MUTANTS = (
         "src/carpool/stores/_settling.py",
         "call is not None and call.state != TicketState.SETTLED",
         "call is not None",
-        test="tests/contract/test_store_settling.py",
     ),
     Mutant(
         "betas are not part of the pool", "src/carpool/routing.py", "headers=call.headers", "headers=call.headers[-1:]"

@@ -9,7 +9,7 @@ from itertools import pairwise
 from carpool.lifecycle import UNFINISHED
 from carpool.mock import Batch, Charge, OpenAIBatch
 from carpool.model import Batch as Row
-from carpool.model import Entry, EntryKind, Lane, OutcomeKind, ticket_number, ticket_text
+from carpool.model import Entry, EntryKind, Lane, Outcome, OutcomeKind, ticket_number, ticket_text
 from carpool.sim.agents import Turn
 from carpool.sim.asking import is_its_answer, names
 from carpool.sim.world import World
@@ -27,10 +27,16 @@ class Books:
     """A world with its ledger and bill sorted by logical call."""
 
     def __init__(
-        self, world: World, entries: dict[int, list[Entry]], counts: dict[str, int], abandoned: dict[str, Row]
+        self,
+        world: World,
+        entries: dict[int, list[Entry]],
+        outcomes: dict[int, Outcome],
+        counts: dict[str, int],
+        abandoned: dict[str, Row],
     ) -> None:
         self.world = world
         self.entries = entries
+        self.outcomes = outcomes  # that the store keeps
         self.counts = counts
         self.abandoned = abandoned  # batches that were given up as unknown, by their nonces
         self.charges: dict[tuple[str, str], list[Charge]] = defaultdict(list)  # by provider and fingerprint
@@ -64,7 +70,8 @@ async def open_books(world: World) -> Books:
     entries = {ticket: await world.store.entries(ticket) for ticket in tickets}
     given_up = [await world.store.batch(number) for process in world.processes for number in process.abandoned]
     abandoned = {batch.nonce: batch for batch in given_up if batch is not None}
-    return Books(world, entries, dict(await world.store.counts()), abandoned)
+    outcomes = {one.ticket: one.outcome for one in await world.store.outcomes(sorted(tickets))}
+    return Books(world, entries, outcomes, dict(await world.store.counts()), abandoned)
 
 
 async def problems(world: World) -> list[str]:
@@ -87,6 +94,17 @@ def replies_are_the_providers(books: Books) -> Iterable[str]:
             continue
         if not is_its_answer(turn.plan, turn.body, outcome.body):
             yield f"{_name(turn)} got somebody else's answer: {outcome.body[:200]!r}."
+
+
+def first_answers_stay(books: Books) -> Iterable[str]:
+    """A call is settled once: whatever comes later changes nothing."""
+    for turn in books.world.turns:
+        kept = books.outcomes.get(turn.reply.ticket) if turn.reply else None
+        if kept is not None and turn.reply and kept.body != turn.reply.outcome.body:
+            yield f"{_name(turn)} got one answer, and the store keeps another: {kept.body[:200]!r}."
+    settled = books.counts.get("tickets.settled", 0)
+    if settled != len(books.outcomes):
+        yield f"The store counts {settled} settled calls, and keeps {len(books.outcomes)} outcomes."
 
 
 def mistakes_come_back(books: Books) -> Iterable[str]:
@@ -256,6 +274,7 @@ def _name(turn: Turn) -> str:
 CHECKS: tuple[Check, ...] = (
     everybody_is_answered,
     replies_are_the_providers,
+    first_answers_stay,
     mistakes_come_back,
     ledger_is_the_bill,
     second_purchases_are_recorded,
