@@ -38,6 +38,17 @@ def home(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     return tmp_path
 
 
+async def test_what_is_written_is_on_disk_whatever_the_server_is_set_to(url: str) -> None:
+    hasty, asked = f"{url}&options=-csynchronous_commit%3Doff", "SHOW synchronous_commit"
+    store = await open_store(hasty)
+    try:
+        with psycopg.connect(address_of(hasty).conninfo) as plain:
+            assert plain.execute(asked).fetchone() == ("off",)
+        assert store._session.connection.execute(asked).fetchone() == ("on",)
+    finally:
+        await store.aclose()
+
+
 # ---------------------------------------------------------------- addresses
 
 

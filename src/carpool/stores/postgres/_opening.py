@@ -26,12 +26,14 @@ _OPENING_PAUSES = (0.1, 0.2, 0.4, 0.8)  # a server may be starting just now
 
 # A process that is stopped in the middle of a transaction keeps its locks no longer than 5 s. Every question that is
 # asked often has its index; statistics that lag behind a growing table must not talk the server out of it.
+# Of a purchase that a server forgets when it breaks down nobody knows, and it is made again.
 _SETTINGS = """
 SET search_path TO {schema};
 SET idle_in_transaction_session_timeout = '5s';
 SET statement_timeout = '60s';
 SET enable_seqscan = off;
-SET jit = off
+SET jit = off;
+SELECT set_config('synchronous_commit', 'on', false) WHERE current_setting('synchronous_commit') = 'off'
 """
 
 
