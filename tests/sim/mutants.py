@@ -379,11 +379,11 @@ MUTANTS = (
         test=LIMITS.format("test_what_can_be_read_in_two_ways_is_read_in_none"),
     ),
     Mutant(
-        "trailers become headers",
+        "trailers have no bound",
         f"{PROXY}/gate.py",
-        "        self.headers = self._trailers ",
-        "        self._trailers ",
-        test=LIMITS.format("test_trailers_are_nobodys_headers"),
+        "        self.left -= len(pair[0]) + len(pair[1]) + 4\n",
+        "",
+        test=LIMITS.format("test_too_much_is_refused_in_a_sentence"),
     ),
     Mutant(
         "a refusal overtakes the answer before it",
