@@ -146,8 +146,8 @@ FROM batches WHERE owner = ? AND state NOT IN ('collected', 'refused', 'void', '
 ORDER BY id
 
 -- name: unfinished_named
-SELECT b.id FROM batches b JOIN pools p ON p.id = b.pool
-WHERE b.provider_id = :provider_id AND p.provider = :provider AND b.state NOT IN ('collected', 'refused', 'void', 'lost')
+SELECT b.id FROM pools p JOIN batches b ON b.credential = p.credential AND b.pool = p.id
+WHERE p.provider = :provider AND b.provider_id = :provider_id AND b.state NOT IN ('collected', 'refused', 'void', 'lost')
 ORDER BY b.id
 
 -- name: still_mine
