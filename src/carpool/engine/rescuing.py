@@ -151,7 +151,7 @@ class Rescuer:
 
     async def _send_kept(self, errand: Errand) -> None:
         """Another engine may be sending it already. It may also be dead: then its lease lapses, and we send."""
-        desk = self._desk
+        desk, errand = self._desk, self._patient(errand)
         try:
             while not await self._sender.resend(errand) and errand.ticket in desk.waiters:
                 for settled in await desk.store.outcomes([errand.ticket]):
@@ -194,8 +194,11 @@ class Rescuer:
         reason = "its batch would be late" if batch is not None else "no batch could take it in time"
         kind = EntryKind.RESCUE if again else EntryKind.PURCHASE
         why = parcel.reason if one.lane is Lane.NOW and parcel.reason else reason
-        until = self._desk.now() + KEPT_PATIENCE_S  # it had all the time in the world, and its outcome is for ever
-        return replace(_errand(parcel, one.deadline, kind, why), until=until)
+        return self._patient(_errand(parcel, one.deadline, kind, why))
+
+    def _patient(self, errand: Errand) -> Errand:
+        """The outcome of a kept call is for ever, so a moment's refusal does not become it."""
+        return replace(errand, until=self._desk.now() + KEPT_PATIENCE_S)
 
     async def _cancel(self, batch: Batch) -> None:
         """Asks the provider to stop, so that what did not run is not billed. Only a batch whose id is surely ours."""

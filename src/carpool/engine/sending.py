@@ -65,7 +65,7 @@ class Errand(Value, frozen=True, gc=False):
     as_is: Ask | None = None
     lane: Lane = Lane.NOW
     tried: int = 0  # purchases that were tried before, and stand in the ledger
-    until: float | None = None  # how long one without a deadline is tried again, which waited for a batch in vain
+    until: float | None = None  # how long a kept one without a deadline is tried again
 
     @classmethod
     def of(cls, call: Call, reason: str, *, kept: bool = False, as_is: Ask | None = None) -> Errand:
