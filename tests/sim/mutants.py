@@ -489,6 +489,7 @@ MUTANTS = (
         "src/carpool/routing.py",
         "        endpoint=call.endpoint,",
         "        endpoint=_FIRST.setdefault(call.provider, call.endpoint),",
+        test="tests/test_routing.py",
     ),
     Mutant(
         "the second of two result files is not read",
