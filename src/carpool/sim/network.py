@@ -13,10 +13,10 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from carpool.engine.tasks import Crew
-from carpool.errors import NotConnected, Severed, TimedOut, WireError
+from carpool.errors import CarpoolError, NotConnected, Severed, TimedOut, WireError
 from carpool.mock import ConnectionCut, MockAnthropic
 from carpool.model import Headers
-from carpool.ports import WireRequest, WireResponse
+from carpool.ports import StreamedBody, WireRequest, WireResponse
 from carpool.sim.story import Story
 
 _END = b""
@@ -44,7 +44,7 @@ class Network:
             await asyncio.sleep(self._latency)
             raise NotConnected("The connection was refused.")
         body = request.body
-        data = body if isinstance(body, bytes) else b"".join([piece async for piece in body.pieces])
+        data = body if isinstance(body, bytes) else await _joined(body)
         if not isinstance(body, bytes) and len(data) != body.length:
             raise AssertionError(f"A body of {len(data)} bytes was announced as {body.length}.")
         await asyncio.sleep(self._rng.random() * self._latency)
@@ -196,3 +196,11 @@ def _receiver(data: bytes) -> Any:
         return {"type": "http.request", "body": data, "more_body": False}
 
     return receive
+
+
+async def _joined(body: StreamedBody) -> bytes:
+    """What breaks off a body breaks off its request, as on every real wire."""
+    try:
+        return b"".join([piece async for piece in body.pieces])
+    except CarpoolError as error:
+        raise Severed(f"The body could not be sent whole: {error}") from error
