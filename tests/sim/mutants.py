@@ -600,10 +600,10 @@ MUTANTS = (
         test="tests/engine/test_openai_crashes.py",
     ),
     Mutant(
-        "a patient call that no batch takes has one try",
+        "a kept call on now has one try",
         f"{ENGINE}/rescuing.py",
-        "        return replace(_errand(parcel, one.deadline, kind, why), until=until)\n",
-        "        return _errand(parcel, one.deadline, kind, why)\n",
+        "return replace(errand, until=self._desk.now() + KEPT_PATIENCE_S)",
+        "return errand",
         test="tests/sim/test_seeds.py",
     ),
     Mutant(
