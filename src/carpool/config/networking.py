@@ -5,6 +5,7 @@ from __future__ import annotations
 import ipaddress
 import re
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Final
 from urllib.parse import SplitResult, urlsplit
 
@@ -73,10 +74,8 @@ def _listed(given: Mapping[str, object], key: str, document: Document) -> list[t
 
 def _host(value: object, path: str) -> str:
     name = value.lower().rstrip(".") if isinstance(value, str) else ""
-    try:
+    with suppress(ValueError):  # then it must be a name
         return str(ipaddress.ip_address(name.strip("[]")))
-    except ValueError:
-        pass
     if not _HOST.fullmatch(name):
         raise ConfigError(
             f"{path} is {named(value)}; it must be a host without scheme or port, such as carpool.example.com, "

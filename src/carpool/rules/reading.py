@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from datetime import UTC, tzinfo
 from typing import Any, Final
@@ -204,9 +205,7 @@ def _days(want: object, path: str) -> frozenset[int]:
 def read_zone(want: object, path: str) -> tzinfo:
     if want == "UTC":  # known everywhere, with and without a table of time zones
         return UTC
-    try:
-        if isinstance(want, str):
+    if isinstance(want, str):
+        with suppress(LookupError, ValueError, OSError):
             return ZoneInfo(want)
-    except (LookupError, ValueError, OSError):
-        pass
     raise ConfigError(f"{path} is {named(want)}; it must be a time zone that this machine knows, as in Europe/Berlin.")

@@ -7,6 +7,7 @@ import hmac
 import os
 import secrets
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 
 from carpool.errors import ConfigError, StoreUnwritable, WrongSecret
@@ -69,8 +70,7 @@ def _create(path: Path) -> None:
             file.write(secrets.token_hex(32))
             file.flush()
             os.fsync(file.fileno())
-        os.link(aside, path)
-    except FileExistsError:
-        pass
+        with suppress(FileExistsError):
+            os.link(aside, path)
     finally:
         aside.unlink()
