@@ -601,9 +601,9 @@ MUTANTS = (
     ),
     Mutant(
         "a kept call on now has one try",
-        f"{ENGINE}/rescuing.py",
-        "return replace(errand, until=self._desk.now() + KEPT_PATIENCE_S)",
-        "return errand",
+        f"{ENGINE}/sending.py",
+        "self._desk.now() + KEPT_PATIENCE_S if patient else errand.deadline",
+        "errand.deadline",
         test="tests/sim/test_seeds.py",
     ),
     Mutant(

@@ -10,7 +10,6 @@ from msgspec.structs import replace
 from carpool.budget import Bucket
 from carpool.engine.desk import Desk
 from carpool.engine.events import CallRescued
-from carpool.engine.gating import KEPT_PATIENCE_S
 from carpool.engine.sending import Errand, Sender
 from carpool.engine.upstream import whole
 from carpool.engine.waiting import Reply
@@ -151,7 +150,7 @@ class Rescuer:
 
     async def _send_kept(self, errand: Errand) -> None:
         """Another engine may be sending it already. It may also be dead: then its lease lapses, and we send."""
-        desk, errand = self._desk, self._patient(errand)
+        desk = self._desk
         try:
             while not await self._sender.resend(errand) and errand.ticket in desk.waiters:
                 for settled in await desk.store.outcomes([errand.ticket]):
@@ -194,11 +193,7 @@ class Rescuer:
         reason = "its batch would be late" if batch is not None else "no batch could take it in time"
         kind = EntryKind.RESCUE if again else EntryKind.PURCHASE
         why = parcel.reason if one.lane is Lane.NOW and parcel.reason else reason
-        return self._patient(_errand(parcel, one.deadline, kind, why))
-
-    def _patient(self, errand: Errand) -> Errand:
-        """The outcome of a kept call is for ever, so a moment's refusal does not become it."""
-        return replace(errand, until=self._desk.now() + KEPT_PATIENCE_S)
+        return _errand(parcel, one.deadline, kind, why)
 
     async def _cancel(self, batch: Batch) -> None:
         """Asks the provider to stop, so that what did not run is not billed. Only a batch whose id is surely ours."""

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from carpool import ledger
 from carpool.engine.desk import Desk
-from carpool.engine.gating import Gates, Slot
+from carpool.engine.gating import KEPT_PATIENCE_S, Gates, Slot
 from carpool.engine.held import OwnAnswer
 from carpool.engine.relaying import Outlet, Purchase
 from carpool.engine.settling import settle
@@ -65,7 +65,6 @@ class Errand(Value, frozen=True, gc=False):
     as_is: Ask | None = None
     lane: Lane = Lane.NOW
     tried: int = 0  # purchases that were tried before, and stand in the ledger
-    until: float | None = None  # how long a kept one without a deadline is tried again
 
     @classmethod
     def of(cls, call: Call, reason: str, *, kept: bool = False, as_is: Ask | None = None) -> Errand:
@@ -275,6 +274,7 @@ class Sender:
     async def _answered(self, errand: Errand, write: _Write) -> tuple[WireResponse, Entry]:
         """The first answer that is not worth another try. Every try stands in the ledger before it is made."""
         number = await self._desk.store.attempts(errand.ticket) if errand.kept else errand.tried
+        until = self._until(errand)
         while True:
             number += 1
             slot = self._slot(errand)
@@ -292,7 +292,7 @@ class Sender:
                 response = await self.send(errand)
             except NotConnected as error:
                 slot.failed(error)
-                delay = self._delay(errand, number, None, slot)
+                delay = self._delay(until, number, None, slot)
                 await self._desk.store.record(ledger.free(entry))
                 if delay is None:
                     raise
@@ -301,7 +301,7 @@ class Sender:
                 raise
             else:
                 slot.answered(response)
-                delay = await self._retry_after(errand, number, response, slot)
+                delay = self._retry_after(errand, until, number, response, slot)
                 if delay is None:
                     return response, entry
                 await response.aclose()
@@ -334,15 +334,21 @@ class Sender:
         aboard = any(view.state is TicketState.BOARDED or view.requeues for view in views)
         return replace(errand, kind=EntryKind.RESCUE) if aboard else errand
 
-    async def _retry_after(self, errand: Errand, number: int, response: WireResponse, slot: Slot) -> float | None:
+    def _until(self, errand: Errand) -> float | None:
+        """How long it is tried. The outcome of a kept call is for ever, so a moment's refusal does not become it."""
+        patient = errand.kept and errand.deadline is None
+        return self._desk.now() + KEPT_PATIENCE_S if patient else errand.deadline
+
+    def _retry_after(
+        self, errand: Errand, until: float | None, number: int, response: WireResponse, slot: Slot
+    ) -> float | None:
         if response.status < 400:
             return None
         refusal = self._upstream(errand).dialect.refusal(response.status, response.headers, b"")
-        return self._delay(errand, number, refusal.retry_after, slot) if refusal.retryable else None
+        return self._delay(until, number, refusal.retry_after, slot) if refusal.retryable else None
 
-    def _delay(self, errand: Errand, number: int, asked: float | None, slot: Slot) -> float | None:
-        """How long to wait before the next try; None when the deadline allows none."""
-        until = errand.until if errand.deadline is None else errand.deadline
+    def _delay(self, until: float | None, number: int, asked: float | None, slot: Slot) -> float | None:
+        """How long to wait before the next try; None when the time allows none."""
         if until is None:
             return None
         delay: float = min(BACKOFF_S * 2 ** (number - 1), BACKOFF_MAX_S) * (0.75 + self._desk.rng.random() / 2)
