@@ -34,6 +34,20 @@ def test_every_row_arrives_once_and_in_order(session: SqliteSession, count: int)
     assert [row[0] for row in found] == list(range(count))
 
 
+@pytest.mark.parametrize(("limit", "statements"), [(DEFAULT_LIMIT, 8), (250_000, 1)])
+def test_as_many_rows_as_this_sqlite_allows_go_into_one_statement(
+    session: SqliteSession, limit: int, statements: int
+) -> None:
+    connection, seen = session.connection, list[str]()
+    connection.setlimit(sqlite3.SQLITE_LIMIT_VARIABLE_NUMBER, limit)
+    if connection.getlimit(sqlite3.SQLITE_LIMIT_VARIABLE_NUMBER) < limit:
+        pytest.skip(f"this SQLite was built for fewer than {limit} values in a statement")
+    connection.set_trace_callback(seen.append)
+    SqliteSession(connection, "things", numbers=False).insert("insert_things", wide(8192))
+    connection.set_trace_callback(None)
+    assert len(seen) == statements
+
+
 @pytest.mark.parametrize("most", [0, 1, 7, 100])
 def test_no_statement_has_more_rows_than_it_may(session: SqliteSession, most: int) -> None:
     seen: list[int] = []

@@ -32,7 +32,7 @@ from carpool.model import (
 from carpool.ports import BatchReport, ResultLine, WireResponse
 from carpool.tracking import must_retry
 
-CHUNK = 8000  # a larger one writes fewer pages of the store; the first answers wait for the last of it
+CHUNK = 8192  # one statement's worth; a larger one writes fewer pages, but the first answers wait for the last of it
 CHUNK_BYTES = 16_000_000
 IN_FLIGHT = 2  # chunks
 TIDY = 4000
@@ -152,9 +152,9 @@ class Collector:
                         size += len(raw)
                     except Garbled:
                         tally["garbled"] += 1
-                if len(chunk) >= CHUNK or size >= CHUNK_BYTES:
-                    yield chunk
-                    chunk, size = [], 0
+                while len(chunk) >= CHUNK or size >= CHUNK_BYTES:
+                    yield chunk[:CHUNK]
+                    chunk, size = chunk[CHUNK:], 0
         if chunk:
             yield chunk
 

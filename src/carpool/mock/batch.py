@@ -109,9 +109,8 @@ class Batch(ABC):
     def errs(self, index: int) -> bool:
         """Whether this request ends in an error, which costs nothing."""
         faults = self.line_faults
-        return isinstance(self.requests[index], Failure) or any(
-            index in faults[name] for name in ("line_api_error", "line_overloaded")
-        )
+        failed = index in faults["line_api_error"] or index in faults["line_overloaded"]
+        return failed or isinstance(self.requests[index], Failure)
 
     def close(self, now: float) -> None:
         """Once ended, what never ran is cancelled or expired."""

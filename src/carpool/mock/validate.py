@@ -6,7 +6,9 @@ from carpool.mock.blocks import Body
 from carpool.mock.errors import ApiError, invalid
 from carpool.mock.models import ModelSpec, find_model
 
-_NOT_IN_BATCH = ("speed", "store", "previous_thread_event_id", "cache_hint", "context_hint", "research_preview_2026_02")
+_NOT_IN_BATCH = frozenset(
+    ("speed", "store", "previous_thread_event_id", "cache_hint", "context_hint", "research_preview_2026_02")
+)
 _ROLES = frozenset({"user", "assistant", "system"})
 BATCH_MAX_OUTPUT = 300_000
 
@@ -87,8 +89,8 @@ def _check_warm_up(body: Body) -> None:
 def _check_batchable(body: Body, spec: ModelSpec) -> None:
     if body.get("stream"):
         raise invalid("stream: streaming is not supported in batches")
-    for name in _NOT_IN_BATCH:
-        if body.get(name) is not None:
+    for name in sorted(_NOT_IN_BATCH & body.keys()):
+        if body[name] is not None:
             raise invalid(f"{name}: not supported in batches")
     if body["max_tokens"] == 0:
         raise invalid("max_tokens: must be at least 1 in batches")

@@ -17,6 +17,7 @@ from carpool.stores._session import Session
 
 RETRY_WINDOW = 60.0  # seconds for which a delivered answer is given again to a client that says it retries
 _AT_ONCE = 16_000_000  # bytes of bodies in one statement, which copies what is bound to it
+_ROWS = 2048  # in one statement, which keeps its memory for the next time
 _SMALL_BODY = 65_536  # larger bodies are inserted one by one
 
 
@@ -62,10 +63,10 @@ class _Gathered:
             self._adoptable.add(signed(call.fingerprint))
 
     def insert(self) -> None:
-        self._session.insert("insert_calls", self._calls)
+        self._session.insert("insert_calls", self._calls, most=_ROWS)
         small = [row for row in self._bodies if len(row[1]) <= _SMALL_BODY]
         largest = max((len(body) for _, body in small), default=0)
-        self._session.insert("insert_bodies", small, most=_AT_ONCE // max(largest, 1))
+        self._session.insert("insert_bodies", small, most=min(_ROWS, _AT_ONCE // max(largest, 1)))
         if len(small) < len(self._bodies):
             for row in self._bodies:
                 if len(row[1]) > _SMALL_BODY:

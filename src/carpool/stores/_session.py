@@ -40,7 +40,7 @@ class Session(ABC):
     def execute(self, text: str, parameters: Parameters = ()) -> Ran: ...
 
     @abstractmethod
-    def insert(self, statement: str, rows: Sequence[Row], most: int = 2048) -> None:
+    def insert(self, statement: str, rows: Sequence[Row], most: int = 8192) -> None:
         """Runs an INSERT with its `{rows}` filled in, many rows at a time, at most so many."""
 
     @abstractmethod

@@ -14,8 +14,7 @@ from carpool.stores._statements import SQL
 
 # Every step of a statement gives up the interpreter's lock, and a busy event loop takes 5 ms to give it back. So many
 # rows go into one statement; the few sizes keep the cache of prepared statements small.
-_SIZES = (2048, 1024, 512, 256, 128, 32, 8, 2, 1)
-_MOST_VALUES = 32_766  # of one statement, by SQLite's own default
+_SIZES = (8192, 4096, 2048, 1024, 512, 256, 128, 32, 8, 2, 1)
 
 
 class SqliteSession(Session):
@@ -24,6 +23,7 @@ class SqliteSession(Session):
     ) -> None:
         super().__init__(name, SQL, sealing)
         self.connection = connection
+        self._most_values = connection.getlimit(sqlite3.SQLITE_LIMIT_VARIABLE_NUMBER)  # of one statement
         if numbers:
             self.forget()
 
@@ -32,7 +32,7 @@ class SqliteSession(Session):
 
     def insert(self, statement: str, rows: Sequence[Row], most: int = _SIZES[0]) -> None:
         columns, start = len(rows[0]) if rows else 0, 0
-        most = max(1, min(most, _MOST_VALUES // (columns or 1)))
+        most = max(1, min(most, self._most_values // (columns or 1)))
         for size in _SIZES:
             while len(rows) - start >= size and size <= most:
                 values = list(chain.from_iterable(rows[start : start + size]))

@@ -20,7 +20,7 @@ Work = Callable[[Session, list[Any]], list[Any]]
 Told = Callable[[BaseException | None], None]  # whether something was written, or why not
 
 UNHURRIED_S = 0.02  # how long a job that nobody waits for may wait for company
-LARGEST_GROUP = 8_000  # calls: bounds how long the first of a group waits for the last
+LARGEST_GROUP = 10_000  # calls: bounds how long the first of a group waits for the last; results come by 8,192
 
 
 @cache  # one work per operation: neighbours in the queue are recognised by it
