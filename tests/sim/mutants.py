@@ -101,6 +101,13 @@ MUTANTS = (
     ),
     Mutant("a missing line is lost", f"{ENGINE}/collecting.py", "await self._forgotten(batch)\n", "0\n"),
     Mutant(
+        "what a piece brings beyond a chunk is lost",
+        f"{ENGINE}/collecting.py",
+        "chunk, size = chunk[CHUNK:], 0",
+        "chunk, size = [], 0",
+        test="tests/engine/test_collecting.py",
+    ),
+    Mutant(
         "a suspect is cancelled",
         f"{ENGINE}/reconciling.py",
         '            await desk.store.suspect(batch.id, provider_id, "watched")\n',

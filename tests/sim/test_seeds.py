@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from carpool.sim import Fleet, draw, openai, simulate
+from carpool.sim import Fleet, Report, draw, openai, simulate
 from carpool.sim import __main__ as command
 
 # Worlds that once broke a promise stay here for ever, with the fleet that they had; the rest is a plain sample.
@@ -55,3 +55,15 @@ def test_a_world_that_does_not_end_is_given_up(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(command, "STALL_S", 0.3)
     report = command._watched(85, command.Ground(None))  # its aftermath takes a day
     assert "does not end" in report.problems[0]
+
+
+def test_a_long_run_says_how_far_it_is(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    def world(ground: command.Ground, seed: int) -> Report:
+        return Report(seed, (), "", 1, 1, 0.0)
+
+    monkeypatch.setattr(command, "TOLD_EVERY", 2)
+    monkeypatch.setattr(command.Ground, "world", world)
+    assert command._many(range(6), command.Ground(None), jobs=1, first_broken=False) == 0
+    told = capsys.readouterr()
+    assert [line.partition(",")[0] for line in told.err.splitlines()] == ["2 of 6 seeds", "4 of 6 seeds"]
+    assert "All clean." in told.out

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 POSTGRES = "postgres"
 STALL_S = 90.0
 STALL_ON_POSTGRES_S = 600.0  # every operation is a question to a server
+TOLD_EVERY = 250  # seeds
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,12 +119,19 @@ def _watched(seed: int, ground: Ground) -> Report:
         signal.setitimer(signal.ITIMER_VIRTUAL, 0.0)
 
 
+def _tell(done: int, count: int, took: float) -> None:
+    left = (count - done) * took / done
+    sys.stderr.write(f"{done:,} of {count:,} seeds, {done / took:.1f} seeds/s, about {left / 60:.0f} min to go\n")
+
+
 def _many(seeds: range, ground: Ground, jobs: int, first_broken: bool) -> int:
     started = SystemClock().now()
     broken, count = [], len(seeds)
     calls = batches = 0
-    for report in _reports(seeds, ground, jobs):
+    for done, report in enumerate(_reports(seeds, ground, jobs), 1):
         calls, batches = calls + report.calls, batches + report.batches
+        if done % TOLD_EVERY == 0 and done < count:
+            _tell(done, count, SystemClock().now() - started)
         if report.problems:
             broken.append(report.seed)
             sys.stdout.write(f"Seed {report.seed}: {report.problems[0]}\n")
