@@ -17,7 +17,7 @@ from carpool.stores._session import Session
 
 RETRY_WINDOW = 60.0  # seconds for which a delivered answer is given again to a client that says it retries
 _AT_ONCE = 16_000_000  # bytes of bodies in one statement, which copies what is bound to it
-_ROWS = 2048  # in one statement, which keeps its memory for the next time
+_ROWS = 1024  # in one statement, which keeps its memory for the next time
 _SMALL_BODY = 65_536  # larger bodies are inserted one by one
 
 
