@@ -44,11 +44,9 @@ class Peer:
 
     async def gone(self) -> bool:
         """True once the client has closed its end."""
-        try:
+        with suppress(ConnectionError):  # a reset is an end, too
             while await self.reader.read(65536):
                 pass
-        except ConnectionError:
-            pass
         return True
 
     def close(self) -> None:
@@ -67,9 +65,8 @@ async def serving(handler: Handler) -> AsyncIterator[str]:
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
-            await handler(Peer(reader, writer))
-        except (ConnectionError, asyncio.IncompleteReadError):
-            pass
+            with suppress(ConnectionError, asyncio.IncompleteReadError):  # the client may go whenever it likes
+                await handler(Peer(reader, writer))
         finally:
             writer.close()
 
