@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from fleets import soon
 
+from carpool.budget import Road
 from carpool.engine.desk import Desk
 from carpool.engine.events import Bulletin, Trouble
 from carpool.engine.keyring import Keyring
@@ -23,7 +24,9 @@ from carpool.errors import Closed, StoreError, StoreLocked, StoreUnwritable
 from carpool.forecast import Forecast
 from carpool.model import Entry, EntryKind, Lane, Outcome, OutcomeKind, ticket_number, ticket_text
 from carpool.policy import RoutingPolicy
+from carpool.ports import Clock
 from carpool.prices import PriceBook
+from carpool.sim.timeline import Timeline, VirtualClock, run
 from carpool.stores import open_store
 
 OUTCOME = Outcome(OutcomeKind.SUCCEEDED, 200, b"{}", 0.0, Lane.BATCH)
@@ -222,7 +225,7 @@ class Turned:
         self.time += seconds
 
 
-def _desk(clock: Turned, seed: int = 0, hooks: tuple[Any, ...] = (), store: Any = None) -> Desk:
+def _desk(clock: Clock, seed: int = 0, hooks: tuple[Any, ...] = (), store: Any = None) -> Desk:
     return Desk(
         store=store,
         clock=clock,
@@ -289,6 +292,29 @@ async def test_a_write_that_must_not_be_forgotten_is_repeated() -> None:
 
     with pytest.raises(StoreError):
         await desk.insist("writing", hopeless)
+
+
+def test_turns_on_a_batch_road_are_taken_in_the_order_of_asking() -> None:
+    """Those who look all the time do not hold up who wants to bring one batch home."""
+    timeline = Timeline()
+    order: list[str] = []
+
+    async def go() -> None:
+        desk = _desk(VirtualClock(timeline, 0.0))
+        credential = desk.keyring.add("anthropic", "https://provider.invalid", (("x-api-key", "sk-one"),))[0]
+        desk.set_road(credential, Road.new(5, 2.0, desk.now()))
+
+        async def look(name: str, times: int) -> None:
+            for _ in range(times):
+                await desk.turn(credential)
+                order.append(name)
+                await asyncio.sleep(0.3)
+
+        await asyncio.gather(look("a", 20), look("b", 20), look("c", 20), look("d", 20))
+
+    run(go(), timeline)
+    for start in range(8, 80, 4):
+        assert sorted(order[start : start + 4]) == ["a", "b", "c", "d"], order
 
 
 async def test_a_refusal_of_the_batch_road_is_believed_for_a_while() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+from collections import defaultdict
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TypeVar
@@ -29,6 +30,7 @@ from carpool.prices import PriceBook
 
 DEFAULT_RPM = 50
 DEFAULT_PACE = 2.0
+LOOK_AGAIN_S = 1.0  # while a turn on a batch road is awaited
 LONGEST_PAUSE_S = 3600.0  # whatever a `retry-after` says
 TICKET_EPOCH_MS = 1_767_225_600_000  # 2026-01-01: keeps tickets inside 63 bits for centuries
 
@@ -56,6 +58,7 @@ class Desk:
     crowd: Crowd = field(default_factory=Crowd)
     stats: Stats = field(default_factory=Stats)
     roads: dict[str, Road] = field(default_factory=dict)  # by account
+    lines: defaultdict[str, asyncio.Lock] = field(default_factory=lambda: defaultdict(asyncio.Lock))  # for a turn on it
     offsets: dict[str, float] = field(default_factory=dict)
     learned: Learned = field(init=False)
     queues: Queues = field(default_factory=Queues)
@@ -120,10 +123,13 @@ class Desk:
         self.roads[self.keyring.account(credential)] = road
 
     async def turn(self, credential: str) -> None:
-        """Waits until the account's rate allows one more request on the batch road, and takes it."""
-        while not (road := self.road(credential)).can_ask(self.now()):
-            await self.clock.sleep(max(0.01, road.ask_ready_at(self.now()) - self.now()))
-        self.set_road(credential, self.road(credential).spend(self.now()))
+        """Waits until the account's rate allows one more request on the batch road, and takes it: whoever came first
+        goes first, or those who look often would hold up those who bring answers home."""
+        async with self.lines[self.keyring.account(credential)]:
+            while not (road := self.road(credential)).can_ask(self.now()):
+                wait = road.ask_ready_at(self.now()) - self.now()
+                await self.clock.sleep(min(max(0.01, wait), LOOK_AGAIN_S))  # the rate may rise meanwhile
+            self.set_road(credential, self.road(credential).spend(self.now()))
 
     def pause(self, credential: str, seconds: float) -> None:
         self.set_road(credential, self.road(credential).paused(self.now() + min(seconds, LONGEST_PAUSE_S)))
