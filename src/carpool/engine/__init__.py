@@ -13,8 +13,8 @@ from carpool.engine.desk import Probe
 from carpool.engine.entering import Seat
 from carpool.engine.events import Event, Hook
 from carpool.engine.keyring import Keyring
+from carpool.engine.passing import Passage
 from carpool.engine.relaying import Outlet, Purchase
-from carpool.engine.sending import Passage
 from carpool.engine.stats import Stats
 from carpool.engine.upstream import Upstream
 from carpool.engine.waiting import Reply

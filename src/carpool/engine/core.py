@@ -20,10 +20,11 @@ from carpool.engine.guests import Guests
 from carpool.engine.housekeeping import Housekeeper
 from carpool.engine.keyring import Keyring
 from carpool.engine.overview import Overview
+from carpool.engine.passing import Passage
 from carpool.engine.reconciling import Reconciler
 from carpool.engine.relaying import Outlet, Purchase
 from carpool.engine.rescuing import Rescuer
-from carpool.engine.sending import Errand, Passage, Sender
+from carpool.engine.sending import Errand, Sender
 from carpool.engine.sharing import Lease, Sharing
 from carpool.engine.stats import Stats
 from carpool.engine.tickets import Tickets

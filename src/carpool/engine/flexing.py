@@ -9,7 +9,8 @@ from msgspec.structs import replace
 
 from carpool import ledger
 from carpool.engine.desk import Desk
-from carpool.engine.sending import Errand, Passage, Sender
+from carpool.engine.passing import Passage
+from carpool.engine.sending import Errand, Sender
 from carpool.engine.upstream import Answer, whole
 from carpool.engine.waiting import Reply
 from carpool.errors import NotConnected, TimedOut

@@ -6,16 +6,15 @@ import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
 
-from msgspec import Struct
 from msgspec.structs import replace
 
 from carpool import ledger
 from carpool.engine.desk import Desk
 from carpool.engine.gating import KEPT_PATIENCE_S, Gates, Slot
 from carpool.engine.held import OwnAnswer
+from carpool.engine.passing import Passage, Tapped
 from carpool.engine.relaying import Outlet, Purchase
 from carpool.engine.settling import settle
-from carpool.engine.unpacking import reading
 from carpool.engine.upstream import Answer, Upstream, whole
 from carpool.engine.waiting import Reply
 from carpool.errors import DeadlineMissed, NotConnected, TooBusy, Unwell, WireError
@@ -31,9 +30,8 @@ from carpool.model import (
     Settlement,
     Usage,
     Value,
-    discreet,
 )
-from carpool.ports import Ask, UsageTap, WireResponse
+from carpool.ports import Ask, WireResponse
 
 _Write = Callable[[Entry], Awaitable[None]]
 
@@ -83,60 +81,6 @@ class Errand(Value, frozen=True, gc=False):
             kept=kept,
             as_is=as_is,
         )
-
-
-class Tapped:
-    """The chunks of an answer as they pass; the ledger reads along. Closing it, begun or not, ends it.
-
-    `entry` is the purchase in the ledger, once all has passed.
-    """
-
-    __slots__ = ("_chunks", "_finish", "_read", "_response", "_tap", "entry")
-
-    def __init__(self, response: WireResponse, tap: UsageTap, finish: Callable[[Usage | None], Entry]) -> None:
-        self.entry: Entry | None = None
-        self._response = response
-        self._chunks = response.chunks()
-        self._tap = tap
-        self._read = reading(tap, response.headers)
-        self._finish = finish
-
-    def __aiter__(self) -> Tapped:
-        return self
-
-    async def __anext__(self) -> bytes:
-        try:
-            chunk = await anext(self._chunks)
-        except StopAsyncIteration:
-            await self._end(self._tap.usage())
-            raise
-        except BaseException:
-            await self.aclose()
-            raise
-        self._read(chunk)
-        return chunk
-
-    async def aclose(self) -> None:
-        await self._end(None)  # cut short: what was billed is unknown
-
-    async def _end(self, usage: Usage | None) -> None:
-        if self.entry is None:
-            self.entry = self._finish(usage)
-            await self._response.aclose()
-
-
-class Passage(Struct, frozen=True):
-    """An answer on its way through: the bytes pass as they come, the ledger reads along."""
-
-    ticket: int
-    status: int
-    headers: Headers
-    chunks: Tapped
-    reason: str
-    lane: Lane = Lane.NOW
-
-    def __repr__(self) -> str:
-        return discreet(self)
 
 
 class Sender:
