@@ -69,6 +69,11 @@ class Collector:
             self._retry_at[batch.id] = desk.now() + wait  # whatever goes wrong, it is not tried again at once
             desk.crew.spawn(self._collect(batch, report), f"collect {batch.id}")
 
+    def hurry(self, batch: Batch) -> None:
+        """Results that could not be fetched are tried again soon, however often that failed: somebody needs them."""
+        if batch.id in self._retry_at:
+            self._retry_at[batch.id] = min(self._retry_at[batch.id], self._desk.now() + RETRY_S)
+
     def wake(self, now: float) -> float | None:
         return min((at for at in self._retry_at.values() if at > now), default=None)
 

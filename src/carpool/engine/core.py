@@ -89,7 +89,7 @@ class Engine:
         self._sharing = Sharing(desk, lease or LEASE)
         self._buyer = Buyer(desk)
         self._follower = Follower(desk, collector, Reconciler(desk, collector))
-        self._rescuer = Rescuer(desk, self._sender)
+        self._rescuer = Rescuer(desk, self._sender, self._follower.look_soon)
         self.overview = Overview(desk, self._sender.gates)
         self.guests = Guests(desk, self._enrolled)
         self.tickets = Tickets(desk, self._rescuer)

@@ -66,8 +66,8 @@ class Follower:
             self._end()
 
     def look_soon(self, provider: str, provider_id: str) -> None:
-        """Somebody says that a batch has ended. It is looked up at once by whoever follows it, which may be another
-        engine: the store finds it."""
+        """Somebody says that a batch has ended, or needs its answers. It is looked up at once by whoever follows it,
+        which may be another engine: the store finds it."""
         mine = [one.id for one in self._desk.batches if (one.key.provider, one.provider_id) == (provider, provider_id)]
         if mine:
             self._told(mine)
@@ -90,7 +90,9 @@ class Follower:
         somebody else's."""
         news, self._news = self._news, set()
         for batch in self._desk.batches:
-            if batch.id in news:
+            if batch.id in news and batch.state is BatchState.ENDED:
+                self._collector.hurry(batch)
+            elif batch.id in news:
                 self._ended_perhaps.add(self._desk.keyring.account(batch.key.credential))
 
     def _poll_if_due(self, account: str, batches: list[Batch], now: float) -> float | None:

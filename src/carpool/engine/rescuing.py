@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from msgspec.structs import replace
 
 from carpool.budget import Bucket
 from carpool.engine.desk import Desk
 from carpool.engine.events import CallRescued
-from carpool.engine.sending import Errand, Sender
+from carpool.engine.sending import Errand, Sender, Sent
 from carpool.engine.upstream import whole
 from carpool.engine.waiting import Reply
 from carpool.errors import CarpoolError
@@ -29,9 +29,10 @@ NOTHING_OPEN = OpenCalls(0, 0, None)
 
 
 class Rescuer:
-    def __init__(self, desk: Desk, sender: Sender) -> None:
+    def __init__(self, desk: Desk, sender: Sender, look_soon: Callable[[str, str], None]) -> None:
         self._desk = desk
         self._sender = sender
+        self._look_soon = look_soon  # at a batch, by its provider and its id there
         self._under_way: set[int] = set()
         rpm = desk.policy.sync_rpm
         self._gap = 0.0 if rpm is None else 60 / rpm
@@ -152,7 +153,7 @@ class Rescuer:
         """Another engine may be sending it already. It may also be dead: then its lease lapses, and we send."""
         desk = self._desk
         try:
-            while not await self._sender.resend(errand) and errand.ticket in desk.waiters:
+            while await self._sender.resend(errand) is Sent.TAKEN and errand.ticket in desk.waiters:
                 for settled in await desk.store.outcomes([errand.ticket]):
                     desk.waiters.resolve(Reply.of(settled))
                 await desk.clock.sleep(TAKEN_S)
@@ -165,12 +166,15 @@ class Rescuer:
             if await self._too_late(one):
                 return
             errand = await self._errand(one, batch)
-            if errand is not None and await self._sender.resend(errand):
+            sent = Sent.TAKEN if errand is None else await self._sender.resend(errand)
+            if errand is not None and sent is not Sent.TAKEN:
                 desk.stats.rescued_calls += 1
                 number, whose = batch.id if batch else None, errand.credential
                 desk.bulletin.tell(
                     CallRescued(desk.now(), ticket_text(one.ticket), number, errand.reason, credential=whose)
                 )
+            if sent is Sent.LEFT and batch is not None and batch.provider_id is not None:
+                self._look_soon(batch.key.provider, batch.provider_id)  # nothing else can answer it any more
         except CarpoolError as error:
             desk.trouble("rescuing", error)
         finally:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
+from enum import Enum
 from functools import partial
 
 from msgspec.structs import replace
@@ -81,6 +82,14 @@ class Errand(Value, frozen=True, gc=False):
             kept=kept,
             as_is=as_is,
         )
+
+
+class Sent(Enum):
+    """What became of a ticket that was to be bought on `now`."""
+
+    SETTLED = "settled"
+    LEFT = "left"  # to the batch that still carries it
+    TAKEN = "taken"  # somebody else was quicker
 
 
 class Sender:
@@ -166,39 +175,50 @@ class Sender:
 
     # tickets: rescues, and calls that are kept under a key
 
-    async def resend(self, errand: Errand) -> bool:
-        """Buys a ticket's call on `now` and settles it. False when somebody else was quicker."""
+    async def resend(self, errand: Errand) -> Sent:
+        """Buys a ticket's call on `now` and settles it."""
         desk = self._desk
         try:
             response, entry = await self._answered(errand, self._begin)
             await desk.reached("resent")
             answer = await whole(response)
         except _Taken:
-            return False
+            return Sent.TAKEN
         except WireError as error:
-            await self._give_up(errand, error)
-            return True
+            return await self._give_up(errand, error)
+        if not answer.ok and await self._left_to_its_batch(errand, entry, answer):
+            return Sent.LEFT
         outcome = _outcome(answer, errand, desk.now())
         await settle(desk, [Settlement(errand.ticket, outcome, self._priced(errand, entry, answer))])
         await desk.reached("resettled")
-        return True
+        return Sent.SETTLED
 
     async def _begin(self, entry: Entry) -> None:
         if not await self._desk.store.start_sending(entry, self._desk.name, self._desk.now()):
             raise _Taken
         await self._desk.reached("attempted")
 
-    async def _give_up(self, errand: Errand, error: WireError) -> None:
+    async def _left_to_its_batch(self, errand: Errand, entry: Entry, answer: Answer) -> bool:
+        """The provider had no room, and there is no time to ask again. That says nothing about the call itself, which
+        a batch that still carries it may answer until the deadline."""
+        refusal = self._upstream(errand).dialect.refusal(answer.status, answer.headers, answer.body)
+        if not refusal.retryable:
+            return False
+        await self._desk.store.record(ledger.free(entry))
+        return await self._desk.store.stop_sending(errand.ticket)
+
+    async def _give_up(self, errand: Errand, error: WireError) -> Sent:
         """No answer came. A batch that still carries the call may bring one; otherwise this is the end."""
         desk = self._desk
         if await desk.store.stop_sending(errand.ticket):
-            return
+            return Sent.LEFT
         body = self._upstream(errand).dialect.error(error.status, error.code, str(error))
         # A connection that was never made is tried again until the deadline allows no more.
         late = errand.deadline is not None and (isinstance(error, NotConnected) or desk.now() >= errand.deadline)
         kind = OutcomeKind.DEADLINE if late else OutcomeKind.ERRORED
         outcome = Outcome(kind, error.status, body, desk.now(), Lane.NOW, str(error))
         await settle(desk, [Settlement(errand.ticket, outcome)])
+        return Sent.SETTLED
 
     async def miss(self, ticket: int) -> None:
         """The deadline is here, and nothing that was bought for this call has brought an answer."""

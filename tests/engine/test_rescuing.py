@@ -1,0 +1,69 @@
+"""A rescue that is refused: the batch is then all that can still answer, and it is given the time that is left."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+
+from fleets import until
+from houses import House, in_house
+
+from carpool.engine import Reply
+from carpool.mock import Constant, Faults, MockConfig
+from carpool.model import EntryKind, Lane, OutcomeKind
+from carpool.policy import RoutingPolicy
+
+BUDGET = 300.0
+REFUSED = Faults(sync_429=1.0, retry_after_s=60, cancel_500=1.0)  # nothing is sold on `now`, no batch can be stopped
+REFUSAL = "POST /v1/messages -> 429"
+
+
+async def _answered(house: House) -> tuple[Reply, float]:
+    """What a call got, and how long that took."""
+    house.policy = RoutingPolicy(linger_ms=500, poll_interval_s=1.0)
+    await house.boot(1)
+    started = house.timeline.now()
+    reply = await house.engines[0].submit(house.call(house.engines[0], 1, budget=BUDGET))
+    assert reply is not None
+    return reply, house.timeline.now() - started
+
+
+async def _answered_by_its_batch(house: House) -> None:
+    reply, took = await _answered(house)
+    assert (reply.outcome.kind, reply.outcome.lane) == (OutcomeKind.SUCCEEDED, Lane.BATCH)
+    assert took < BUDGET
+    assert house.story.text().count(REFUSAL) == 1
+    entries = await house.store.entries(reply.ticket)
+    assert [(entry.kind, entry.paid) for entry in entries if entry.lane is Lane.NOW] == [(EntryKind.RESCUE, 0)]
+    assert list(house.bought.values()) == [1]
+
+
+def test_a_batch_that_has_ended_meanwhile_is_looked_at_when_a_rescue_is_refused() -> None:
+    """Old batches are looked at rarely: by itself, the next look would come after the deadline."""
+    in_house(_answered_by_its_batch, MockConfig(batch_latency=Constant(BUDGET - 10), faults=REFUSED))
+
+
+def test_results_that_could_not_be_fetched_are_tried_again_when_a_rescue_is_refused() -> None:
+    """What failed often is tried rarely: by itself, the next try would come after the deadline."""
+
+    async def test(house: House) -> None:
+        async def mend() -> None:
+            await until(lambda: "sync_429" in house.provider.faults_struck, BUDGET)
+            house.provider._state.box.faults = REFUSED
+
+        mending = asyncio.create_task(mend())
+        await _answered_by_its_batch(house)
+        await mending
+        assert house.story.text().count("/results -> 500") > 3
+
+    in_house(test, MockConfig(batch_latency=Constant(60.0), faults=replace(REFUSED, results_500=1.0)))
+
+
+def test_where_its_batch_brings_nothing_the_deadline_ends_the_wait() -> None:
+    async def test(house: House) -> None:
+        reply, took = await _answered(house)
+        assert (reply.outcome.kind, reply.outcome.status) == (OutcomeKind.DEADLINE, 504)
+        assert BUDGET <= took < BUDGET + 1
+        assert house.story.text().count(REFUSAL) == 1  # nobody asks again for the time that is left
+
+    in_house(test, MockConfig(batch_latency=Constant(7200.0), faults=REFUSED))
