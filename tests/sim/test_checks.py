@@ -16,6 +16,7 @@ from carpool.sim.checks import (
     files_are_flawless,
     ledger_is_the_bill,
     missed_deadlines_have_a_reason,
+    mistakes_come_back,
     nothing_mixes,
     open_books,
     replies_are_the_providers,
@@ -152,6 +153,36 @@ def test_a_missed_deadline_is_seen() -> None:
         turn.interrupted, turn.answered_at = False, turn.asked_at + 60.0
 
     assert _sentences(deadlines_are_kept, change)
+
+
+OVERLOADED = 529
+MISTAKEN = 4  # a world in which some calls are wrong
+
+
+def _overloaded(*, said: int, left: float) -> list[str]:
+    """Of a call with a mistake that got 529: the provider `said` this to its last try, and so much time was `left`."""
+
+    def change(world: World, books) -> None:
+        turn = next(turn for turn in world.turns if turn.reply.outcome.status == 400)
+        reply = turn.reply
+        turn.reply = structs.replace(reply, outcome=structs.replace(reply.outcome, status=OVERLOADED, lane=Lane.NOW))
+        turn.calls = [structs.replace(call, deadline=reply.outcome.at + left) for call in turn.calls]
+        told = {asked: status for asked, status in world.told.items() if turn.plan.text.encode() not in asked[1]}
+        world.told = {**told, (turn.plan.endpoint, f'{{"content":"{turn.plan.text}"}}'.encode()): said}
+
+    return _sentences(mistakes_come_back, change, seed=MISTAKEN)
+
+
+def test_a_mistake_that_nobody_told_of_is_seen() -> None:
+    assert _overloaded(said=400, left=0.1)
+
+
+def test_a_mistake_that_nobody_told_of_while_there_was_time_is_seen() -> None:
+    assert _overloaded(said=OVERLOADED, left=60.0)
+
+
+def test_a_mistake_that_a_provider_without_room_never_saw_is_none_of_ours() -> None:
+    assert not _overloaded(said=OVERLOADED, left=0.1)
 
 
 def test_standing_still_is_not_waited_for() -> None:

@@ -6,6 +6,8 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable
 from itertools import pairwise
 
+from carpool.dialects.headers import retry_after
+from carpool.engine import Reply
 from carpool.lifecycle import UNFINISHED
 from carpool.mock import Batch, Charge, OpenAIBatch
 from carpool.model import Batch as Row
@@ -15,6 +17,7 @@ from carpool.sim.asking import is_its_answer, names
 from carpool.sim.world import World
 
 LATE_S = 3.0
+LONGEST_FIRST_PAUSE_S = 0.625  # before a second try; twice as long before every further one
 # What may leave a purchase in a batch, or its answer, in doubt.
 UNCLEAR_CREATES = ("cut", "hang", "500", "529", "accepted_cut", "accepted_hang", "accepted_500", "accepted_529")
 DOUBTFUL = (*(f"create_{name}" for name in UNCLEAR_CREATES), "line_missing", "line_malformed", "cancel_forgets")
@@ -108,11 +111,24 @@ def first_answers_stay(books: Books) -> Iterable[str]:
 
 
 def mistakes_come_back(books: Books) -> Iterable[str]:
-    """As the provider's 400; a pause that the provider asked for may outlast a budget, and then nobody has told it."""
+    """As the provider's 400, unless the wire broke, the deadline came, or the provider had no room until then."""
     for turn in books.world.turns:
-        expected = (400, 502, 504) if turn.plan.budget is None else (400, 429, 502, 504)
-        if turn.reply and "[error:" in turn.plan.text and turn.reply.outcome.status not in expected:
+        if turn.reply is None or "[error:" not in turn.plan.text or turn.reply.outcome.status in (400, 502, 504):
+            continue
+        if not _no_room_in_time(books, turn, turn.reply):
             yield f"{_name(turn)} made a mistake and got {turn.reply.outcome.status} instead of its 400."
+
+
+def _no_room_in_time(books: Books, turn: Turn, reply: Reply) -> bool:
+    """Whether the provider said just this to the call's last try, and its deadline left no time for another."""
+    path, words, outcome = turn.plan.endpoint, f'"{turn.plan.text}'.encode(), reply.outcome
+    told = [status for (where, body), status in books.world.told.items() if where == path and words in body]
+    deadlines = [call.deadline for call in turn.calls if call.ticket == reply.ticket and call.deadline is not None]
+    if not deadlines or told[-1:] != [outcome.status] or not (outcome.status == 429 or outcome.status >= 500):
+        return False
+    tries = sum(entry.lane is not Lane.BATCH for entry in books.entries.get(reply.ticket, ()))
+    pause: float = max(LONGEST_FIRST_PAUSE_S * 2 ** (tries - 1), retry_after(outcome.headers) or 0.0)
+    return outcome.at + pause >= max(deadlines)
 
 
 def ledger_is_the_bill(books: Books) -> Iterable[str]:

@@ -38,6 +38,7 @@ class Network:
         self._refuse = refuse
         self._latency = latency
         self._crew = Crew()
+        self.told: dict[tuple[str, bytes], int] = {}  # path and body → its last status; who was answered last is last
 
     async def open(self, request: WireRequest) -> Exchange:
         if self._rng.random() < self._refuse:
@@ -56,6 +57,9 @@ class Network:
         provider = self._providers[urlsplit(request.url).netloc]
         try:
             await provider.app(_scope(request), _receiver(data), exchange.take)
+            asked = urlsplit(request.url).path, data
+            self.told.pop(asked, None)
+            self.told[asked] = exchange.status
             exchange.finish(None)
         except ConnectionCut:
             exchange.finish(Severed("The connection was cut."))

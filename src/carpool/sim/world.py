@@ -35,6 +35,7 @@ class World:
     store: Store
     story: Story
     turns: list[Turn]
+    told: Mapping[tuple[str, bytes], int]  # what the network carried: path and body → its last status
     processes: list[Process] = field(default_factory=list)
     stuck: str | None = None
 
@@ -52,7 +53,8 @@ class Run:
         self._somebody = asyncio.Event()
         agents = [Agent(agent, self._find, timeline.now, self._story) for agent in plan.agents]
         self._agents = agents
-        self.world = World(plan, self._providers, store, self._story, [t for agent in agents for t in agent.turns])
+        turns = [turn for agent in agents for turn in agent.turns]
+        self.world = World(plan, self._providers, store, self._story, turns, self._network.told)
 
     async def go(self) -> World:
         for number in range(self._plan.engines):
