@@ -473,6 +473,19 @@ async def test_every_state_has_a_road() -> None:
     assert set(ROADS) == set(BatchState)
 
 
+async def test_a_batch_that_another_has_taken_over_is_not_moved(store: Store) -> None:
+    """Who stood still goes on with what it had in its hands, while the other brings the same batch home."""
+    batch = await board(store, [1, 2], state=BatchState.ENDED)
+    await store.join(OTHER, T0 + LEASE, 2 * LEASE)
+    assert await store.take_over(OTHER, [CRED], T0 + LEASE + 1) == 1
+    with pytest.raises(IllegalMove):
+        await store.move(batch.id, BatchState.COLLECTED, owner=ME, note="done")
+    standing = await store.batch(batch.id)
+    assert standing is not None
+    assert (standing.state, standing.owner, standing.note) == (BatchState.ENDED, OTHER, "")
+    assert (await store.move(batch.id, BatchState.COLLECTED, owner=OTHER)).state is BatchState.COLLECTED
+
+
 async def test_a_batch_that_another_has_taken_over_is_not_released(store: Store) -> None:
     batch = await board(store, [1, 2], state=BatchState.UNKNOWN)
     await store.join(OTHER, T0 + LEASE, 2 * LEASE)

@@ -79,6 +79,13 @@ MUTANTS = (
         test="tests/engine/test_sharing.py",
     ),
     Mutant(
+        "who was taken for dead goes on with another's batch",
+        f"{ENGINE}/desk.py",
+        "self.store.move(batch.id, target, owner=self.name, **changes)",
+        "self.store.move(batch.id, target, **changes)",
+        test="tests/sim/test_seeds.py",
+    ),
+    Mutant(
         "a create on its way is forgotten at a takeover",
         f"{SQL}/batches.sql",
         "state = CASE WHEN state = 'submitting' AND NOT unsent THEN 'unknown' ELSE state END",

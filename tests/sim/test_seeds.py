@@ -10,7 +10,7 @@ from carpool.sim import __main__ as command
 # Worlds that once broke a promise stay here for ever, with the fleet that they had; the rest is a plain sample.
 BROKE_ONCE = (3, 15, 30, 47, 49, 77, 1028, 1082, 1806, 2324, 3006, 3038)
 BROKE_AT_OPENAI = (51,)
-BROKE_LATER = (150, 165, 551, 1081, 2951, 5579, 6363)
+BROKE_LATER = (150, 165, 424, 551, 1081, 2951, 5579, 6363)
 SAMPLE = tuple(range(100, 124))
 FLEETS: dict[int, Fleet] = {**dict.fromkeys(BROKE_ONCE, "anthropic"), **dict.fromkeys(BROKE_AT_OPENAI, "openai")}
 

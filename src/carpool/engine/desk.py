@@ -173,7 +173,7 @@ class Desk:
         """Moves a batch. None when it is another engine's by now, which decides what becomes of it: this one was taken
         for dead between its look and this."""
         try:
-            return await self.store.move(batch.id, target, **changes)
+            return await self.store.move(batch.id, target, owner=self.name, **changes)
         except IllegalMove:
             row = await self.store.batch(batch.id)
             if row is None or row.owner == self.name:

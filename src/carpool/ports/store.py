@@ -191,9 +191,10 @@ class Store(Protocol):
         """Tickets and bodies of the batch in chunks, in a stable order, without holding them all in memory."""
         ...
 
-    async def move(self, batch: int, target: BatchState, **changes: object) -> Batch:
+    async def move(self, batch: int, target: BatchState, *, owner: str | None = None, **changes: object) -> Batch:
         """Moves a batch and sets the named fields of its row (`sent_at`, `resolved_at`, `provider_id`,
-        `expires_at`, `ended_at`, `clock_offset`, `abandoned`, `note`, `unsent`)."""
+        `expires_at`, `ended_at`, `clock_offset`, `abandoned`, `note`, `unsent`). With `owner` it raises `IllegalMove`,
+        and changes nothing, when the batch is another engine's by now."""
         ...
 
     async def annotate(self, batch: int, **changes: object) -> None:

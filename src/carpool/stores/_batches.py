@@ -102,9 +102,15 @@ def lines(session: Session, batch: int, after: int) -> list[tuple[int, bytes]]:
     return [(ticket, opened(ticket, body)) for ticket, body in rows]
 
 
-def move(session: Session, batch: int, target: BatchState, changes: Mapping[str, object]) -> Batch:
-    _move(session, batch, target, changes)
-    return _existing(session, batch)
+def move(session: Session, batch: int, target: BatchState, changes: Mapping[str, object], owner: str | None) -> Batch:
+    assignments = ", ".join(filter(None, ("state = ?", _assignments(changes))))
+    statement = session.sql["move_batch"].replace("{changes}", assignments).replace("{sources}", sources(target))
+    if session.execute(statement, [target.value, *_values(session, changes), batch]).rowcount == 0:
+        check_batch_move(_existing(session, batch).state, target)
+    moved = _existing(session, batch)  # nobody else can change it any more before this ends
+    if owner not in (None, moved.owner):
+        raise IllegalMove(f"The batch {batch} is not {owner}'s any more.")
+    return moved
 
 
 def annotate(session: Session, batch: int, changes: Mapping[str, object]) -> None:
@@ -118,22 +124,12 @@ def annotate(session: Session, batch: int, changes: Mapping[str, object]) -> Non
 def release(
     session: Session, batch: int, target: BatchState, lane: Lane, now: float, reason: str, owner: str | None
 ) -> int:
-    _move(session, batch, target, {"abandoned": True} if target is BatchState.ABANDONED else {})
-    standing = _existing(session, batch)  # nobody else can change it any more before this ends
-    if owner not in (None, standing.owner):
-        raise IllegalMove(f"The batch {batch} is not {owner}'s any more.")
+    move(session, batch, target, {"abandoned": True} if target is BatchState.ABANDONED else {}, owner)
     bought = target is not BatchState.REFUSED  # what was provably not bought does not count as a try
     change = {"batch": batch, "lane": lane.value, "now": now, "reason": session.word(reason), "bought": bought}
     returned = session.run("release_boarded", change).rowcount
     session.run("release_sending", {"batch": batch})
     return returned
-
-
-def _move(session: Session, batch: int, target: BatchState, changes: Mapping[str, object]) -> None:
-    assignments = ", ".join(filter(None, ("state = ?", _assignments(changes))))
-    statement = session.sql["move_batch"].replace("{changes}", assignments).replace("{sources}", sources(target))
-    if session.execute(statement, [target.value, *_values(session, changes), batch]).rowcount == 0:
-        check_batch_move(_existing(session, batch).state, target)
 
 
 def _assignments(changes: Mapping[str, object]) -> str:

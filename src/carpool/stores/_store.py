@@ -150,8 +150,8 @@ class OperatedStore(ABC):
             after = chunk[-1][0]
             yield chunk
 
-    async def move(self, batch: int, target: BatchState, **changes: object) -> Batch:
-        return await self._do(_batches.move, batch, target, changes)
+    async def move(self, batch: int, target: BatchState, *, owner: str | None = None, **changes: object) -> Batch:
+        return await self._do(_batches.move, batch, target, changes, owner)
 
     async def annotate(self, batch: int, **changes: object) -> None:
         await self._do(_batches.annotate, batch, changes)
