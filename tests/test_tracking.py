@@ -179,7 +179,7 @@ def test_an_ended_batch_gets_a_little_time_to_be_collected() -> None:
 @settings(deadline=None)
 @given(st.floats(-100, 20), st.floats(0, 700))
 def test_the_grace_ends_before_the_deadline(rescue_in: float, room: float) -> None:
-    call = due(1, rescue_in, rescue_in + 2 + room)
+    call = due(1, rescue_in, rescue_in + room)
     plan = rescued(a_batch(BatchState.ENDED), [call], all_due(rescue_in))
     assert plan.resend == (1,) or (plan.wake is not None and call.deadline is not None and plan.wake <= call.deadline)
 

@@ -85,9 +85,11 @@ def _resend_at(batch: Batch, call: Due) -> float:
     if batch.state is not BatchState.ENDED:
         return call.rescue_at
     # The answer is paid for and being fetched. Fetching is quicker than asking again, so it gets half of the time
-    # that was set aside for asking again.
-    spare = 0.0 if call.deadline is None else (call.deadline - call.rescue_at) / 2
-    return call.rescue_at + min(GRACE_CAP, max(RESCUE_MARGIN, spare))
+    # that was set aside for asking again, and never more than there is.
+    if call.deadline is None:
+        return call.rescue_at + RESCUE_MARGIN
+    grace = min(GRACE_CAP, max(RESCUE_MARGIN, (call.deadline - call.rescue_at) / 2))
+    return min(call.rescue_at + grace, call.deadline)
 
 
 def _cancel_at(batch: Batch, open_calls: OpenCalls, lead: float) -> float | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from dataclasses import replace
 
+import pytest
 from fleets import until
 from houses import House, in_house
 
@@ -15,6 +16,8 @@ from carpool.policy import RoutingPolicy
 
 BUDGET = 300.0
 REFUSED = Faults(sync_429=1.0, retry_after_s=60, cancel_500=1.0)  # nothing is sold on `now`, no batch can be stopped
+NOT_DONE = MockConfig(batch_latency=Constant(7200.0), faults=REFUSED)
+NOT_FETCHED = MockConfig(batch_latency=Constant(60.0), faults=replace(REFUSED, results_500=1.0))
 REFUSAL = "POST /v1/messages -> 429"
 
 
@@ -56,14 +59,15 @@ def test_results_that_could_not_be_fetched_are_tried_again_when_a_rescue_is_refu
         await mending
         assert house.story.text().count("/results -> 500") > 3
 
-    in_house(test, MockConfig(batch_latency=Constant(60.0), faults=replace(REFUSED, results_500=1.0)))
+    in_house(test, NOT_FETCHED)
 
 
-def test_where_its_batch_brings_nothing_the_deadline_ends_the_wait() -> None:
+@pytest.mark.parametrize("config", [NOT_DONE, NOT_FETCHED], ids=["not done", "not fetched"])
+def test_where_its_batch_brings_nothing_the_deadline_ends_the_wait(config: MockConfig) -> None:
     async def test(house: House) -> None:
         reply, took = await _answered(house)
         assert (reply.outcome.kind, reply.outcome.status) == (OutcomeKind.DEADLINE, 504)
         assert BUDGET <= took < BUDGET + 1
         assert house.story.text().count(REFUSAL) == 1  # nobody asks again for the time that is left
 
-    in_house(test, MockConfig(batch_latency=Constant(7200.0), faults=REFUSED))
+    in_house(test, config)
