@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable
 from dataclasses import replace
 
 import pytest
@@ -10,9 +11,11 @@ from fleets import until
 from houses import House, in_house
 
 from carpool.engine import Reply
+from carpool.errors import StoreLocked
 from carpool.mock import Constant, Faults, MockConfig
 from carpool.model import EntryKind, Lane, OutcomeKind
 from carpool.policy import RoutingPolicy
+from carpool.stores import SqliteStore
 
 BUDGET = 300.0
 REFUSED = Faults(sync_429=1.0, retry_after_s=60, cancel_500=1.0)  # nothing is sold on `now`, no batch can be stopped
@@ -60,6 +63,46 @@ def test_results_that_could_not_be_fetched_are_tried_again_when_a_rescue_is_refu
         assert house.story.text().count("/results -> 500") > 3
 
     in_house(test, NOT_FETCHED)
+
+
+def test_a_batch_that_ends_after_a_refused_rescue_is_noticed_in_time() -> None:
+    in_house(_answered_by_its_batch, MockConfig(batch_latency=Constant(BUDGET - 6), faults=REFUSED))
+
+
+@pytest.mark.parametrize("takes", [1.0, 22.0, 26.0])
+def test_what_a_stopped_batch_gives_back_does_not_wait_beyond_the_deadline(takes: float) -> None:
+    """All of it was pressed, so that it was stopped before the rescue: its calls come back while `now` has no room."""
+
+    async def test(house: House) -> None:
+        reply, took = await _answered(house)
+        assert reply.outcome.status in (429, 504)
+        assert took < BUDGET + 1
+        assert house.provider.canceled
+        assert not house.bought
+
+    config = MockConfig(batch_latency=Constant(7200.0), cancel_latency=Constant(takes))
+    in_house(test, replace(config, faults=replace(REFUSED, cancel_500=0.0)))
+
+
+def test_a_store_in_trouble_does_not_forget_a_call_whose_rescue_was_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It stands as on its way, so nobody else would ever look for it."""
+    failing = {"record": 2, "stop_sending": 2}
+    for name in failing:
+        monkeypatch.setattr(SqliteStore, name, _sometimes(name, failing))
+    in_house(_answered_by_its_batch, MockConfig(batch_latency=Constant(BUDGET - 10), faults=REFUSED))
+    assert not any(failing.values())
+
+
+def _sometimes(name: str, failing: dict[str, int]) -> Callable[..., Awaitable[object]]:
+    true = getattr(SqliteStore, name)
+
+    async def fail(*given: object) -> object:
+        if failing[name]:
+            failing[name] -= 1
+            raise StoreLocked("Somebody else writes.")
+        return await true(*given)
+
+    return fail
 
 
 @pytest.mark.parametrize("config", [NOT_DONE, NOT_FETCHED], ids=["not done", "not fetched"])

@@ -136,6 +136,27 @@ MUTANTS = (
         test="tests/engine/test_rescuing.py",
     ),
     Mutant(
+        "a batch that is all that can answer is looked at once only",
+        f"{ENGINE}/rescuing.py",
+        "self._relied_on[batch] = now + RELIED_ON_S, until",
+        "self._relied_on[batch] = until, until",
+        test="tests/engine/test_rescuing.py",
+    ),
+    Mutant(
+        "a store in trouble forgets a call whose rescue was refused",
+        f"{ENGINE}/sending.py",
+        '            await self._desk.insist("writing off a purchase", lambda: self._desk.store.record(free))\n',
+        "            await self._desk.store.record(free)\n",
+        test="tests/engine/test_rescuing.py",
+    ),
+    Mutant(
+        "a call on disk waits for its turn beyond its deadline",
+        f"{ENGINE}/gating.py",
+        "if kept and until <= now:",
+        "if kept and until <= now + PRESSING_S:",
+        test="tests/engine/test_rescuing.py",
+    ),
+    Mutant(
         "results that failed often are never in a hurry",
         f"{ENGINE}/collecting.py",
         "min(self._retry_at[batch.id], self._desk.now() + RETRY_S)",

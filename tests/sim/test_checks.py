@@ -167,8 +167,8 @@ def _overloaded(*, said: int, left: float) -> list[str]:
         reply = turn.reply
         turn.reply = structs.replace(reply, outcome=structs.replace(reply.outcome, status=OVERLOADED, lane=Lane.NOW))
         turn.calls = [structs.replace(call, deadline=reply.outcome.at + left) for call in turn.calls]
-        told = {asked: status for asked, status in world.told.items() if turn.plan.text.encode() not in asked[1]}
-        world.told = {**told, (turn.plan.endpoint, f'{{"content":"{turn.plan.text}"}}'.encode()): said}
+        refused = {asked: status for asked, status in world.refused.items() if turn.plan.text.encode() not in asked[1]}
+        world.refused = {**refused, (turn.plan.endpoint, f'{{"content":"{turn.plan.text}"}}'.encode()): said}
 
     return _sentences(mistakes_come_back, change, seed=MISTAKEN)
 

@@ -168,8 +168,8 @@ class Gates:
                 raise self._unwell(gate.account, now)
             return gate.take(self, now, tokens)
         until = now + (KEPT_PATIENCE_S if kept else self._desk.policy.max_wait_now_s) if deadline is None else deadline
-        if kept:  # whoever tries again at once when it is told no would do so for ever
-            until = max(until, now + PRESSING_S)
+        if kept and until <= now:  # whoever tries again at once when it is told no would do so for ever
+            until = now + PRESSING_S
         self._check(gate, now, until, kept)
         press_at = None if deadline is None else deadline - PRESSING_S - self._desk.forecast.sync_seconds(0)
         return await self._in_line(gate, tag_set(tags), press_at, tokens, until)

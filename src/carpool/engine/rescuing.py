@@ -20,6 +20,7 @@ from carpool.tracking import early_start, rescue_plan
 
 ASK_SILENCE_S = 60.0
 CANCEL_AGAIN_S = 2.0  # a cancel that failed is not tried again before
+RELIED_ON_S = 2.0  # how often to look at a batch that is all that can still answer a call
 TAKEN_S = 5.0  # how often to ask after a call that another engine is sending
 LOOK_AHEAD = 5000  # due calls planned in one step
 AT_ONCE = 64  # rescues under way at a time
@@ -33,6 +34,7 @@ class Rescuer:
         self._desk = desk
         self._sender = sender
         self._look_soon = look_soon  # at a batch, by its provider and its id there
+        self._relied_on: dict[tuple[str, str], tuple[float, float]] = {}  # such a batch → its next look, and the last
         self._under_way: set[int] = set()
         rpm = desk.policy.sync_rpm
         self._gap = 0.0 if rpm is None else 60 / rpm
@@ -42,6 +44,19 @@ class Rescuer:
 
     async def step(self, now: float) -> float | None:
         """Sends what is due, cancels what had better be cancelled first. Says when to look again."""
+        wakes = self._look_on(now), await self._send_due(now)
+        return min((wake for wake in wakes if wake is not None), default=None)
+
+    def _look_on(self, now: float) -> float | None:
+        """At batches that are all that can still answer some calls, until the deadlines of these."""
+        self._relied_on = {batch: (at, until) for batch, (at, until) in self._relied_on.items() if now < until}
+        for batch, (at, until) in self._relied_on.items():
+            if at <= now:
+                self._look_soon(*batch)
+                self._relied_on[batch] = now + RELIED_ON_S, until
+        return min((at for at, _ in self._relied_on.values()), default=None)
+
+    async def _send_due(self, now: float) -> float | None:
         desk = self._desk
         upcoming = await self._next_due()
         if upcoming is None:
@@ -173,13 +188,20 @@ class Rescuer:
                 desk.bulletin.tell(
                     CallRescued(desk.now(), ticket_text(one.ticket), number, errand.reason, credential=whose)
                 )
-            if sent is Sent.LEFT and batch is not None and batch.provider_id is not None:
-                self._look_soon(batch.key.provider, batch.provider_id)  # nothing else can answer it any more
+            if sent is Sent.LEFT and batch is not None:
+                self._rely_on(batch, one)
         except CarpoolError as error:
             desk.trouble("rescuing", error)
         finally:
             self._under_way.discard(one.ticket)
             desk.wake_now()
+
+    def _rely_on(self, batch: Batch, one: Due) -> None:
+        """Nothing but its batch can answer this call any more."""
+        if batch.provider_id is not None and one.deadline is not None:
+            name = batch.key.provider, batch.provider_id
+            at, until = self._relied_on.get(name, (self._desk.now(), 0.0))
+            self._relied_on[name] = at, max(until, one.deadline)
 
     async def _too_late(self, one: Due) -> bool:
         """A rescue was tried, its answer never came, and the batch brought none either: the deadline ends the wait."""

@@ -204,13 +204,28 @@ class Sender:
         refusal = self._upstream(errand).dialect.refusal(answer.status, answer.headers, answer.body)
         if not refusal.retryable:
             return False
-        await self._desk.store.record(ledger.free(entry))
-        return await self._desk.store.stop_sending(errand.ticket)
+        await self._write_off(errand, entry)
+        return await self._left(errand)
+
+    async def _left(self, errand: Errand) -> bool:
+        """Whether a batch still carries the call: it is the batch's again."""
+        return await self._desk.insist(
+            "leaving a call to its batch", lambda: self._desk.store.stop_sending(errand.ticket)
+        )
+
+    async def _write_off(self, errand: Errand, entry: Entry) -> None:
+        """Nothing was billed. Of a call on disk this is written whatever happens: it stands as on its way, and nobody
+        else would send it."""
+        free = ledger.free(entry)
+        if errand.kept:
+            await self._desk.insist("writing off a purchase", lambda: self._desk.store.record(free))
+        else:
+            await self._desk.store.record(free)
 
     async def _give_up(self, errand: Errand, error: WireError) -> Sent:
         """No answer came. A batch that still carries the call may bring one; otherwise this is the end."""
         desk = self._desk
-        if await desk.store.stop_sending(errand.ticket):
+        if await self._left(errand):
             return Sent.LEFT
         body = self._upstream(errand).dialect.error(error.status, error.code, str(error))
         # A connection that was never made is tried again until the deadline allows no more.
@@ -257,7 +272,7 @@ class Sender:
             except NotConnected as error:
                 slot.failed(error)
                 delay = self._delay(until, number, None, slot)
-                await self._desk.store.record(ledger.free(entry))
+                await self._write_off(errand, entry)
                 if delay is None:
                     raise
             except BaseException as error:
@@ -269,7 +284,7 @@ class Sender:
                 if delay is None:
                     return response, entry
                 await response.aclose()
-                await self._desk.store.record(ledger.free(entry))
+                await self._write_off(errand, entry)
             await self._desk.clock.sleep(delay)
 
     def _slot(self, errand: Errand) -> Slot | None:

@@ -17,7 +17,8 @@ from carpool.sim.asking import is_its_answer, names
 from carpool.sim.world import World
 
 LATE_S = 3.0
-LONGEST_FIRST_PAUSE_S = 0.625  # before a second try; twice as long before every further one
+FIRST_PAUSE_S = 0.625  # at most, before a second try; twice as long before every further one
+LONGEST_PAUSE_S = 37.5
 # What may leave a purchase in a batch, or its answer, in doubt.
 UNCLEAR_CREATES = ("cut", "hang", "500", "529", "accepted_cut", "accepted_hang", "accepted_500", "accepted_529")
 DOUBTFUL = (*(f"create_{name}" for name in UNCLEAR_CREATES), "line_missing", "line_malformed", "cancel_forgets")
@@ -120,15 +121,17 @@ def mistakes_come_back(books: Books) -> Iterable[str]:
 
 
 def _no_room_in_time(books: Books, turn: Turn, reply: Reply) -> bool:
-    """Whether the provider said just this to the call's last try, and its deadline left no time for another."""
+    """Whether the deadline came, or the provider said just this to the last try and there was no time for another."""
     path, words, outcome = turn.plan.endpoint, f'"{turn.plan.text}'.encode(), reply.outcome
-    told = [status for (where, body), status in books.world.told.items() if where == path and words in body]
+    told = [status for (where, body), status in books.world.refused.items() if where == path and words in body]
     deadlines = [call.deadline for call in turn.calls if call.ticket == reply.ticket and call.deadline is not None]
-    if not deadlines or told[-1:] != [outcome.status] or not (outcome.status == 429 or outcome.status >= 500):
+    if not deadlines or not (outcome.status == 429 or outcome.status >= 500):
         return False
+    if outcome.kind is OutcomeKind.DEADLINE:
+        return outcome.at >= max(deadlines)
     tries = sum(entry.lane is not Lane.BATCH for entry in books.entries.get(reply.ticket, ()))
-    pause: float = max(LONGEST_FIRST_PAUSE_S * 2 ** (tries - 1), retry_after(outcome.headers) or 0.0)
-    return outcome.at + pause >= max(deadlines)
+    pause = max(min(FIRST_PAUSE_S * 2 ** (tries - 1), LONGEST_PAUSE_S), retry_after(outcome.headers) or 0.0)
+    return told[-1:] == [outcome.status] and outcome.at + pause >= max(deadlines)
 
 
 def ledger_is_the_bill(books: Books) -> Iterable[str]:

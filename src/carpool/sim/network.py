@@ -38,7 +38,7 @@ class Network:
         self._refuse = refuse
         self._latency = latency
         self._crew = Crew()
-        self.told: dict[tuple[str, bytes], int] = {}  # path and body → its last status; who was answered last is last
+        self.refused: dict[tuple[str, bytes], int] = {}  # path and body → how it was refused last; the latest is last
 
     async def open(self, request: WireRequest) -> Exchange:
         if self._rng.random() < self._refuse:
@@ -58,8 +58,9 @@ class Network:
         try:
             await provider.app(_scope(request), _receiver(data), exchange.take)
             asked = urlsplit(request.url).path, data
-            self.told.pop(asked, None)
-            self.told[asked] = exchange.status
+            self.refused.pop(asked, None)
+            if exchange.status >= 400:
+                self.refused[asked] = exchange.status
             exchange.finish(None)
         except ConnectionCut:
             exchange.finish(Severed("The connection was cut."))

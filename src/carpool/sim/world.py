@@ -35,7 +35,7 @@ class World:
     store: Store
     story: Story
     turns: list[Turn]
-    told: Mapping[tuple[str, bytes], int]  # what the network carried: path and body → its last status
+    refused: Mapping[tuple[str, bytes], int]  # path and body → how a provider refused it last; the latest is last
     processes: list[Process] = field(default_factory=list)
     stuck: str | None = None
 
@@ -54,7 +54,7 @@ class Run:
         agents = [Agent(agent, self._find, timeline.now, self._story) for agent in plan.agents]
         self._agents = agents
         turns = [turn for agent in agents for turn in agent.turns]
-        self.world = World(plan, self._providers, store, self._story, turns, self._network.told)
+        self.world = World(plan, self._providers, store, self._story, turns, self._network.refused)
 
     async def go(self) -> World:
         for number in range(self._plan.engines):
