@@ -152,8 +152,8 @@ MUTANTS = (
     Mutant(
         "a call on disk waits for its turn beyond its deadline",
         f"{ENGINE}/gating.py",
-        "if kept and until <= now:",
-        "if kept and until <= now + PRESSING_S:",
+        "if kept and not tried:",
+        "if kept:",
         test="tests/engine/test_rescuing.py",
     ),
     Mutant(

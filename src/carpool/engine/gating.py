@@ -159,6 +159,7 @@ class Gates:
         tags: Mapping[str, str] | None,
         deadline: float | None,
         kept: bool,
+        tried: bool,
     ) -> Slot:
         """Waits in line. Raises `TooBusy` or `Unwell` when that is longer than the call may wait."""
         gate, now = self._gate(provider, credential, model), self._desk.now()
@@ -168,8 +169,8 @@ class Gates:
                 raise self._unwell(gate.account, now)
             return gate.take(self, now, tokens)
         until = now + (KEPT_PATIENCE_S if kept else self._desk.policy.max_wait_now_s) if deadline is None else deadline
-        if kept and until <= now:  # whoever tries again at once when it is told no would do so for ever
-            until = now + PRESSING_S
+        if kept and not tried:  # whoever tries again at once when it is told no would do so for ever
+            until = max(until, now + PRESSING_S)
         self._check(gate, now, until, kept)
         press_at = None if deadline is None else deadline - PRESSING_S - self._desk.forecast.sync_seconds(0)
         return await self._in_line(gate, tag_set(tags), press_at, tokens, until)

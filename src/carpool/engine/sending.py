@@ -259,7 +259,7 @@ class Sender:
             slot = self._slot(errand)
             if slot is None:
                 try:
-                    slot = await self._turn(errand)
+                    slot = await self._turn(errand, number)
                 except (TooBusy, Unwell) as error:
                     if errand.kept:
                         raise
@@ -290,7 +290,7 @@ class Sender:
     def _slot(self, errand: Errand) -> Slot | None:
         return self.gates.enter(errand.provider, errand.credential, errand.model, len(errand.body))
 
-    def _turn(self, errand: Errand) -> Awaitable[Slot]:
+    def _turn(self, errand: Errand, number: int) -> Awaitable[Slot]:
         return self.gates.wait(
             errand.provider,
             errand.credential,
@@ -299,6 +299,7 @@ class Sender:
             tags=errand.tags,
             deadline=errand.deadline,
             kept=errand.kept,
+            tried=number > 1,
         )
 
     async def _second_look(self, errand: Errand, slot: Slot) -> Errand:
