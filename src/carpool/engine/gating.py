@@ -169,7 +169,7 @@ class Gates:
                 raise self._unwell(gate.account, now)
             return gate.take(self, now, tokens)
         until = now + (KEPT_PATIENCE_S if kept else self._desk.policy.max_wait_now_s) if deadline is None else deadline
-        if kept and not tried:  # whoever tries again at once when it is told no would do so for ever
+        if kept and not tried:  # rather late than never; told no at once, it would come again at once, for ever
             until = max(until, now + PRESSING_S)
         self._check(gate, now, until, kept)
         press_at = None if deadline is None else deadline - PRESSING_S - self._desk.forecast.sync_seconds(0)
