@@ -11,7 +11,7 @@ TOGETHER := -n auto --dist loadfile
 UNIT := contract dialects engine house mock properties stores wires
 
 .DEFAULT_GOAL := help
-.PHONY: help setup test unit check fix docs sim mutants demo clean test-sdks test-newest test-real test-slow fuzz bench-pool bench-proxy bench-shared bench-pressure
+.PHONY: help setup test unit walk check fix docs sim mutants demo clean test-sdks test-newest test-real test-slow fuzz bench-pool bench-proxy bench-shared bench-pressure
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-11s %s\n", $$1, $$2 }' Makefile
@@ -45,6 +45,9 @@ sim: $(READY) ## Run simulated worlds: SEEDS=2000 for many, SEED=17 for the stor
 mutants: $(READY) ## Break a copy of the tree in every known way: each must be noticed
 	@$(BIN)/python tests/sim/mutants.py $(ARGS)
 
+walk: $(READY) ## Show the modules that one call crosses, in the order in which it reaches them
+	@cd tests && ../$(BIN)/python -m proxy.walk $(ARGS)
+
 demo: $(READY) ## Watch a small fleet finish its calls against the mock provider
 	@$(BIN)/carpool demo
 
@@ -64,11 +67,11 @@ $(READY): pyproject.toml
 
 # ---- every version of the SDK that is promised to work, each in an environment of its own; none is skipped
 
-SDKS := 2.8 1.17 0.97
+SDKS := 2.9 1.17 0.97
 FAMILY := openai-1.70 groq-1.7 mistralai-3.7
 .SECONDARY: $(SDKS:%=.venvs/anthropic-%/.ready) $(FAMILY:%=.venvs/family-%/.ready)
 
-test-sdks: ## Run every door under every supported version of the anthropic SDK, and under those of OpenAI's family
+test-sdks: ## Run every frontend under every supported version of the anthropic SDK, and under those of OpenAI's family
 	@$(MAKE) --no-print-directory -j3 $(SDKS:%=test-sdk-%) $(FAMILY:%=test-family-%) test-newest
 
 test-sdk-%: .venvs/anthropic-%/.ready
@@ -81,8 +84,8 @@ test-sdk-%: .venvs/anthropic-%/.ready
 	@$(@D)/bin/python -m pip install -qq --disable-pip-version-check --editable . 'anthropic==$*.*'
 	@touch $@
 
-test-newest: $(READY) ## Run every door under the newest openai SDK, which is among the tools here
-	@$(BIN)/python tests/sdk/family.py openai 3.49
+test-newest: $(READY) ## Run every frontend under the newest openai SDK, which is among the tools here
+	@$(BIN)/python tests/sdk/family.py openai 3.51
 
 test-family-%: .venvs/family-%/.ready
 	@.venvs/family-$*/bin/python tests/sdk/$(if $(findstring mistralai,$*),under,family).py $(subst -, ,$*)

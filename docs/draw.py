@@ -9,8 +9,8 @@ import re
 import sys
 from pathlib import Path
 
-from carpool import errors
-from carpool.lifecycle import BATCH_MOVES, TICKET_MOVES, diagram
+from carpool.core import errors
+from carpool.core.lifecycle import BATCH_MOVES, TICKET_MOVES, diagram
 
 DOCS = Path(__file__).resolve().parent
 PART = re.compile(r"(?P<open><!-- drawn: (?P<name>\w+) -->\n).*?(?P<close><!-- end of (?P=name) -->)", re.DOTALL)

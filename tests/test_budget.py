@@ -4,26 +4,26 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from carpool.budget import Bucket, Road, create_rate
+from carpool.planners.batch_limits import BatchQuota, TokenBucket, create_rate
 
 NOW = 1_800_000_000.0  # a real epoch: floating point is coarse there
 
 
 def test_a_bucket_fills_up_to_its_burst() -> None:
-    bucket = Bucket(rate_per_s=2, burst=5, tokens=0, at=NOW)
+    bucket = TokenBucket(rate_per_s=2, burst=5, tokens=0, at=NOW)
     assert bucket.available(NOW + 1) == 2
     assert bucket.available(NOW + 100) == 5
     assert bucket.ready_at(4) == NOW + 2
 
 
 def test_debt_is_paid_before_the_next() -> None:
-    bucket = Bucket(1, 3, 3, NOW).take(NOW, 5)
+    bucket = TokenBucket(1, 3, 3, NOW).take(NOW, 5)
     assert bucket.tokens == -2
     assert bucket.ready_at() == NOW + 3
 
 
 def test_a_clock_set_back_takes_nothing_away_and_stops_nothing() -> None:
-    bucket = Bucket(1, 3, 2, NOW)
+    bucket = TokenBucket(1, 3, 2, NOW)
     assert bucket.available(NOW - 3600) == 2
     spent = bucket.take(NOW - 3600, 2)
     assert spent.available(NOW - 3600) == 0
@@ -31,7 +31,7 @@ def test_a_clock_set_back_takes_nothing_away_and_stops_nothing() -> None:
 
 
 def test_a_look_moves_the_creates_to_the_new_clock_too() -> None:
-    road = Road.new(60, 60, NOW)
+    road = BatchQuota.new(60, 60, NOW)
     for _ in range(3):
         road = road.spend_create(NOW)
     back = NOW - 3600
@@ -47,7 +47,7 @@ def test_a_look_moves_the_creates_to_the_new_clock_too() -> None:
 def test_a_bucket_never_exceeds_its_burst_and_never_loses_to_the_clock(
     rate: float, steps: list[tuple[float, bool]]
 ) -> None:
-    bucket, now = Bucket(rate, 3, 3, NOW), NOW
+    bucket, now = TokenBucket(rate, 3, 3, NOW), NOW
     for delta, take in steps:
         before = bucket.tokens
         now += delta
@@ -66,7 +66,7 @@ def test_the_rate_of_creates() -> None:
 
 
 def test_a_burst_of_three_creates_then_the_rate() -> None:
-    road = Road.new(50, 2, NOW)
+    road = BatchQuota.new(50, 2, NOW)
     for _ in range(3):
         assert road.can_create(NOW)
         road = road.spend_create(NOW)
@@ -76,7 +76,7 @@ def test_a_burst_of_three_creates_then_the_rate() -> None:
 
 
 def test_creates_and_looks_share_the_minute() -> None:
-    road = Road.new(6, 60, NOW)
+    road = BatchQuota.new(6, 60, NOW)
     while road.can_ask(NOW):
         road = road.spend(NOW)
     road = road.spend(NOW)  # what had to go out
@@ -85,7 +85,7 @@ def test_creates_and_looks_share_the_minute() -> None:
 
 
 def test_polling_leaves_the_last_token_to_a_create() -> None:
-    road = Road.new(50, 2, NOW)
+    road = BatchQuota.new(50, 2, NOW)
     while road.can_ask(NOW):
         road = road.spend(NOW)
     assert road.can_create(NOW)
@@ -93,7 +93,7 @@ def test_polling_leaves_the_last_token_to_a_create() -> None:
 
 
 def test_with_no_create_allowed_polling_uses_everything() -> None:
-    road = Road.new(50, 2, NOW)
+    road = BatchQuota.new(50, 2, NOW)
     for _ in range(3):
         road = road.spend_create(NOW)
     for _ in range(2):  # the last token too
@@ -105,7 +105,7 @@ def test_with_no_create_allowed_polling_uses_everything() -> None:
 @settings(deadline=None)
 @given(rpm=st.integers(1, 4000), poll=st.floats(0.01, 100), greedy=st.booleans())
 def test_the_minute_is_never_overdrawn_and_nobody_starves(rpm: int, poll: float, greedy: bool) -> None:
-    road, now, creates, asks = Road.new(rpm, poll, NOW), NOW, 0, 0
+    road, now, creates, asks = BatchQuota.new(rpm, poll, NOW), NOW, 0, 0
     burst = road.requests.burst
     for _ in range(int(burst) + 200):
         if greedy and road.can_ask(now):
@@ -124,7 +124,7 @@ def test_the_minute_is_never_overdrawn_and_nobody_starves(rpm: int, poll: float,
 
 
 def test_a_pause_stops_everything_and_is_never_shortened() -> None:
-    road = Road.new(50, 2, NOW).paused(NOW + 30).paused(NOW + 10)
+    road = BatchQuota.new(50, 2, NOW).paused(NOW + 30).paused(NOW + 10)
     assert road.create_ready_at(NOW) == NOW + 30
     assert road.ask_ready_at(NOW) == NOW + 30
     assert not road.can_create(NOW)
@@ -133,21 +133,21 @@ def test_a_pause_stops_everything_and_is_never_shortened() -> None:
 
 
 def test_a_learned_limit_changes_the_pace_and_forgives_nothing() -> None:
-    road = Road.new(50, 2, NOW)
+    road = BatchQuota.new(50, 2, NOW)
     for _ in range(3):
         road = road.spend_create(NOW)
     faster = road.learned(4000)
     assert faster.rpm == 4000
     assert not faster.can_create(NOW)
     assert faster.create_ready_at(NOW) < road.create_ready_at(NOW)
-    slower = Road.new(4000, 2, NOW).learned(50)
+    slower = BatchQuota.new(4000, 2, NOW).learned(50)
     assert slower.requests.tokens == slower.requests.burst == 5
     assert road.learned(50) is road
     assert road.learned(0) is road
 
 
 def test_a_refusal_that_names_no_limit_halves_the_pace_and_what_is_taken_in_restores_it() -> None:
-    road = Road.new(50, 2, NOW).slowed(NOW)
+    road = BatchQuota.new(50, 2, NOW).slowed(NOW)
     assert (road.rpm, road.requests.rate_per_s) == (25, 25 / 60)
     assert road.slowed(NOW).slowed(NOW).slowed(NOW).slowed(NOW).slowed(NOW).slowed(NOW).rpm == 1
     assert road.eased().rpm == 26
@@ -157,10 +157,10 @@ def test_a_refusal_that_names_no_limit_halves_the_pace_and_what_is_taken_in_rest
 
 
 def test_the_refusals_of_one_burst_count_once() -> None:
-    road = Road.new(50, 2, NOW).slowed(NOW).paused(NOW + 5)
+    road = BatchQuota.new(50, 2, NOW).slowed(NOW).paused(NOW + 5)
     assert road.slowed(NOW + 1).rpm == 25
     assert road.slowed(NOW + 6).rpm == 12
 
 
 def test_a_limit_that_is_named_ends_the_guessing() -> None:
-    assert Road.new(50, 2, NOW).slowed(NOW).learned(50).rpm == 50
+    assert BatchQuota.new(50, 2, NOW).slowed(NOW).learned(50).rpm == 50

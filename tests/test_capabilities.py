@@ -2,8 +2,8 @@
 
 import pytest
 
-from carpool.capabilities import KEYS, Capabilities, Capability, read_models
-from carpool.errors import ConfigError
+from carpool.core.errors import ConfigError
+from carpool.planners.capabilities import KEYS, Capabilities, Capability, read_models
 
 TABLE = Capabilities()
 

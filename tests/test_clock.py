@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import time
 
-from carpool.clock import SystemClock
+from carpool.core.clock import SystemClock
 
 
 def test_now_is_the_time_since_the_epoch() -> None:

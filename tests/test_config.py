@@ -12,10 +12,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from carpool.config import Config, Flag, Provider, read_config
-from carpool.config.layering import CACHING_KEYS, PROVIDER_KEYS
-from carpool.errors import ConfigError
-from carpool.policy import RoutingPolicy, places, section_keys, sections
-from carpool.rules.reading import EFFECTS, MATCHES
+from carpool.config.layers import CACHING_KEYS, PROVIDER_KEYS
+from carpool.core.errors import ConfigError
+from carpool.planners.policy import RoutingPolicy, places, section_keys, sections
+from carpool.planners.rules.parse import EFFECTS, MATCHES
 
 ROOT = Path(__file__).parent.parent
 SECRET = "sk-ant-api03-very-secret"
@@ -89,6 +89,14 @@ def test_no_value_of_a_config_holds_a_key(read: Read) -> None:
 
 
 # ---------------------------------------------------------------- providers
+
+
+@pytest.mark.parametrize("key", ["…", "sk-ant-ключ", "sk-ant\nsecond line"])
+@pytest.mark.parametrize("setting", ["api_key_env", "webhook_secret_env"])
+def test_a_variable_that_holds_no_key_is_refused(refusal: Callable[..., str], setting: str, key: str) -> None:
+    said = refusal(f"providers: {{openai: {{{setting}: MY_KEY}}}}", {"MY_KEY": key})
+    assert said.endswith("MY_KEY holds a character that no key has. Set it to the key itself.")
+    assert key not in said
 
 
 def test_a_list_in_the_file_is_the_whole_list(read: Read) -> None:

@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 
 from carpool.config import read_config
-from carpool.config.layering import CACHING_KEYS, PROVIDER_KEYS, TLS_KEYS
-from carpool.errors import ConfigError
-from carpool.policy import section_keys, sections
+from carpool.config.layers import CACHING_KEYS, PROVIDER_KEYS, TLS_KEYS
+from carpool.core.errors import ConfigError
+from carpool.planners.policy import section_keys, sections
 
 ELSEWHERE = {"routing.rules", "budgets"}  # their own tests walk them
 ALLOWED = re.compile(r"must be|must hold|it must|write|such as|known are|did you mean")

@@ -33,16 +33,20 @@ def compose() -> dict[str, Any]:
     return dict(yaml.safe_load((DEPLOY / "compose.yaml").read_text("utf-8")))
 
 
-def served(command: list[str]) -> None:
-    """The command is one that carpool understands, with the config that it will find there."""
+def served(command: list[str], folder: Path) -> None:
+    """The command is one that carpool understands, with the config that it will find there. The database and the port
+    are others: those of the deployment are not here."""
     words = [word.replace("/etc/carpool/", f"{DEPLOY}/") for word in command]
-    result = CliRunner().invoke(app, [*words, "--check"], env=SECRETS)
+    store = str(folder / "carpool.db")
+    made = CliRunner().invoke(app, ["keys", "add", "ci", "--store", store, "--create"], env=SECRETS)
+    assert made.exit_code == 0, made.output
+    result = CliRunner().invoke(app, [*words, "--check", "--store", store, "--port", "0"], env=SECRETS)
     assert result.exit_code == 0, result.output
 
 
-def test_the_image_starts_carpool_with_a_config_that_holds() -> None:
+def test_the_image_starts_carpool_with_a_config_that_holds(tmp_path: Path) -> None:
     text = (DEPLOY / "Containerfile").read_text("utf-8")
-    served(yaml.safe_load(re.findall(r"^CMD (.*)$", text, re.MULTILINE)[-1]))
+    served(yaml.safe_load(re.findall(r"^CMD (.*)$", text, re.MULTILINE)[-1]), tmp_path)
 
 
 def test_the_image_installs_extras_that_exist() -> None:
@@ -56,9 +60,9 @@ def test_what_the_image_copies_is_there() -> None:
         assert all((ROOT / one).exists() for one in line.split())
 
 
-def test_kubernetes_starts_carpool_with_a_config_that_holds() -> None:
+def test_kubernetes_starts_carpool_with_a_config_that_holds(tmp_path: Path) -> None:
     [container] = manifests()["Deployment"]["spec"]["template"]["spec"]["containers"]
-    served(container["args"])
+    served(container["args"], tmp_path)
 
 
 def test_the_grace_time_is_longer_than_the_drain() -> None:

@@ -5,8 +5,8 @@ from typing import get_args
 
 import pytest
 
-from carpool import errors
-from carpool.errors import CarpoolError, Fault
+from carpool.core import errors
+from carpool.core.errors import CarpoolError, Fault
 
 FAMILY = [one for one in vars(errors).values() if isinstance(one, type) and issubclass(one, CarpoolError)]
 CODES = {  # the provider's own words, so that SDKs map them

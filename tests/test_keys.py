@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from carpool.errors import ConfigError
-from carpool.keys import (
+from carpool.core.errors import ConfigError
+from carpool.core.keys import (
     SHAPE,
     KeyState,
     Profile,
@@ -17,7 +17,7 @@ from carpool.keys import (
     revoked,
     rotated,
 )
-from carpool.model import Lane
+from carpool.core.model import Lane
 
 PEPPER = b"a pepper of the test"
 NOW = 1_800_000_000.0
@@ -56,7 +56,7 @@ def test_a_revoked_key_is_not_good_whatever_the_time():
     key, _ = made()
     [ended] = revoked([key], "ci", NOW + 5)
     assert ended.state(NOW) is ended.state(NOW + 99) is KeyState.REVOKED
-    with pytest.raises(ConfigError, match="no key 'ci' that is still good"):
+    with pytest.raises(ConfigError, match="The key ci is revoked already"):
         revoked([ended], "ci", NOW + 6)
 
 

@@ -2,9 +2,9 @@ from __future__ import annotations
 
 import pytest
 
-from carpool.ledger import Summary, attempt, bought, dollars, priced
-from carpool.model import EntryKind, Lane, Totals, Usage
-from carpool.prices import PriceBook
+from carpool.core.model import EntryKind, Lane, Totals, Usage
+from carpool.core.prices import PriceBook
+from carpool.planners.ledger import LedgerSummary, attempt, bought, dollars, priced
 
 AT = 1_795_000_000.0  # in November 2026
 WHO = {"provider": "main", "credential": "c", "model": "claude-haiku-4-5"}
@@ -42,7 +42,7 @@ def test_no_saving_is_claimed_where_the_price_paid_is_unknown() -> None:
 
 
 def test_a_summary_counts_a_call_once() -> None:
-    summary = Summary.of(
+    summary = LedgerSummary.of(
         [
             Totals(Lane.BATCH, EntryKind.PURCHASE, 10, 1, 500, 1000),
             Totals(Lane.NOW, EntryKind.RESCUE, 2, 0, 200, 200),
@@ -55,7 +55,7 @@ def test_a_summary_counts_a_call_once() -> None:
 
 
 def test_an_empty_summary_has_no_share() -> None:
-    assert (Summary.of([]).saved, Summary.of([]).share) == (0, None)
+    assert (LedgerSummary.of([]).saved, LedgerSummary.of([]).share) == (0, None)
 
 
 @pytest.mark.parametrize(

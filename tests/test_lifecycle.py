@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from carpool.errors import IllegalMove
-from carpool.lifecycle import (
+from carpool.core.errors import IllegalMove
+from carpool.core.lifecycle import (
     BATCH_MOVES,
     BOUGHT,
     TICKET_MOVES,

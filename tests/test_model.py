@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import Struct, structs
 
-from carpool import model
-from carpool.errors import BadCall
-from carpool.model import NONCE_LETTERS, TICKET_LETTERS, Call, Usage, base32, custom_id, ticket_number, ticket_text
+from carpool.core import model
+from carpool.core.errors import BadCall
+from carpool.core.model import NONCE_LETTERS, TICKET_LETTERS, Call, Usage, base32, custom_id, ticket_number, ticket_text
 
 tickets = st.integers(0, 2**63 - 1)
 nonces = st.integers(0, 32**NONCE_LETTERS - 1).map(lambda number: base32(number, NONCE_LETTERS))

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from carpool.errors import BadCall, ConfigError
-from carpool.policy import RoutingPolicy, parse_budget
+from carpool.core.errors import BadCall, ConfigError
+from carpool.planners.policy import RoutingPolicy, parse_budget
 
 TEMPLATE = """
 routing: {sync_latency_cap_ms: 5000, batch_window_ms: 30000, min_batch_size: 10, max_batch_size: 100, poll_interval_s: 1.0}

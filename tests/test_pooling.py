@@ -8,14 +8,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec import structs
 
-from carpool.budget import Road
-from carpool.model import PoolKey, PoolView
-from carpool.policy import RoutingPolicy
-from carpool.pooling import PATIENCE, Flush, FlushPlan, plan
-from carpool.ports import Limits
+from carpool.core.model import PoolKey, PoolView
+from carpool.core.ports import BatchLimits
+from carpool.planners.batch_limits import BatchQuota
+from carpool.planners.policy import RoutingPolicy
+from carpool.planners.pooling import PATIENCE, Flush, FlushPlan, plan
 
 NOW = 1_800_000_000.0
-LIMITS = Limits(max_count=100_000, max_bytes=256_000_000, window=86_400, retention=29 * 86_400)
+LIMITS = BatchLimits(max_count=100_000, max_bytes=256_000_000, window=86_400, retention=29 * 86_400)
 KEY = PoolKey("anthropic", "anthropic", "c1", "/v1/messages", (), "", "s", "patient")
 
 
@@ -35,13 +35,13 @@ def a_pool(
 def planned(
     *pools: PoolView,
     policy: RoutingPolicy | None = None,
-    roads: dict[str, Road] | None = None,
-    limits: Limits = LIMITS,
+    roads: dict[str, BatchQuota] | None = None,
+    limits: BatchLimits = LIMITS,
     unresolved: dict[str, frozenset[int]] | None = None,
     now: float = NOW,
     draining: bool = False,
 ) -> FlushPlan:
-    known = {"c1": Road.new(50, 2, NOW)} if roads is None else roads
+    known = {"c1": BatchQuota.new(50, 2, NOW)} if roads is None else roads
     taken = unresolved or {}
     return plan(pools, known, policy or RoutingPolicy(), limits, taken, now, overhead=100, draining=draining)
 
@@ -50,8 +50,8 @@ def counts(made: FlushPlan) -> list[int]:
     return [flush.max_count for flush in made.flushes]
 
 
-def spent_road(creates: int = 3) -> Road:
-    road = Road.new(50, 2, NOW)
+def spent_road(creates: int = 3) -> BatchQuota:
+    road = BatchQuota.new(50, 2, NOW)
     for _ in range(creates):
         road = road.spend_create(NOW)
     return road
@@ -128,7 +128,7 @@ def test_one_call_over_the_limit_still_goes() -> None:
 @settings(deadline=None)
 @given(st.integers(1, 300_000), st.integers(0, 10**7), st.integers(1, 10**6), st.integers(1000, 10**9))
 def test_every_flush_keeps_every_limit(count: int, size: int, max_count: int, max_bytes: int) -> None:
-    limits = Limits(max_count, max_bytes, 86_400, 86_400)
+    limits = BatchLimits(max_count, max_bytes, 86_400, 86_400)
     made = planned(a_pool(count=count, size=size), limits=limits)
     assert made.flushes
     assert sum(counts(made)) <= count
@@ -212,7 +212,7 @@ def test_a_huge_pool_leaves_its_neighbour_a_token() -> None:
 
 
 def test_credentials_have_roads_of_their_own() -> None:
-    roads = {"c1": spent_road(), "c2": Road.new(50, 2, NOW)}
+    roads = {"c1": spent_road(), "c2": BatchQuota.new(50, 2, NOW)}
     made = planned(a_pool(1), a_pool(2, credential="c2"), roads=roads)
     assert [(flush.pool, flush.credential) for flush in made.flushes] == [(2, "c2")]
     assert made.wake == roads["c1"].create_ready_at(NOW)
@@ -223,7 +223,7 @@ def test_a_pool_whose_credential_is_not_held_is_left_alone() -> None:
 
 
 def test_a_paused_road_waits_for_the_end_of_the_pause() -> None:
-    paused = {"c1": Road.new(50, 2, NOW).paused(NOW + 33)}
+    paused = {"c1": BatchQuota.new(50, 2, NOW).paused(NOW + 33)}
     assert planned(a_pool(count=100_000), roads=paused, draining=True) == FlushPlan((), NOW + 33)
 
 
@@ -265,7 +265,7 @@ class World:
     """Applies plans to pools of calls, as an engine would, and jumps from wake to wake."""
 
     policy: RoutingPolicy
-    road: Road
+    road: BatchQuota
     now: float = NOW
     waiting: dict[int, list[float]] = field(default_factory=dict)
     sent: list[tuple[int, int]] = field(default_factory=list)
@@ -323,7 +323,7 @@ POLICIES = st.builds(
 def test_whatever_arrives_is_sent_once_and_soon(
     arrivals: list[tuple[float, int]], policy: RoutingPolicy, rpm: int
 ) -> None:
-    world = World(policy, Road.new(rpm, 2, NOW))
+    world = World(policy, BatchQuota.new(rpm, 2, NOW))
     world.run(arrivals)
     assert not any(world.waiting.values())
     assert len(world.waits) == len(arrivals)
@@ -333,14 +333,14 @@ def test_whatever_arrives_is_sent_once_and_soon(
 
 
 def test_light_load_waits_for_nothing_but_the_linger() -> None:
-    world = World(RoutingPolicy(), Road.new(50, 2, NOW))
+    world = World(RoutingPolicy(), BatchQuota.new(50, 2, NOW))
     world.run([(20.0, 1)] * 50)
     assert max(world.waits) < 0.51
     assert len(world.sent) == 50
 
 
 def test_heavy_load_widens_the_batches() -> None:
-    world = World(RoutingPolicy(), Road.new(50, 2, NOW))
+    world = World(RoutingPolicy(), BatchQuota.new(50, 2, NOW))
     world.run([(0.01, 1)] * 6000)  # a hundred calls a second, ten creates a minute
     widths = [count for _, count in world.sent[5:-1]]
     assert 550 <= min(widths) <= max(widths) <= 650
@@ -348,7 +348,7 @@ def test_heavy_load_widens_the_batches() -> None:
 
 
 def test_a_patient_pool_travels_under_a_flood_of_pressing_ones() -> None:
-    world = World(RoutingPolicy(), Road.new(6, 60, NOW))
+    world = World(RoutingPolicy(), BatchQuota.new(6, 60, NOW))
     flood = [(1.0, pool) for _ in range(200) for pool in (2, 4, 6, 8)]
     world.run([(0.0, 1), *flood])
     assert (1, 1) in world.sent

@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from carpool.ports import Allowance, Allowances
-from carpool.pressure import Breaker, Line, Meter, Retries, Throttle, tag_set
-from carpool.pressure.breaker import FAILURES, OPEN_MAX_S, PROBE_S
-from carpool.pressure.meter import GUESS_S
-from carpool.pressure.throttle import CALM_S, CLOSED_MOST_S
+from carpool.core.ports import Allowance, Allowances
+from carpool.planners.pressure import Breaker, FairQueue, Meter, RetryBudget, Throttle, tag_set
+from carpool.planners.pressure.breaker import FAILURES, OPEN_MAX_S, PROBE_S
+from carpool.planners.pressure.meter import GUESS_S
+from carpool.planners.pressure.throttle import CALM_S, CLOSED_MOST_S
 
 NOW = 1_794_000_000.0
 
@@ -169,10 +169,19 @@ def test_without_a_word_on_how_long_the_pauses_grow_with_every_refusal_in_a_row(
     for _ in range(9):
         mark = send(throttle, now)
         throttle.refused(now, mark, None, 0.0)
-        pauses.append(throttle.closed_until - now)
+        pauses.append(throttle.paused_until - now)
         now = throttle.ready_at(now, 1.0) + 0.1
     assert pauses[:4] == pytest.approx([0.5, 1.0, 2.0, 4.0])
     assert pauses[-1] == pytest.approx(30.0)
+
+
+def test_hours_of_refusals_in_a_row_do_no_harm() -> None:
+    throttle, now = Throttle(NOW), NOW
+    for _ in range(10_000):
+        throttle.refused(now, send(throttle, now), None, 0.0)
+        assert now < throttle.paused_until <= now + 30.0
+        now = throttle.ready_at(now, 1.0) + 0.1
+    assert now < NOW + 10_000 * 60.0
 
 
 def test_a_pause_of_an_hour_is_asked_about_sooner() -> None:
@@ -274,7 +283,7 @@ def test_all_who_wait_get_their_turn(script: list[tuple[str, float, float | None
 # ---------------------------------------------------------------- the line
 
 
-def call_all(line: Line[str], now: float = 0.0) -> list[str]:
+def call_all(line: FairQueue[str], now: float = 0.0) -> list[str]:
     called = []
     while line:
         place = line.next(now)
@@ -284,7 +293,7 @@ def call_all(line: Line[str], now: float = 0.0) -> list[str]:
 
 
 def test_turns_go_round_the_tag_sets_and_first_come_first_served_within_one() -> None:
-    line: Line[str] = Line()
+    line: FairQueue[str] = FairQueue()
     for number in range(4):
         line.join(f"a{number}", tag_set({"team": "a"}), None)
     line.join("b0", tag_set({"team": "b"}), None)
@@ -299,7 +308,7 @@ def test_tags_are_a_set_whatever_their_order() -> None:
 
 
 def test_a_deadline_that_presses_goes_first_and_its_tag_set_pays() -> None:
-    line: Line[str] = Line()
+    line: FairQueue[str] = FairQueue()
     for number in range(3):
         line.join(f"a{number}", tag_set({"team": "a"}), None)
         line.join(f"b{number}", tag_set({"team": "b"}), 100.0 if number == 2 else None)
@@ -311,7 +320,7 @@ def test_a_deadline_that_presses_goes_first_and_its_tag_set_pays() -> None:
 
 
 def test_deadlines_take_at_most_every_other_turn() -> None:
-    line: Line[str] = Line()
+    line: FairQueue[str] = FairQueue()
     for number in range(50):
         line.join(f"hurry{number}", tag_set({"team": "h"}), 0.0)
         line.join(f"wait{number}", tag_set({"team": "w"}), None)
@@ -320,7 +329,7 @@ def test_deadlines_take_at_most_every_other_turn() -> None:
 
 
 def test_who_leaves_is_not_called_and_is_forgotten() -> None:
-    line: Line[str] = Line()
+    line: FairQueue[str] = FairQueue()
     first = line.join("stays", (), None)
     for _ in range(1000):
         line.leave(line.join("leaves", (), 5.0))
@@ -343,7 +352,7 @@ moves = st.lists(
 
 @given(moves)
 def test_everybody_who_joins_is_called_once_or_leaves(script: list[tuple[str, int, float | None]]) -> None:
-    line: Line[int] = Line()
+    line: FairQueue[int] = FairQueue()
     waiting, called, joined, now = {}, [], 0, 0.0
     for verb, number, press_at in script:
         now += 0.5
@@ -367,7 +376,7 @@ def test_everybody_who_joins_is_called_once_or_leaves(script: list[tuple[str, in
 
 @given(st.lists(st.integers(2, 40), min_size=3, max_size=6), st.integers(0, 1))
 def test_tag_sets_without_deadlines_share_alike_and_have_half_of_all_turns(counts: list[int], hurried: int) -> None:
-    line: Line[str] = Line()
+    line: FairQueue[str] = FairQueue()
     for tag, count in enumerate(counts):
         for _ in range(count):
             line.join(str(tag), tag_set({"t": str(tag)}), 0.0 if tag < hurried else None)
@@ -393,7 +402,7 @@ def test_it_opens_after_failures_in_a_row_only() -> None:
         for _ in range(FAILURES - 1):
             assert not breaker.failed(NOW, False, 0.5)
         breaker.answered()
-    assert breaker.shut
+    assert breaker.closed
     opened = [breaker.failed(NOW, False, 0.5) for _ in range(FAILURES)]
     assert opened == [False] * (FAILURES - 1) + [True]
     assert breaker.ready_at(NOW) > NOW
@@ -403,7 +412,7 @@ def test_failures_of_long_ago_do_not_count() -> None:
     breaker = Breaker()
     for number in range(3 * FAILURES):
         breaker.failed(NOW + 100.0 * number, False, 0.5)
-    assert breaker.shut
+    assert breaker.closed
 
 
 def test_one_probe_at_a_time() -> None:
@@ -441,7 +450,7 @@ def test_others_that_fail_late_do_not_prolong_it() -> None:
 
 
 def test_retries_are_a_share_of_the_calls_and_a_few_more() -> None:
-    retries, made = Retries(NOW), 0
+    retries, made = RetryBudget(NOW), 0
     for number in range(1000):
         if retries.wait(NOW, number) == 0.0:
             retries.spend()
@@ -450,7 +459,7 @@ def test_retries_are_a_share_of_the_calls_and_a_few_more() -> None:
 
 
 def test_beyond_the_budget_they_wait_longer_and_longer() -> None:
-    retries = Retries(NOW)
+    retries = RetryBudget(NOW)
     waits = []
     for _ in range(30):
         waits.append(retries.wait(NOW, 0))
@@ -462,7 +471,7 @@ def test_beyond_the_budget_they_wait_longer_and_longer() -> None:
 
 
 def test_a_clock_that_is_set_back_earns_nothing() -> None:
-    retries = Retries(NOW)
+    retries = RetryBudget(NOW)
     for _ in range(30):
         retries.wait(NOW, 0)
         retries.spend()

@@ -4,10 +4,10 @@ from decimal import Decimal
 
 import pytest
 
-from carpool import prices
-from carpool.errors import ConfigError
-from carpool.model import Lane, Usage
-from carpool.prices import Price, PriceBook
+from carpool.core import prices
+from carpool.core.errors import ConfigError
+from carpool.core.model import Lane, Usage
+from carpool.core.prices import Price, PriceBook
 
 AT = 1_795_000_000.0  # in November 2026
 BEFORE_BATCH_PRICES = 1_790_000_000.0  # in September 2026
@@ -39,7 +39,7 @@ def price(model: str, lane: Lane = Lane.NOW, at: float = AT, book: PriceBook = B
 
 
 @pytest.mark.parametrize("model", TABLE)
-@pytest.mark.parametrize(("lane", "factor"), [(Lane.NOW, 1), (Lane.MERGE, 1), (Lane.BATCH, Decimal("0.5"))])
+@pytest.mark.parametrize(("lane", "factor"), [(Lane.NOW, 1), (Lane.BATCH, Decimal("0.5"))])
 def test_every_model_and_class_of_tokens(model: str, lane: Lane, factor: Decimal) -> None:
     for name, dollars in zip(CLASSES, TABLE[model], strict=True):
         assert price(model, lane, **{name: 10_000}) == Decimal(dollars) * 1000 * 10_000 * factor

@@ -5,11 +5,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from carpool.errors import BadCall
-from carpool.forecast import Forecast
-from carpool.model import Call, Lane
-from carpool.policy import RoutingPolicy
-from carpool.routing import Decision, break_even, deadline_class, noted, pool_key, pool_wait, route, size_class
+from carpool.core.errors import BadCall
+from carpool.core.model import Call, Lane
+from carpool.planners.forecast import Forecast
+from carpool.planners.policy import RoutingPolicy
+from carpool.planners.routing import Decision, break_even, deadline_class, noted, pool_key, pool_wait, route, size_class
 
 NOW = 1_800_000_000.0
 FORECAST = Forecast()
@@ -114,11 +114,6 @@ def test_a_forced_batch_that_can_not_be_is_the_callers_mistake() -> None:
         routed(a_call(lane=Lane.BATCH, unbatchable=WHY_NOT))
     with pytest.raises(BadCall, match="no batches"):
         routed(a_call(lane=Lane.BATCH), can_batch="This key has no batches.")
-
-
-def test_lanes_that_do_not_exist_yet() -> None:
-    with pytest.raises(BadCall, match="The lane merge is not available yet"):
-        routed(a_call(lane=Lane.MERGE))
 
 
 # ---------------------------------------------------------------- flex

@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from carpool.errors import ConfigError
-from carpool.model import Lane
-from carpool.options import Options
-from carpool.rules import Facts, Rule, RuleBook, Ruling, decide, is_subagent, read_rules
-from carpool.rules.conditions import glob
-from carpool.rules.reading import MATCHES
+from carpool.core.errors import ConfigError
+from carpool.core.model import Lane
+from carpool.planners.options import Options
+from carpool.planners.rules import Facts, Rule, RuleBook, Ruling, decide, is_subagent, read_rules
+from carpool.planners.rules.conditions import glob
+from carpool.planners.rules.parse import MATCHES
 
 NOON = datetime(2026, 11, 16, 12, 0, tzinfo=ZoneInfo("UTC")).timestamp()  # a Monday
 CALL = Facts(

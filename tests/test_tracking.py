@@ -7,11 +7,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from carpool.lifecycle import BatchState, TicketState
-from carpool.model import Batch, Due, Lane, OpenCalls, PoolKey
-from carpool.policy import RoutingPolicy
-from carpool.ports import BatchReport
-from carpool.tracking import (
+from carpool.core.lifecycle import BatchState, TicketState
+from carpool.core.model import Batch, Due, Lane, OpenCalls, PoolKey
+from carpool.core.ports import BatchReport
+from carpool.planners.policy import RoutingPolicy
+from carpool.planners.tracking import (
     ReconcilePlan,
     RescuePlan,
     early_start,

@@ -7,9 +7,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from carpool.model import Call, Lane, Turn
-from carpool.routing import Decision
-from carpool.warmth import Warmth, kept_warm
+from carpool.core.model import Call, Lane, Turn
+from carpool.planners.caching import WarmConversations, kept_warm
+from carpool.planners.routing import Decision
 
 TURN = Turn(conversation=7, cache_life=300.0, opening=False)
 CALL = Call(
@@ -21,8 +21,8 @@ NOW = Decision(Lane.NOW, "No budget.")
 WARM = Decision(Lane.NOW, "Its conversation is warm on now.")
 
 
-def after_now(at: float = 0.0, **turn: Any) -> Warmth:
-    warmth = Warmth()
+def after_now(at: float = 0.0, **turn: Any) -> WarmConversations:
+    warmth = WarmConversations()
     assert kept_warm(replace(CALL, turn=replace(TURN, **turn)), NOW, warmth, at) is NOW
     return warmth
 
@@ -62,7 +62,7 @@ def test_what_is_not_kept(other: Call) -> None:
 
 
 def test_batches_do_not_warm() -> None:
-    warmth = Warmth()
+    warmth = WarmConversations()
     assert kept_warm(CALL, BATCH, warmth, 0.0) is BATCH
     assert kept_warm(CALL, BATCH, warmth, 1.0) is BATCH
     assert len(warmth) == 0
@@ -75,7 +75,7 @@ def test_an_opening_on_now_warms_what_follows() -> None:
 @settings(deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 6), st.floats(0, 100)), max_size=40))
 def test_it_is_bounded_and_forgets_the_most_silent_first(turns: list[tuple[int, float]]) -> None:
-    warmth, now = Warmth(most=3), 0.0
+    warmth, now = WarmConversations(most=3), 0.0
     order: list[int] = []
     for conversation, pause in turns:
         now += pause

@@ -28,7 +28,7 @@ from running import keep, machine, mock, say  # noqa: E402
 
 ENVS = HERE.parent / ".envs"
 LINGER_S, POLL_S = 0.5, 0.1
-PACKAGES = ("carpool", "anthropic", "httpx", "httpx2", "pyreqwest", "uvloop", "llmfleet", "inspect_ai")
+PACKAGES = ("carpool", "anthropic", "httpx", "httpx2", "uvloop", "llmfleet", "inspect_ai")
 
 
 @dataclass(frozen=True)

@@ -19,14 +19,14 @@ import job as bench
 import msgspec
 
 from carpool import FleetDispatcher, RoutingPolicy
-from carpool.clock import SystemClock
+from carpool.core.clock import SystemClock
+from carpool.core.ports import RawRequest
 from carpool.dialects import get as get_dialect
-from carpool.doors.options import Options
-from carpool.doors.transport import Exchange, Whole
 from carpool.engine import Engine, Keyring, Upstream
-from carpool.ports import RawRequest
+from carpool.frontends.library.exchange import InProcessExchange, Whole
+from carpool.frontends.options import Options
+from carpool.http import Http1Client
 from carpool.stores import open_store
-from carpool.wires import ReqwestWire
 
 encode = msgspec.json.encode  # the same bytes as the SDK writes
 LARGEST = 100_000  # the provider's own limit
@@ -63,7 +63,7 @@ async def through_the_sdk(job: bench.Job, store: str) -> AsyncIterator[tuple[ben
 @asynccontextmanager
 async def through_the_exchange(job: bench.Job, path: str) -> AsyncIterator[tuple[bench.Ask, Any]]:
     clock, store = SystemClock(), await open_store(path)
-    upstream = Upstream("anthropic", job.url, get_dialect("anthropic"), ReqwestWire())
+    upstream = Upstream("anthropic", job.url, get_dialect("anthropic"), Http1Client())
     engine = Engine(
         store=store,
         clock=clock,
@@ -72,7 +72,7 @@ async def through_the_exchange(job: bench.Job, path: str) -> AsyncIterator[tuple
         policy=policy(job),
     )
     await engine.start()
-    exchange, options = Exchange(engine, upstream, clock), Options()
+    exchange, options = InProcessExchange(engine, upstream, clock), Options()
 
     async def ask(params: dict[str, Any]) -> str:
         body = encode(params)

@@ -24,7 +24,7 @@ sys.path[:0] = [str(Path(__file__).resolve().parents[1] / "pool")]
 import job as bench  # noqa: E402
 import ours  # noqa: E402
 
-from carpool.model import (  # noqa: E402
+from carpool.core.model import (  # noqa: E402
     Admission,
     Batch,
     Call,
@@ -38,7 +38,7 @@ from carpool.model import (  # noqa: E402
     Settlement,
     Usage,
 )
-from carpool.ports import Store  # noqa: E402
+from carpool.core.ports import Store  # noqa: E402
 from carpool.stores import open_store  # noqa: E402
 
 GROUP, CHUNK, AHEAD = 500, 2000, 4  # calls let in together, results settled together, groups under way at a time

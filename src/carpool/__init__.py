@@ -1,30 +1,7 @@
 """carpool buys every model call of an agent fleet at the lowest price that its deadline allows."""
 
 from carpool._version import __version__
-from carpool.doors.blocking import Fleet
-from carpool.doors.inprocess import transport
-from carpool.doors.library import FleetDispatcher
-from carpool.engine.events import (
-    AccountSlowed,
-    BatchAbandoned,
-    BatchCollected,
-    BatchEnded,
-    BatchLost,
-    BatchRefused,
-    BatchSubmitted,
-    BatchUnknown,
-    BreakerClosed,
-    BreakerOpened,
-    CallAdmitted,
-    CallRescued,
-    CallSettled,
-    Event,
-    FailureRateHigh,
-    RetentionNear,
-    Trouble,
-)
-from carpool.engine.stats import Stats
-from carpool.errors import (
+from carpool.core.errors import (
     BadCall,
     BadParams,
     CallCancelled,
@@ -49,9 +26,36 @@ from carpool.errors import (
     WrongClient,
     WrongSecret,
 )
-from carpool.model import Lane
-from carpool.policy import RoutingPolicy
-from carpool.prices import PriceBook
+from carpool.core.model import Lane
+from carpool.core.prices import PriceBook
+from carpool.engine.events import (
+    AccountSlowed,
+    BatchAbandoned,
+    BatchCollected,
+    BatchEnded,
+    BatchFound,
+    BatchLate,
+    BatchLost,
+    BatchRefused,
+    BatchSubmitted,
+    BatchUnknown,
+    BreakerClosed,
+    BreakerOpened,
+    CallAdmitted,
+    CallRescued,
+    CallSettled,
+    Event,
+    FailureRateHigh,
+    RetentionNear,
+    Trouble,
+    TroubleBegan,
+    TroubleOver,
+)
+from carpool.engine.stats import Stats
+from carpool.frontends.library.blocking import Fleet
+from carpool.frontends.library.dispatcher import FleetDispatcher
+from carpool.frontends.library.transport import transport
+from carpool.planners.policy import RoutingPolicy
 
 __all__ = [
     "AccountSlowed",
@@ -60,6 +64,8 @@ __all__ = [
     "BatchAbandoned",
     "BatchCollected",
     "BatchEnded",
+    "BatchFound",
+    "BatchLate",
     "BatchLost",
     "BatchRefused",
     "BatchSubmitted",
@@ -97,6 +103,8 @@ __all__ = [
     "StoreTooNew",
     "StoreUnwritable",
     "Trouble",
+    "TroubleBegan",
+    "TroubleOver",
     "WireError",
     "WrongClient",
     "WrongSecret",

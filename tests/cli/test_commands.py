@@ -1,21 +1,30 @@
 """Help worth reading, and errors that are sentences."""
 
 import os
+import re
+import signal
 import socket
 import sqlite3
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import fields
+from functools import partial
 from pathlib import Path
 
+import httpx2
 import pytest
 from typer.testing import CliRunner
 
 from carpool import __version__, cli
+from carpool.mock import Faults
+from carpool.planners.ledger import dollars
 from carpool.stores import open_store, peek
 
 Run = Callable[..., tuple[int, str, str]]
+BEARER = {"authorization": "Bearer k"}
 COMMANDS = ("serve", "keys", "mock", "stats", "demo")
+KEYS = ("keys add", "keys list", "keys revoke", "keys rotate")
 
 
 @pytest.fixture
@@ -39,9 +48,10 @@ def busy_port() -> Iterator[int]:
         yield listener.getsockname()[1]
 
 
-@pytest.mark.parametrize("command", ["", *COMMANDS])
-def test_help_fits_80_columns(command: str) -> None:
-    said = CliRunner().invoke(cli.app, [*filter(None, [command]), "--help"], env={"COLUMNS": "80"})
+@pytest.mark.parametrize("flag", ["--help", "-h"])
+@pytest.mark.parametrize("command", ["", *COMMANDS, *KEYS])
+def test_help_fits_80_columns(command: str, flag: str) -> None:
+    said = CliRunner().invoke(cli.app, [*command.split(), flag], env={"COLUMNS": "80"})
     assert said.exit_code == 0
     assert all(len(line) <= 80 for line in said.output.splitlines())
     assert "..." not in said.output.replace("[ARGS]...", "")
@@ -55,9 +65,88 @@ def test_help_names_every_command() -> None:
 def test_every_option_has_a_word_of_help() -> None:
     for command in COMMANDS:
         said = CliRunner().invoke(cli.app, [command, "--help"], env={"COLUMNS": "200"})
-        options = [line.split() for line in said.output.splitlines() if line.strip().startswith("--")]
+        options = [line.split() for line in said.output.splitlines() if line.strip().startswith("-")]
         assert options
         assert all(len(words) > 3 for words in options)
+
+
+@pytest.mark.parametrize("command", [*COMMANDS, *KEYS])
+def test_options_say_what_they_take(command: str) -> None:
+    """`--store URL`, not the name of a type."""
+    said = CliRunner().invoke(cli.app, [*command.split(), "--help"], env={"COLUMNS": "200"}).output
+    options = said.partition("Options:")[2]
+    assert not re.search(r"^ +--\S+ (<|TEXT|INTEGER|FLOAT|PATH)", options, re.MULTILINE), options
+
+
+def test_every_fault_is_listed_in_a_line_of_80_columns(run: Run) -> None:
+    code, out, _ = run("mock", "--faults")
+    assert code == 0
+    assert all(len(line) <= 80 for line in out.splitlines())
+    listed = [line.split()[0] for line in out.splitlines() if line.startswith("  ")]
+    assert listed == [field.name for field in fields(Faults)]
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_completion_for_a_shell_that_is_named(shell: str) -> None:
+    ran = carpool("--show-completion", shell)
+    assert (ran.returncode, ran.stderr) == (0, "")
+    assert f"_CARPOOL_COMPLETE=complete_{shell}" in ran.stdout
+
+
+@pytest.mark.parametrize(
+    ("words", "offered"),
+    [
+        ("carpool ", {"serve", "keys", "mock", "stats", "demo"}),
+        ("carpool keys add x --lanes ", {"now", "batch"}),
+        ("carpool mock --fault create_acc", {f"create_accepted_{end}=" for end in ("cut", "hang", "500", "529")}),
+        ("carpool mock --relative g", {"groq"}),
+        ("carpool keys revoke ", {"ci", "nightly"}),
+        ("carpool keys revoke --store other.db ", set()),
+    ],
+)
+def test_tab_offers(tmp_path: Path, words: str, offered: set[str]) -> None:
+    for name in ("ci", "nightly", "gone"):
+        assert carpool("keys", "add", name, folder=tmp_path).returncode == 0
+    assert carpool("keys", "revoke", "gone", folder=tmp_path).returncode == 0
+    count = len(words.split()) - (not words.endswith(" "))
+    asked = {"_CARPOOL_COMPLETE": "complete_bash", "COMP_WORDS": words, "COMP_CWORD": str(count)}
+    assert set(carpool(folder=tmp_path, **asked).stdout.split()) == offered
+
+
+def test_a_login_in_the_upstream_is_not_repeated(tmp_path: Path) -> None:
+    for arguments, variables, told in [
+        ((), {"CARPOOL_UPSTREAM": "https://me:word@host"}, "carpool: CARPOOL_UPSTREAM carries a user name or a passw"),
+        (
+            ("--upstream", "https://me:word@host"),
+            {},
+            "carpool: --upstream carries a user name or a password. Take",
+        ),
+        (("--store", "postgresql://me:word@host/db"), {}, "carpool: --store carries a password"),
+    ]:
+        ran = carpool("serve", "--port", "0", *arguments, folder=tmp_path, **variables)
+        assert ran.returncode == 2
+        assert told in ran.stderr
+        assert "word@" not in ran.stderr
+        assert ("command line" in ran.stderr) == ("--store" in arguments)
+
+
+def test_stats_of_the_store_that_the_config_names(tmp_path: Path) -> None:
+    (tmp_path / "carpool.yaml").write_text("store: {url: other.db}")
+    assert carpool("keys", "add", "ci", "--config", "carpool.yaml", folder=tmp_path).returncode == 0
+    assert "No calls yet." in carpool("stats", "--config", "carpool.yaml", folder=tmp_path).stdout
+    assert "There is no store at carpool.db" in carpool("stats", folder=tmp_path).stderr
+
+
+def carpool(*arguments: str, folder: Path | None = None, **variables: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [Path(sys.executable).parent / "carpool", *arguments],
+        cwd=folder,
+        env={"PATH": os.environ["PATH"]} | variables,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
 
 
 def test_version(run: Run) -> None:
@@ -83,8 +172,13 @@ def test_it_runs_as_a_module() -> None:
         (["stats", "--store", "/nowhere/x.db"], "There is no store at /nowhere/x.db"),
         (["stats", "--store", ":memory:"], "can't be looked at from outside"),
         (["stats", "--store", "/tmp"], "There is no store at /tmp"),
-        (["mock", "--fault", "create_50=1"], "but there is create_500"),
-        (["mock", "--fault", "create_500=often"], "could not convert"),
+        (["mock", "--fault", "foo"], "There is no fault 'foo'. carpool mock --faults lists them."),
+        (["mock", "--fault", "create_50=1"], "Did you mean create_500?"),
+        (["mock", "--fault", "create_500=often"], "write its chance, from 0 to 1, such as 0.1."),
+        (["mock", "--fault", "create_500=2"], "write its chance, from 0 to 1"),
+        (["mock", "--fault", "hang_s"], "write a number of seconds, as in hang_s=10."),
+        (["mock", "--fault", "retry_after_s=0.5"], "write a whole number of seconds"),
+        (["mock", "--relative", "x"], "there is no relative 'x', only openai"),
         (["mock", "--batch-latency", "slow"], "is not a latency"),
         (["mock", "--host", "203.0.113.1"], "can't be opened"),
         (["demo", "--store", "/nowhere/x.db"], "/nowhere does not exist"),
@@ -95,7 +189,7 @@ def test_what_is_wrong_is_said_in_a_sentence(run: Run, arguments: list[str], tol
     assert code == 2
     assert err.startswith("carpool: ")
     assert told in err
-    assert len(err.splitlines()) == 1
+    assert all(line.startswith("carpool: ") for line in err.splitlines())
     assert "listens on" not in out
 
 
@@ -104,6 +198,33 @@ def test_a_port_in_use(run: Run, busy_port: int, command: str) -> None:
     code, _, err = run(command, "--port", busy_port)
     assert code == 2
     assert f"Port {busy_port} on 127.0.0.1 can't be opened (Address already in use)" in err
+
+
+@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM])
+def test_the_stand_in_shows_its_bill_when_it_is_stopped(how: signal.Signals) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+    command = [sys.executable, "-m", "carpool", "mock", "--port", str(port), "--sync-latency", "constant:0"]
+    # A shell starts what runs in its background with SIGINT ignored; here it is as it is in a terminal.
+    hears = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)
+    env = {**os.environ, "COLUMNS": "80"}
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=env, preexec_fn=hears) as process:
+        try:
+            assert process.stdout is not None
+            assert f"listens on http://127.0.0.1:{port}." in process.stdout.readline()
+            asked = {"model": "gpt-5-mini", "messages": [{"role": "user", "content": "hi"}], "max_completion_tokens": 1}
+            told = httpx2.post(f"http://127.0.0.1:{port}/v1/chat/completions", json=asked, headers=BEARER)
+            assert told.status_code == 200
+            shown = httpx2.get(f"http://127.0.0.1:{port}/mock/bill").json()
+            process.send_signal(how)
+            said, _ = process.communicate(timeout=30)
+        finally:
+            process.kill()
+    assert process.returncode == 0
+    rows = [line.split() for line in said.splitlines()]
+    sums = [f"{shown[name]:,}" for name in ("purchases", "input_tokens", "output_tokens")]
+    assert ["gpt-5-mini", "now", *sums, dollars(shown["nano_usd"])] in rows
+    assert ["sum", *sums, dollars(shown["nano_usd"])] in rows
 
 
 def test_unknown_commands_and_options_are_usage_errors(run: Run) -> None:

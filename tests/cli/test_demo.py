@@ -11,9 +11,8 @@ import typer
 from rich.console import Console
 
 from carpool.cli import demo as command
-from carpool.cli.demo_calls import FLEET
-from carpool.cli.demo_money import Verdict, conclude
-from carpool.model import EntryKind, Lane, Totals
+from carpool.cli.demo_board import FLEET, DemoVerdict, conclude
+from carpool.core.model import EntryKind, Lane, Totals
 
 
 @pytest.fixture(scope="module")
@@ -65,12 +64,12 @@ def test_the_store_can_be_looked_at_afterwards(ran: tuple[subprocess.CompletedPr
     line = [sys.executable, "-m", "carpool", "stats", "--store", str(ran[1])]
     shown = subprocess.run(line, capture_output=True, text=True, check=True).stdout
     assert re.search(r"rescue\b.*\b6\b", shown)
-    assert "tickets settled 46" in shown
+    assert "Calls: settled 46" in shown
 
 
 def test_without_the_sdk_it_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "anthropic", None)
-    with pytest.raises(Exception, match=r"pip install 'carpool\[anthropic\]'"):
+    with pytest.raises(Exception, match=r"pip install anthropic"):
         command(None)
 
 
@@ -87,7 +86,7 @@ def test_what_goes_wrong_is_said(monkeypatch: pytest.MonkeyPatch, capsys: pytest
 
 
 def test_books_that_differ_are_an_error(capsys: pytest.CaptureFixture[str]) -> None:
-    verdict = Verdict([Totals(Lane.NOW, EntryKind.PURCHASE, 1, 0, 5, 5)], bill=6, calls=1)
+    verdict = DemoVerdict([Totals(Lane.NOW, EntryKind.PURCHASE, 1, 0, 5, 5)], bill=6, calls=1)
     assert not verdict.equal
     conclude(Console(width=80), verdict, None)
     assert "They differ, and must not." in capsys.readouterr().out

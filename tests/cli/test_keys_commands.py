@@ -22,7 +22,7 @@ import pytest
 from typer.testing import CliRunner
 
 from carpool import cli
-from carpool.keys import SHAPE
+from carpool.core.keys import SHAPE
 from carpool.mock import Constant, MockConfig, MockServer, expected_text, serve
 from carpool.stores import peek
 
@@ -105,7 +105,11 @@ def test_a_key_lives_turns_and_ends(tmp_path: Path) -> None:
     assert [(key["hint"], key["state"]) for key in listed(tmp_path)] == [(third[:8], "active")]
     assert "The key ci is revoked" in keys(tmp_path, "revoke", "ci")
     assert listed(tmp_path) == []
-    assert "No keys yet" in keys(tmp_path, "list")
+    assert keys(tmp_path, "list") == (
+        "No key is good now: all 3 that were made have ended. carpool keys list --all shows what was."
+    )
+    assert "The key ci is revoked already" in carpool(tmp_path, "keys", "revoke", "ci").stderr
+    assert "revoked" in keys(tmp_path, "list", "--all")
     assert [key["state"] for key in listed(tmp_path, "--all")] == ["rotated", "rotated", "revoked"]
     assert keys(tmp_path, "add", "ci")  # the name is free again
 
@@ -117,18 +121,25 @@ def test_a_key_lives_turns_and_ends(tmp_path: Path) -> None:
         (["add", "x", "--provider", "nobody"], "There is no provider 'nobody'. The config has anthropic, openai."),
         (["add", "x", "--env", HOUSE], "--env takes the name of an environment variable"),
         (["add", "x", "--budget", "soon"], "--budget: "),
-        (["add", "x", "--lanes", "fast"], "is not a lane"),
-        (["add", "x", "--lanes", "flex"], "is not there yet"),
+        (["add", "x", "--lanes", "fast"], "--lanes can't be 'fast': a key's lanes are now and batch."),
+        (["add", "x", "--lanes", "flex"], "--lanes can't be 'flex'"),
+        (["add", "x", "--lane", "merge"], "--lane can't be 'merge': a key's lanes are now and batch."),
         (["add", "x", "--lanes", "now", "--lane", "batch"], "is not among --lanes now"),
         (["add", "x", "--budget", "2h", "--max-budget", "1h"], "more than --max-budget"),
         (["add", "x", "--refuse-over"], "give that, too"),
         (["add", "x", "--tag", "team"], "is not a tag"),
         (["add", "x", "--expires", "2020-01-01"], "is past"),
-        (["add", "x", "--expires", "someday"], "--expires: "),
+        (["add", "x", "--expires", "yesterday"], "--expires 'yesterday' is no length of time: write one such as 90m, "),
+        (["add", "x", "--expires", "0d"], "--expires '0d' is no length of time"),
+        (["add", "x", "--expires", "-1d"], "--expires '-1d' is no length of time"),
+        (["add", "x", "--expires", "9" * 400 + "d"], "is no length of time"),
+        (["add", "-x"], "No such option"),
+        (["add", "x", "--store", "typo.db"], "There is no store at typo.db. Name the one that carpool serve uses, or"),
+        (["add", "x", "--store", "mysql://me:word@db/x"], "mysql:// is not a store. Name a path such as carpool.db"),
         (["add", "there"], "There is a key there already"),
-        (["revoke", "x"], "There is no key 'x' that is still good. The keys are there."),
-        (["rotate", "x"], "There is no key 'x' that is still good"),
-        (["rotate", "there", "--grace", "long"], "--grace: "),
+        (["revoke", "x"], "There is no key 'x'. The keys are there."),
+        (["rotate", "x"], "There is no key 'x'"),
+        (["rotate", "there", "--grace", "long"], "--grace 'long' is no length of time"),
         (["list", "--store", "nowhere.db"], "There is no store at nowhere.db"),
         (["add", "x", "--store", ":memory:"], "in memory"),
     ],
@@ -139,7 +150,27 @@ def test_mistakes_are_answered_in_a_sentence(tmp_path: Path, arguments: list[str
     assert ran.returncode == 2
     assert told in ran.stderr
     assert HOUSE not in ran.stderr
+    assert "me:word" not in ran.stderr
     assert "Traceback" not in ran.stderr
+    assert not (tmp_path / "typo.db").exists()
+
+
+def test_a_store_is_made_where_the_default_is_meant_or_it_is_asked_for(tmp_path: Path) -> None:
+    """A typo in --store must not make a store that no carpool serve looks at."""
+    made = carpool(tmp_path, "keys", "add", "ci")
+    assert "The store carpool.db is new." in made.stderr
+    assert "is new" not in carpool(tmp_path, "keys", "add", "other").stderr
+    assert carpool(tmp_path, "keys", "add", "ci", "--store", "new.db").returncode == 2
+    assert keys(tmp_path, "add", "ci", "--store", "new.db", "--create")
+    (tmp_path / "carpool.yaml").write_text("store: {url: of-the-config.db}")
+    assert keys(tmp_path, "add", "ci", "--config", "carpool.yaml")
+    assert "ci" in keys(tmp_path, "list", "--config", "carpool.yaml")
+
+
+@pytest.mark.parametrize("wrong", [["two words"], ["x", "--expires", "2020-01-01"], ["x", "--env", "sk-1"]], ids=str)
+def test_what_is_refused_makes_no_store(tmp_path: Path, wrong: list[str]) -> None:
+    assert carpool(tmp_path, "keys", "add", *wrong).returncode == 2
+    assert not any(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize("command", ["add", "list", "revoke", "rotate"])
@@ -161,10 +192,11 @@ def test_the_config_is_checked_in_sentences(tmp_path: Path) -> None:
         (tmp_path / "carpool.yaml").write_text(text)
         ran = carpool(tmp_path, "serve", "--check", "--config", "carpool.yaml")
         assert (ran.returncode, told in ran.stderr) == (2, True), ran.stderr
-    ran = carpool(tmp_path, "serve", "--check", "--json", CARPOOL_KEYS__REQUIRED="true", CARPOOL_STORE__ENCRYPT="true")
+    variables = {"CARPOOL_KEYS__REQUIRED": "true", "CARPOOL_STORE__ENCRYPT": "true"}
+    ran = carpool(tmp_path, "serve", "--check", "--port", "0", "--json", **variables)
     settings = json.loads(ran.stdout)["settings"]
-    assert settings["keys.required"] == {"value": "true", "from": "CARPOOL_KEYS__REQUIRED"}
-    assert settings["store.encrypt"] == {"value": "true", "from": "CARPOOL_STORE__ENCRYPT"}
+    assert settings["keys.required"] == {"value": True, "from": "CARPOOL_KEYS__REQUIRED"}
+    assert settings["store.encrypt"] == {"value": True, "from": "CARPOOL_STORE__ENCRYPT"}
 
 
 # ---------------------------------------------------------------- beside a server

@@ -7,7 +7,7 @@ import pytest
 from hosted import hosted
 from stores import LEASE, ME, STORES, T0
 
-from carpool.ports import Store
+from carpool.core.ports import Store
 
 STORES["sqlite-hosted"] = hosted
 

@@ -7,8 +7,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from carpool.core.ports import Dialect, RawRequest
 from carpool.dialects import ANTHROPIC, OPENAI, RELATIVES, OpenAI
-from carpool.ports import Dialect, RawRequest
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from carpool.cli.hub import Hub
-from carpool.clock import SystemClock
+from carpool.core.clock import SystemClock
 from carpool.stores import SqliteStore
 from carpool.stores.remote import RemoteStore
 

@@ -10,9 +10,9 @@ from math import inf
 
 from stores import LEASE
 
-from carpool.errors import IllegalMove, KeyConflict
-from carpool.lifecycle import UNFINISHED, BatchState, TicketState, check_batch_move
-from carpool.model import Admission, Admitted, Entry, EntryKind, Intent, Lane, OpenCalls, Outcome, Settlement
+from carpool.core.errors import IllegalMove, KeyConflict
+from carpool.core.lifecycle import UNFINISHED, BatchState, TicketState, check_batch_move
+from carpool.core.model import Admission, Admitted, Entry, EntryKind, Intent, Lane, OpenCalls, Outcome, Settlement
 
 OPEN = (TicketState.QUEUED, TicketState.BOARDED, TicketState.SENDING)
 

@@ -10,18 +10,18 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from carpool.capabilities import Capabilities
-from carpool.clock import SystemClock
+from carpool.core.clock import SystemClock
+from carpool.core.model import Call, Entry, Lane
+from carpool.core.ports import RawRequest, Store
 from carpool.dialects import RELATIVES, speaking
-from carpool.doors.intake import make_call
 from carpool.engine import Engine, Keyring, Probe, Reply, Upstream
+from carpool.frontends.intake import make_call
+from carpool.http import Http1Client
 from carpool.mock import Constant, MockConfig, MockServer, OpenAIConfig, serve
-from carpool.model import Call, Entry, Lane
-from carpool.options import Options
-from carpool.policy import RoutingPolicy
-from carpool.ports import RawRequest, Store
+from carpool.planners.capabilities import Capabilities
+from carpool.planners.options import Options
+from carpool.planners.policy import RoutingPolicy
 from carpool.stores import open_store
-from carpool.wires import StraightWire
 
 POLICY = RoutingPolicy(linger_ms=50, poll_interval_s=0.05, batch_rpm=100_000)
 CHAT = "/v1/chat/completions"
@@ -102,7 +102,7 @@ async def until(true: Callable[[], Any], seconds: float = 20.0) -> None:
 async def engine_at(
     row: Row, mock: MockServer, path: Path | None = None, probe: Probe | None = None, **settings: Any
 ) -> AsyncIterator[Scene]:
-    store, wire = await open_store(path), StraightWire()
+    store, wire = await open_store(path), Http1Client()
     base_url = mock.url + (RELATIVES[row.name].path or "/v1")
     upstream = Upstream(row.name, base_url, speaking("openai", base_url, row.name, **settings), wire)
     engine = Engine(

@@ -19,7 +19,7 @@ from carpool.sim.databases import HASTY, sweep
 __all__ = ["HASTY", "Server", "schema_url", "shared_url", "swept_url"]
 
 
-class Server(databases.Server):
+class Server(databases.PostgresServer):
     """A server of its own, to be stopped and started at will, with the tools that come with it."""
 
     @property

@@ -12,8 +12,8 @@ from unittest.mock import patch
 
 from servers import swept_url
 
-from carpool.lifecycle import BatchState
-from carpool.model import (
+from carpool.core.lifecycle import BatchState
+from carpool.core.model import (
     Admission,
     Batch,
     Call,
@@ -26,15 +26,16 @@ from carpool.model import (
     PoolKey,
     Settlement,
 )
-from carpool.ports import Store
-from carpool.stores import SqliteStore, _opening
+from carpool.core.ports import Store
+from carpool.stores import SqliteStore
 from carpool.stores.postgres import PostgresStore
+from carpool.stores.sqlite import opening
 
 
 async def sqlite_file(directory: Path, *, encrypt: bool = False) -> SqliteStore:
     """A file as in earnest, but the disk is not waited for: only a power cut could tell the difference."""
-    hasty = ("PRAGMA synchronous = OFF", *(one for one in _opening._PRAGMAS if "synchronous" not in one))
-    with patch.object(_opening, "_PRAGMAS", hasty):
+    hasty = ("PRAGMA synchronous = OFF", *(one for one in opening._PRAGMAS if "synchronous" not in one))
+    with patch.object(opening, "_PRAGMAS", hasty):
         return await SqliteStore.open(str(directory / "carpool.db"), secret=b"a secret of the test", encrypt=encrypt)
 
 

@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from carpool import dialects
-from carpool.errors import BadCall, CarpoolError, ConfigError, Garbled, Misuse
-from carpool.model import custom_id
-from carpool.ports import BatchReport
+from carpool.core.errors import BadCall, CarpoolError, ConfigError, Garbled, Misuse
+from carpool.core.model import custom_id
+from carpool.core.ports import BatchReport, Seen
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
@@ -136,6 +136,7 @@ def test_no_foreign_exception_escapes_from_any_bytes(name: str, body: bytes) -> 
     tap = case.dialect.usage_tap()
     tap.feed(body)
     tap.usage()
+    tap.end(whole=False)
 
 
 # ---------------------------------------------------------------- to the provider
@@ -318,6 +319,7 @@ def test_a_replay_is_a_stream_of_whole_events_with_the_same_usage(case: Case) ->
     for event in [case.dialect.keep_alive(), *events]:
         tap.feed(event)
     assert tap.usage() == case.dialect.usage(body)
+    assert tap.end(whole=False) == Seen(case.dialect.usage(body), answered=True, final=True)
 
 
 def test_what_is_no_answer_can_not_be_replayed(case: Case) -> None:

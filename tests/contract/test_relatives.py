@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 from relatives import ROWS, Row, engine_at, scene, until
 
+from carpool.core.errors import BadCall
+from carpool.core.model import Lane
 from carpool.dialects import RELATIVES
-from carpool.errors import BadCall
 from carpool.mock import Constant, MockConfig, OpenAIConfig, expected_openai_text, serve
 from carpool.mock.openai_relatives import TABLE
-from carpool.model import Lane
 
 TOOL = {"type": "function", "function": {"name": "lookup", "parameters": {"type": "object", "properties": {}}}}
 
@@ -106,7 +106,7 @@ async def test_a_create_with_unknown_outcome_is_found_by_its_nonce(row: Row, fau
 
 
 async def test_an_unknown_create_that_bought_nothing_is_bought_once(row: Row, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("carpool.engine.reconciling.GRACE_S", 0.5)
+    monkeypatch.setattr("carpool.engine.batch.reconcile.GRACE_S", 0.5)
     async with scene(row) as on:
         on.mock.provider.add_openai_stranger("k", 1)
         on.mock.provider.script("create_cut")
@@ -144,7 +144,7 @@ async def test_a_successor_buys_nothing_twice(row: Row, point: str, tmp_path: Pa
 
 @pytest.mark.parametrize("fault", ["upload_cut", "upload_500", "upload_429", "upload_accepted_cut"])
 async def test_an_upload_that_fails_buys_nothing(row: Row, fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("carpool.engine.refusing.RETRY_S", 0.05)
+    monkeypatch.setattr("carpool.engine.batch.refuse.RETRY_S", 0.05)
     async with scene(row) as on:
         on.mock.provider.script(fault)
         assert (await on.ask()).outcome.status == 200
@@ -208,8 +208,8 @@ async def test_odd_lines_hurt_nobody(row: Row, fault: str) -> None:
 
 @pytest.mark.parametrize("fault", ["poll_500", "poll_garbage", "poll_cut", "results_500", "results_cut"])
 async def test_looking_survives(row: Row, fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("carpool.engine.following.FAILED_POLL_S", 0.05)
-    monkeypatch.setattr("carpool.engine.collecting.RETRY_S", 0.05)
+    monkeypatch.setattr("carpool.engine.batch.follow.FAILED_POLL_S", 0.05)
+    monkeypatch.setattr("carpool.engine.batch.collect.RETRY_S", 0.05)
     async with scene(row) as on:
         on.mock.provider.script(fault, 2)
         assert (await on.ask()).outcome.status == 200

@@ -21,10 +21,10 @@ from stores import (
     settlement,
 )
 
-from carpool.errors import IllegalMove, Misuse
-from carpool.lifecycle import BATCH_MOVES, UNFINISHED, BatchState, TicketState
-from carpool.model import EntryKind, Intent, Lane, OpenCalls, Settlement
-from carpool.ports import Store
+from carpool.core.errors import IllegalMove, Misuse
+from carpool.core.lifecycle import BATCH_MOVES, UNFINISHED, BatchState, TicketState
+from carpool.core.model import EntryKind, Intent, Lane, OpenCalls, Settlement
+from carpool.core.ports import Store
 
 UNBOUNDED = 10**12
 

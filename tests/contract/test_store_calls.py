@@ -23,10 +23,10 @@ from stores import (
     settlement,
 )
 
-from carpool.errors import Closed, KeyConflict, StoreError
-from carpool.lifecycle import BatchState, TicketState
-from carpool.model import Intent, Lane, Parcel, Settled, Settlement, TicketView
-from carpool.ports import Store
+from carpool.core.errors import Closed, KeyConflict, StoreError
+from carpool.core.lifecycle import BatchState, TicketState
+from carpool.core.model import Intent, Lane, Parcel, Settled, Settlement, TicketView
+from carpool.core.ports import Store
 
 # ---------------------------------------------------------------- admission
 
@@ -106,6 +106,28 @@ async def test_an_undelivered_outcome_is_adopted(store: Store) -> None:
     adopted = await store.admit(admission(3, fingerprint=5))
     assert (adopted.ticket, adopted.outcome) == (1, outcome())
     assert (await store.admit(admission(4, fingerprint=5))).fresh
+
+
+async def test_an_outcome_stays_adoptable_as_often_as_its_client_leaves_without_it(store: Store) -> None:
+    await admit(store, 1, fingerprint=5)
+    await store.settle([Settlement(1, outcome())], T0)
+    for ticket in (2, 3, 4):
+        await store.stop_awaiting(1, ME)
+        adopted = await store.admit(admission(ticket, fingerprint=5))
+        assert (adopted.ticket, adopted.outcome) == (1, outcome())
+    await store.delivered([1], T0)
+    await store.stop_awaiting(1, ME)
+    assert (await store.admit(admission(5, fingerprint=5))).fresh
+
+
+async def test_who_lost_its_client_does_not_take_the_ticket_from_another_engine(store: Store) -> None:
+    """Its client may have come back elsewhere before this engine found out that it was gone here."""
+    await admit(store, 1, fingerprint=5, awaiter=None)
+    await store.admit(admission(2, fingerprint=5, awaiter=OTHER))
+    await store.stop_awaiting(1, ME)
+    assert (await store.admit(admission(3, fingerprint=5))).fresh
+    await store.stop_awaiting(1, OTHER)
+    assert (await store.admit(admission(4, fingerprint=5))).ticket == 1
 
 
 @pytest.mark.parametrize(("retry", "later", "given"), [(True, 59.0, True), (True, 61.0, False), (False, 1.0, False)])

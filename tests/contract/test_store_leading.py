@@ -7,9 +7,9 @@ from collections.abc import Callable, Sequence
 
 from stores import CRED, LEASE, ME, OTHER, STRANGER, T0, admission, admit, board
 
-from carpool.lifecycle import BatchState, TicketState
-from carpool.model import Intent, Lane, Settlement
-from carpool.ports import Store
+from carpool.core.lifecycle import BatchState, TicketState
+from carpool.core.model import Intent, Lane, Settlement
+from carpool.core.ports import Store
 
 PULSE = 30.0
 LATER = T0 + PULSE + 1  # no pulse of T0 lasts until here, every lease does
@@ -191,7 +191,7 @@ async def test_what_nobody_awaits_on_lane_now_is_told_as_nobodys(store: Store) -
 
 async def test_watchers_hear_whose_calls_came_in(store: Store) -> None:
     watcher = Watcher()
-    end = store.watch(watcher)
+    end = store.on_pool_change(watcher)
     await admit(store, 1)
     await watcher.hears(lambda: watcher.names == {CRED})
     await store.admit_all([admission(2), admission(3, credential=STRANGER), admission(4)])
@@ -206,7 +206,7 @@ async def test_watchers_hear_whose_calls_came_in(store: Store) -> None:
 async def test_watchers_hear_that_something_changed(store: Store) -> None:
     batch = await board(store, [1, 2], state=BatchState.OPEN)
     watcher = Watcher()
-    store.watch(watcher)
+    store.on_pool_change(watcher)
     await store.settle([Settlement(1, requeue=Lane.BATCH, reason="again")], T0 + 9)
     await watcher.hears(lambda: len(watcher.told) > 0)
     before = len(watcher.told)

@@ -8,9 +8,9 @@ from collections.abc import Sequence
 import pytest
 from stores import CRED, T0, admit, board, outcome, settlement
 
-from carpool.lifecycle import BatchState
-from carpool.model import Lane, Settled, Settlement
-from carpool.ports import Store
+from carpool.core.lifecycle import BatchState
+from carpool.core.model import Lane, Settled, Settlement
+from carpool.core.ports import Store
 
 
 class Ear:
@@ -115,16 +115,16 @@ async def test_whoever_follows_a_batch_is_told_that_it_may_have_ended(store: Sto
     await store.move(batch.id, BatchState.OPEN, provider_id="batch_1")
     await store.move(other.id, BatchState.OPEN, provider_id="batch_2")
     ear, leaving = Ear(), Ear()
-    store.heed(ear)
-    store.heed(leaving)()
-    assert await store.nudge("anthropic", "batch_1")
-    assert not await store.nudge("openai", "batch_1")  # another provider may give the same name
-    assert not await store.nudge("anthropic", "batch_of_a_stranger")
+    store.on_batch_hint(ear)
+    store.on_batch_hint(leaving)()
+    assert await store.hint_batch("anthropic", "batch_1")
+    assert not await store.hint_batch("openai", "batch_1")  # another provider may give the same name
+    assert not await store.hint_batch("anthropic", "batch_of_a_stranger")
     await turn()
     assert ear.heard == [batch.id]
     assert ear.loops == {asyncio.get_running_loop()}
     assert leaving.heard == []
     await store.move(batch.id, BatchState.ENDED)
-    assert await store.nudge("anthropic", "batch_1")  # not collected yet
+    assert await store.hint_batch("anthropic", "batch_1")  # not collected yet
     await store.move(batch.id, BatchState.COLLECTED)
-    assert not await store.nudge("anthropic", "batch_1")
+    assert not await store.hint_batch("anthropic", "batch_1")

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from stores import CRED, STRANGER, T0, admission, admit, attempt, board, settlement
 
-from carpool.lifecycle import BatchState, TicketState
-from carpool.model import Lane, OutcomeKind
-from carpool.ports import Store
+from carpool.core.lifecycle import BatchState, TicketState
+from carpool.core.model import Lane, OutcomeKind
+from carpool.core.ports import Store
 
 
 async def test_calls_come_newest_first_and_page_by_page(store: Store) -> None:

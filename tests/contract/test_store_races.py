@@ -6,10 +6,10 @@ import asyncio
 
 from stores import CRED, LEASE, ME, OTHER, T0, admission, admit, attempt, board, counted, outcome, settlement
 
-from carpool.errors import IllegalMove, KeyConflict
-from carpool.lifecycle import BatchState
-from carpool.model import EntryKind, Intent, Lane
-from carpool.ports import Store
+from carpool.core.errors import IllegalMove, KeyConflict
+from carpool.core.lifecycle import BatchState
+from carpool.core.model import EntryKind, Intent, Lane
+from carpool.core.ports import Store
 
 MANY = 10_000
 

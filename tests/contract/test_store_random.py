@@ -13,10 +13,10 @@ from msgspec.structs import replace
 from plain_store import OPEN, PlainStore
 from stores import CRED, LEASE, ME, OTHER, STRANGER, T0, admission, attempt, entry, outcome
 
-from carpool.errors import IllegalMove, KeyConflict
-from carpool.lifecycle import BatchState, TicketState
-from carpool.model import Entry, EntryKind, Intent, Lane, Settlement
-from carpool.ports import Store
+from carpool.core.errors import IllegalMove, KeyConflict
+from carpool.core.lifecycle import BatchState, TicketState
+from carpool.core.model import Entry, EntryKind, Intent, Lane, Settlement
+from carpool.core.ports import Store
 
 SEED = int(os.environ.get("CARPOOL_TEST_SEED", "0")) or random.SystemRandom().randrange(1, 2**32)
 STEPS = 400
@@ -91,6 +91,12 @@ class Run:
         if ticket in self.plain.calls:
             self.plain.calls[ticket].awaiter = awaiter
         await self.store.await_ticket(ticket, awaiter)
+
+    async def stop_awaiting(self) -> None:
+        ticket, engine = self._ticket(), self.dice.choice((ME, OTHER))
+        if ticket in self.plain.calls and self.plain.calls[ticket].awaiter == engine:
+            self.plain.calls[ticket].awaiter = None
+        await self.store.stop_awaiting(ticket, engine)
 
     async def delivered(self) -> None:
         ticket = self._ticket()
@@ -234,7 +240,7 @@ def _bought(entry: Entry | None) -> object:
 
 WEIGHTS = {"admit": 10, "settle": 6, "intend": 4, "move": 4, "start_sending": 4, "await_ticket": 4, "delivered": 3}
 WEIGHTS |= {"cancel": 1, "stop_sending": 2, "release": 2, "take_over": 2, "join": 1, "leave": 1, "retain": 1}
-WEIGHTS |= {"suspect": 1}
+WEIGHTS |= {"stop_awaiting": 2, "suspect": 1}
 
 
 @pytest.mark.parametrize("number", range(3))

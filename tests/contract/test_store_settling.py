@@ -6,9 +6,9 @@ import pytest
 from msgspec.structs import replace
 from stores import CRED, ME, STRANGER, T0, admission, admit, attempt, board, counted, entry, outcome, settlement
 
-from carpool.lifecycle import BatchState, TicketState
-from carpool.model import EntryKind, Lane, Settlement, Totals, Usage
-from carpool.ports import Store
+from carpool.core.lifecycle import BatchState, TicketState
+from carpool.core.model import EntryKind, Lane, Settlement, Totals, Usage
+from carpool.core.ports import Store
 
 RESCUE, DUPLICATE, PURCHASE = EntryKind.RESCUE, EntryKind.DUPLICATE, EntryKind.PURCHASE
 
@@ -205,6 +205,31 @@ async def test_completing_by_record_keeps_the_tags(store: Store) -> None:
     [line] = await store.entries(1)
     assert (line.tags, line.paid) == ({"team": "ci"}, 0)
     assert await store.views([1])  # recording settles nothing
+
+
+async def test_an_attempt_takes_nothing_from_what_was_said_of_it(store: Store) -> None:
+    """Of an answer that broke off the usage is known and the price is not. What a crash left may come once more."""
+    broken = replace(entry(7, -1, paid=None, would=None), usage=Usage(10, 1))
+    await store.record(replace(broken, usage=None))
+    await store.record(broken)
+    await store.record(replace(broken, usage=None))
+    assert await store.entries(7) == [broken]
+    await store.record(entry(7, -1, paid=70))
+    assert [line.paid for line in await store.entries(7)] == [70]
+
+
+async def test_purchases_are_shown_to_who_bought_them(store: Store) -> None:
+    mine, foreign = entry(7, -1, paid=None), entry(8, -1, credential=STRANGER)
+    await store.attempt(mine)
+    await store.record(foreign)
+    assert await store.entries(7, [CRED]) == await store.entries(7, [STRANGER, CRED]) == [mine]
+    assert await store.entries(8, [STRANGER]) == [foreign]
+    for ticket, asking in [(7, [STRANGER]), (8, [CRED]), (7, []), (8, ["nobody"]), (9, [CRED]), (2**64, [CRED])]:
+        assert await store.entries(ticket, asking) == []
+    await admit(store, 1, lane=Lane.NOW)
+    await store.start_sending(attempt(1), ME, T0)
+    assert await store.entries(1, [STRANGER]) == []
+    assert len(await store.entries(1, [CRED])) == 1
 
 
 async def test_record_writes_calls_that_have_no_ticket(store: Store) -> None:

@@ -21,15 +21,15 @@ from anthropic.types import Message
 from anthropic.types.beta import BetaMessage
 from openai import AsyncOpenAI
 
-import carpool.engine.buying
-import carpool.engine.collecting
-import carpool.engine.core
-import carpool.engine.reconciling
-import carpool.stores.postgres._statements
+import carpool.engine.batch.buy
+import carpool.engine.batch.collect
+import carpool.engine.batch.reconcile
+import carpool.engine.engine
+import carpool.stores.postgres.queries
 from carpool import FleetDispatcher, RoutingPolicy
-from carpool.engine.sharing import Lease
-from carpool.model import Lane, Usage
-from carpool.prices import PriceBook
+from carpool.core.model import Lane, Usage
+from carpool.core.prices import PriceBook
+from carpool.engine.cluster.membership import Lease
 
 UNFINISHED = ("submitting", "unknown", "open", "cancelling", "ended")
 
@@ -114,7 +114,7 @@ class Life:
         """All is answered; what was bought is followed to its end all the same."""
         say(self.name, "answered")
         assert fleet._engine is not None
-        store = fleet._engine._desk.store
+        store = fleet._engine._context.store
         while True:
             counts = await store.counts()
             if not any(counts.get(f"batches.{state}", 0) for state in UNFINISHED):
@@ -125,7 +125,7 @@ class Life:
 
 def doubt_for(seconds: float) -> None:
     """How long a process whose connection is gone may be alive."""
-    known = carpool.stores.postgres._statements.statements(True)
+    known = carpool.stores.postgres.queries.statements(True)
     for name in ("missing", "bury"):
         known[name] = known[name].replace("interval '5 seconds'", f"interval '{seconds} seconds'")
 
@@ -135,11 +135,11 @@ def run(line: bytes) -> None:
     status = 1
     try:
         job = json.loads(line)
-        carpool.engine.reconciling.GRACE_S = job["grace_s"]
-        carpool.engine.collecting.CHUNK = 400
+        carpool.engine.batch.reconcile.GRACE_S = job["grace_s"]
+        carpool.engine.batch.collect.CHUNK = 400
         if "lease" in job:
-            carpool.engine.core.LEASE = Lease(*job["lease"])
-            carpool.engine.buying.CREATE_SILENCE_S = job["create_silence_s"]
+            carpool.engine.engine.LEASE = Lease(*job["lease"])
+            carpool.engine.batch.buy.CREATE_SILENCE_S = job["create_silence_s"]
             doubt_for(job["doubt_s"])
         asyncio.run(Life(job).live())
         status = 0

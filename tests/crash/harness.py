@@ -15,8 +15,8 @@ from pathlib import Path
 from shutil import copy
 from typing import Any
 
+from carpool.core.model import Entry, EntryKind, Totals, ticket_number
 from carpool.mock import Charge, Constant, Faults, MockAnthropic, MockConfig, expected_text, fingerprint, serve
-from carpool.model import Entry, EntryKind, Totals, ticket_number
 from carpool.stores import open_store, peek
 
 PATIENCE_S = 40.0  # nothing here takes so long unless it hangs

@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 import carpool.engine
+from carpool.core.model import EntryKind
 from carpool.mock import expected_openai_text, openai_fingerprint
-from carpool.model import EntryKind
 
 from .harness import (
     LIST_LAG_S,

@@ -17,11 +17,11 @@ from typing import Any
 import pytest
 from anthropic import AsyncAnthropic
 
-import carpool.engine.buying
-import carpool.engine.reconciling
+import carpool.engine.batch.buy
+import carpool.engine.batch.reconcile
 from carpool import FleetDispatcher, RoutingPolicy
+from carpool.core.model import EntryKind, Lane
 from carpool.mock import Constant, Faults, MockAnthropic, MockConfig, fingerprint, serve
-from carpool.model import EntryKind, Lane
 
 from .harness import PATIENCE_S, POLICY, Call, World, check_books, groups, make_call
 
@@ -102,7 +102,7 @@ class Office:
     async def settled(self, abandoned: bool) -> None:
         """Every batch has come to its end; abandoned ones too, where they are known to surface."""
         assert self.fleet._engine is not None
-        store = self.fleet._engine._desk.store
+        store = self.fleet._engine._context.store
         busy = ("submitting", "unknown", "open", "ended", *(("abandoned",) if abandoned else ()))
         async with asyncio.timeout(PATIENCE_S):
             while True:
@@ -138,7 +138,8 @@ def workload(case: Case) -> list[Call]:
         return groups(SIZE)
     calls = []
     for number in range(4 * SIZE):
-        budget = 10_000 if number < PRESSED else 110_000  # 9 s of it are set aside for the rescue
+        # 9 s of it are set aside for the rescue; the rest must suffice to buy its batch on a busy machine
+        budget = 14_000 if number < PRESSED else 110_000
         call = make_call(number, lane="batch", latency_budget_ms=budget)
         calls.append(Call(number, {**call.params, "betas": [f"beta-{number % 4}"]}, call.options))
     return calls
@@ -218,9 +219,9 @@ def outcomes(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
         if getattr(item, "originalname", "") == test_create.__name__ and hasattr(item, "callspec")
     ]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(carpool.engine.buying, "CREATE_SILENCE_S", CREATE_SILENCE_S)
-        patch.setattr(carpool.engine.reconciling, "GRACE_S", GRACE_S)
-        patch.setattr(carpool.engine.reconciling, "ABANDONED_PACE_S", 0.3)
+        patch.setattr(carpool.engine.batch.buy, "CREATE_SILENCE_S", CREATE_SILENCE_S)
+        patch.setattr(carpool.engine.batch.reconcile, "GRACE_S", GRACE_S)
+        patch.setattr(carpool.engine.batch.reconcile, "watch_pace", lambda age: 0.3)
         return asyncio.run(run_all(asked, tmp_path_factory.mktemp("faults")))
 
 

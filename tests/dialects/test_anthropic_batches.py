@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
+from carpool.core.errors import Garbled, Misuse
+from carpool.core.model import Usage, custom_id
+from carpool.core.ports import BatchReport
 from carpool.dialects import ANTHROPIC
-from carpool.errors import Garbled, Misuse
-from carpool.model import Usage, custom_id
-from carpool.ports import BatchReport
 
 POOL = (("anthropic-beta", "a,b"), ("anthropic-version", "2026-10-21"), ("x-tenant", "blue"))
 BATCH = {

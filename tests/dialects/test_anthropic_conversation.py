@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from carpool.core.model import Turn
+from carpool.core.ports import Parsed, RawRequest
 from carpool.dialects import ANTHROPIC
-from carpool.model import Turn
-from carpool.ports import Parsed, RawRequest
 
 HEADERS = (("x-api-key", "k"), ("anthropic-version", "2023-06-01"))
 MARK = {"cache_control": {"type": "ephemeral"}}

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from carpool.dialects import ANTHROPIC, Anthropic, faithful
-from carpool.errors import BadCall
-from carpool.ports import Parsed, RawRequest
+from carpool.core.errors import BadCall
+from carpool.core.ports import Parsed, RawRequest
+from carpool.dialects import ANTHROPIC, Anthropic, json_object
 
 VERSION = ("anthropic-version", "2026-10-21")
 PARAMS = {"model": "claude-opus-5", "max_tokens": 64, "messages": [{"role": "user", "content": "Hi"}]}
@@ -45,8 +45,8 @@ def test_only_the_stream_member_is_cut_out(given_: bytes, kept: bytes) -> None:
 
 
 def test_stream_alone_leaves_an_empty_object() -> None:
-    assert faithful.read(b'{ "stream" : true }').without("stream") == b"{  }"
-    assert faithful.read(b" { } ").without("stream") == b" { } "
+    assert json_object.read(b'{ "stream" : true }').without("stream") == b"{  }"
+    assert json_object.read(b" { } ").without("stream") == b" { } "
 
 
 @pytest.mark.parametrize(
@@ -80,9 +80,9 @@ def test_members_are_found_or_told_to_be_double(members: list[tuple[str, str]], 
     names = [name for name, _ in members]
     if len(set(names)) < len(names):
         with pytest.raises(BadCall, match="twice"):
-            faithful.read(body)
+            json_object.read(body)
         return
-    document = faithful.read(body)
+    document = json_object.read(body)
     for name, (start, end) in document.spans.items():
         assert json.loads(b"{" + body[start:end] + b"}") == {name: document.values[name]}
     for name in ("stream", "a", "b"):
@@ -103,9 +103,9 @@ def test_a_field_twice_is_found_however_python_or_others_write_it(
     names = [name for name, _, _ in members]
     if len(set(names)) < len(names):
         with pytest.raises(BadCall, match="twice"):
-            faithful.read(body)
+            json_object.read(body)
     else:
-        assert faithful.read(body).values == json.loads(body)
+        assert json_object.read(body).values == json.loads(body)
 
 
 @pytest.mark.parametrize(

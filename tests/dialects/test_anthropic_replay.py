@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from carpool.core.errors import Garbled
 from carpool.dialects import ANTHROPIC
-from carpool.errors import Garbled
 
 SIGNATURE = "EqQBCkgIAxABGAIiQL8+/3nFqk0=="
 CITATION = {

@@ -10,8 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from carpool.core.model import Usage
+from carpool.core.ports import Seen
 from carpool.dialects import ANTHROPIC
-from carpool.model import Usage
 
 FULL = {
     "input_tokens": 1,
@@ -108,6 +109,40 @@ def test_usage_is_known_while_the_stream_runs() -> None:
     assert tap.usage() == Usage(1, 1, 3, 4, 5, 6, "us", "standard")
 
 
+@pytest.mark.parametrize(
+    ("events", "whole", "answered", "final"),
+    [
+        (EVENTS, False, True, True),
+        (EVENTS, True, True, True),
+        (EVENTS[:-1], False, False, False),
+        (EVENTS[:-1], True, True, False),  # a message that is whole says so
+        ((*EVENTS[:-1], {"type": "error", "error": {"type": "overloaded_error"}}), False, True, False),
+        ((*EVENTS[:-1], TEXT | {"delta": {"text": 'a "message_stop" or an "error"'}}), False, False, False),
+    ],
+)
+@pytest.mark.parametrize("missing", [0, 1, 2])  # bytes at the end: line breaks
+def test_what_was_seen_of_a_stream(events: Any, whole: bool, answered: bool, final: bool, missing: int) -> None:
+    body = b"".join(b"data: " + json.dumps(event).encode() + b"\n\n" for event in events)
+    tap = ANTHROPIC.usage_tap()
+    tap.feed(body[: len(body) - missing])
+    assert tap.end(whole) == Seen(TOLD, answered, final)
+
+
+@pytest.mark.parametrize(("missing", "seen"), [(0, Seen(Usage(3, 4), True, True)), (1, Seen(None, False, False))])
+def test_what_was_seen_of_json(missing: int, seen: Seen) -> None:
+    body = b'{"content":[],"usage":{"input_tokens":3,"output_tokens":4}}'
+    tap = ANTHROPIC.usage_tap()
+    tap.feed(body[: len(body) - missing])
+    assert tap.end(whole=False) == seen
+
+
+def test_json_that_says_nothing_of_usage_may_be_whole() -> None:
+    tap = ANTHROPIC.usage_tap()
+    tap.feed(b'{"content":')
+    tap.feed(b"[]}\n")
+    assert tap.end(whole=False) == Seen(None, True, True)
+
+
 def test_a_huge_event_is_let_pass() -> None:
     tap = ANTHROPIC.usage_tap()
     tap.feed(b"data: " + json.dumps(START).encode() + b"\n\ndata: {")
@@ -131,6 +166,7 @@ def test_noise_is_borne(chunks: list[bytes]) -> None:
     for chunk in chunks:
         tap.feed(chunk)
     assert tap.usage() is None
+    assert tap.end(whole=False).usage is None
 
 
 # ---------------------------------------------------------------- refusals

@@ -8,7 +8,7 @@ from anthropic.types import RawMessageStreamEvent
 from pydantic import TypeAdapter
 
 from carpool.dialects import get
-from carpool.dialects.early import EarlyMessage, EarlyResponse, Pings
+from carpool.dialects.keep_alive import EarlyMessage, EarlyResponse, Pings
 
 MESSAGE = {
     "id": "msg_true",

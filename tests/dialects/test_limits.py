@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from carpool.core.ports import Allowance, Allowances
 from carpool.dialects import DIALECTS, get
-from carpool.dialects.limiting import duration
-from carpool.ports import Allowance, Allowances
+from carpool.dialects.rate_limits import duration
 
 ANTHROPIC = (
     ("date", "Mon, 16 Nov 2026 03:00:00 GMT"),

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 from openai.types import Batch, FileObject
 
+from carpool.core.errors import Garbled
+from carpool.core.model import Usage, custom_id
+from carpool.core.ports import BatchReport
 from carpool.dialects import OPENAI
-from carpool.errors import Garbled
-from carpool.model import Usage, custom_id
-from carpool.ports import BatchReport
 
 NONCE = "0123456789"
 CHAT = "/v1/chat/completions"

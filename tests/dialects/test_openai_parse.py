@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
+from carpool.core.errors import BadCall
+from carpool.core.ports import Parsed, RawRequest
+from carpool.core.upstream import join
 from carpool.dialects import OPENAI
-from carpool.engine.upstream import join
-from carpool.errors import BadCall
-from carpool.ports import Parsed, RawRequest
 
 CHAT = {"model": "gpt-6-luna", "messages": [{"role": "user", "content": "Hi"}]}
 KEY = ("authorization", "Bearer sk-1")

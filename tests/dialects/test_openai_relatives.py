@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
+from carpool.core.errors import ConfigError, Garbled
+from carpool.core.model import Usage, custom_id
+from carpool.core.ports import BatchReport, RawRequest
 from carpool.dialects import RELATIVES, OpenAI, relative_at, speaking
-from carpool.errors import ConfigError, Garbled
-from carpool.model import Usage, custom_id
-from carpool.ports import BatchReport, RawRequest
 
 NONCE = "0123456789"
 CHAT = "/v1/chat/completions"

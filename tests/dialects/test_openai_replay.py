@@ -13,10 +13,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from carpool.core.errors import Garbled
 from carpool.dialects import OPENAI
-from carpool.dialects.early import EarlyResponse
+from carpool.dialects.keep_alive import EarlyResponse
 from carpool.dialects.openai.replay import replay
-from carpool.errors import Garbled
 
 LONG = 'a "quoted" line\nü🚗\r\n' * 900
 MESSAGES = [{"role": "user", "content": "x"}]

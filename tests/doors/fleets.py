@@ -12,12 +12,12 @@ from typing import Any, TypeVar
 import pytest
 from anthropic import Anthropic, AsyncAnthropic
 
-import carpool.engine.core
-import carpool.routing
-import carpool.tracking
+import carpool.engine.engine
+import carpool.planners.routing
+import carpool.planners.tracking
 from carpool import BatchCollected, BatchSubmitted, CallAdmitted, Event, Fleet, FleetDispatcher, RoutingPolicy
-from carpool.forecast import Forecast, Part
 from carpool.mock import Constant, MockAnthropic, MockConfig, MockServer, serve, serve_in_thread
+from carpool.planners.forecast import Forecast, Part
 
 E = TypeVar("E", bound=Event)
 
@@ -238,7 +238,7 @@ def faulty(config: MockConfig = SOON, **faults: Any) -> MockConfig:
 
 def quick_looks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Batches are foreseen to end at once, so that they are looked at as often as the policy allows."""
-    monkeypatch.setattr(carpool.engine.core, "Forecast", lambda: Forecast(parts=(Part(1.0, 0.2, 0.5),)))
+    monkeypatch.setattr(carpool.engine.engine, "Forecast", lambda: Forecast(parts=(Part(1.0, 0.2, 0.5),)))
 
 
 def small_times(monkeypatch: pytest.MonkeyPatch, *, cancel_seconds: float = 0.4, sync_floor: float = 0.6) -> None:
@@ -246,9 +246,9 @@ def small_times(monkeypatch: pytest.MonkeyPatch, *, cancel_seconds: float = 0.4,
     forecast = Forecast(
         parts=(Part(1.0, 0.2, 0.5),), cancel_seconds=cancel_seconds, sync_floor=sync_floor, tokens_per_s=1e9
     )
-    monkeypatch.setattr(carpool.engine.core, "Forecast", lambda: forecast)
-    monkeypatch.setattr(carpool.routing, "RESCUE_MARGIN", 0.2)
-    monkeypatch.setattr(carpool.tracking, "RESCUE_MARGIN", 0.2)
+    monkeypatch.setattr(carpool.engine.engine, "Forecast", lambda: forecast)
+    monkeypatch.setattr(carpool.planners.routing, "RESCUE_MARGIN", 0.2)
+    monkeypatch.setattr(carpool.planners.tracking, "RESCUE_MARGIN", 0.2)
 
 
 HASTY = replace(QUICK, sync_max_latency_ms=100)  # so that budgets of a second or two still ride a batch

@@ -32,7 +32,7 @@ from carpool import (
     NotStarted,
     WrongClient,
 )
-from carpool.doors import transport
+from carpool.frontends.library import exchange
 from carpool.mock import Constant, expected_text, serve_in_thread
 
 PATIENCE = 10.0
@@ -132,7 +132,7 @@ def test_an_interrupted_wait_takes_the_call_back(monkeypatch: pytest.MonkeyPatch
                 if timeout is not None:
                     raise
 
-    monkeypatch.setattr(transport.asyncio, "run_coroutine_threadsafe", _patched(interruptible))
+    monkeypatch.setattr(exchange.asyncio, "run_coroutine_threadsafe", _patched(interruptible))
     heard = Heard()
     with blocking(SOON, replace(QUICK, linger_ms=1_000), hooks=[heard]) as (server, fleet):
         ended: list[BaseException] = []

@@ -23,9 +23,9 @@ from fleets import KEY, MODEL, QUICK, SOON, Log, ask, blocking, faulty, provided
 from opentelemetry import trace
 from opentelemetry.trace import NonRecordingSpan, SpanContext, TraceFlags
 
-import carpool.doors.quick
+import carpool.frontends.library.fast_path
 from carpool import BadParams, CallExpired, CarpoolError, FleetDispatcher, KeyConflict, RoutingPolicy
-from carpool.doors.transport import Exchange
+from carpool.frontends.library.exchange import InProcessExchange
 from carpool.mock import MockConfig, MockServer, expected_text
 
 BETA = "interleaved-thinking-2025-05-14"
@@ -43,7 +43,7 @@ class Roads:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.short = self.sdk = 0
-        settled, handle = Exchange.settled, Exchange.handle
+        settled, handle = InProcessExchange.settled, InProcessExchange.handle
 
         async def count_short(*args: Any) -> Any:
             self.short += 1
@@ -53,8 +53,8 @@ class Roads:
             self.sdk += 1
             return await handle(*args)
 
-        monkeypatch.setattr(Exchange, "settled", count_short)
-        monkeypatch.setattr(Exchange, "handle", count_sdk)
+        monkeypatch.setattr(InProcessExchange, "settled", count_short)
+        monkeypatch.setattr(InProcessExchange, "handle", count_sdk)
 
     @property
     def taken(self) -> tuple[int, int]:
@@ -182,7 +182,7 @@ async def test_default_headers_that_change_are_obeyed() -> None:
 
 
 async def test_whoever_sends_other_headers_every_time_leaves_no_heap_behind(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(carpool.doors.quick, "MOST_KINDS", 3)
+    monkeypatch.setattr(carpool.frontends.library.fast_path, "MOST_KINDS", 3)
     async with riding() as scene:
         for number in range(6):
             await scene.submit(**NOW, **ask(extra_headers={"x-number": str(number)}))

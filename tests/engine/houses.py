@@ -9,13 +9,13 @@ from contextlib import asynccontextmanager
 
 import msgspec
 
-from carpool.doors.options import Options
-from carpool.engine.sharing import Lease
+from carpool.core.model import Call, Lane
+from carpool.core.ports import RawRequest
+from carpool.core.prices import PriceBook
+from carpool.engine.cluster.membership import Lease
+from carpool.frontends.options import Options
 from carpool.mock import MockAnthropic, MockConfig, expected_text
-from carpool.model import Call
-from carpool.policy import RoutingPolicy
-from carpool.ports import RawRequest
-from carpool.prices import PriceBook
+from carpool.planners.policy import RoutingPolicy
 from carpool.sim.network import Network
 from carpool.sim.process import Process
 from carpool.sim.story import Story
@@ -51,10 +51,18 @@ class House:
             await process.start()
             self.engines.append(process)
 
-    def call(self, process: Process, number: int, *, key: str = "sk-one", budget: float | None = None) -> Call:
+    def call(
+        self,
+        process: Process,
+        number: int,
+        *,
+        key: str = "sk-one",
+        budget: float | None = None,
+        lane: Lane | None = None,
+    ) -> Call:
         headers = (("x-api-key", key), ("anthropic-version", "2023-06-01"))
         raw = RawRequest("POST", "/v1/messages", "", headers, msgspec.json.encode(said(number)))
-        return process.call("anthropic", raw, Options(budget=budget))
+        return process.call("anthropic", raw, Options(budget=budget, lane=lane))
 
     async def ask(self, process: Process, number: int, **more: object) -> None:
         reply = await process.submit(self.call(process, number, **more))  # type: ignore[arg-type]

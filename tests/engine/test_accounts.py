@@ -2,24 +2,26 @@
 
 from __future__ import annotations
 
-from carpool.budget import Road
+from carpool.core.model import PoolKey, PoolView
+from carpool.core.ports import BatchLimits
 from carpool.engine import Keyring
-from carpool.model import PoolKey, PoolView
-from carpool.policy import RoutingPolicy
-from carpool.pooling import plan
-from carpool.ports import Limits
+from carpool.planners.batch_limits import BatchQuota
+from carpool.planners.policy import RoutingPolicy
+from carpool.planners.pooling import plan
 
 PLACE = ("anthropic", "https://api.test")
 SECRET, OTHER = (("x-api-key", "sk-very-secret"),), (("x-api-key", "sk-another"),)
+FORMS = [SECRET, (("authorization", "Bearer sk-very-secret"),)]
 NOW = 1_800_000_000.0
 
 
 def test_borrowers_have_names_of_their_own_and_one_account() -> None:
     ring = Keyring(b"pepper" * 6)
-    own, _ = ring.add(*PLACE, SECRET)
-    one, new = ring.lend("u1", *PLACE, SECRET)
-    two, _ = ring.lend("u2", *PLACE, SECRET)
-    apart, _ = ring.lend("u3", *PLACE, OTHER)
+    own = ring.name(*PLACE, SECRET)
+    ring.add(*PLACE, [SECRET])
+    [one], new = ring.lend("u1", *PLACE, [SECRET])
+    [two], _ = ring.lend("u2", *PLACE, [SECRET])
+    [apart], _ = ring.lend("u3", *PLACE, [OTHER])
     assert new
     assert len({own, one, two, apart}) == 4
     assert ring.account(own) == ring.account(one) == ring.account(two) == own != ring.account(apart)
@@ -33,18 +35,33 @@ def test_borrowers_have_names_of_their_own_and_one_account() -> None:
 
 def test_a_borrower_keeps_its_name_when_the_secret_behind_it_changes() -> None:
     ring = Keyring(b"pepper" * 6)
-    before, _ = ring.lend("u1", *PLACE, SECRET)
-    account = ring.account(before)
-    after, new = ring.lend("u1", *PLACE, OTHER)
+    before, _ = ring.lend("u1", *PLACE, [SECRET])
+    account = ring.account(before[0])
+    after, new = ring.lend("u1", *PLACE, [OTHER])
     assert (after, new) == (before, False)
-    assert ring.secret(after) == OTHER
-    assert ring.account(after) != account
-    bearer, _ = ring.lend("u1", *PLACE, (("authorization", "Bearer sk-another"),))
-    assert bearer != before  # another form, which must not share a batch with the first
+    assert ring.secret(after[0]) == OTHER
+    assert ring.account(after[0]) != account
+
+
+def test_one_key_in_two_headers_is_one_credential_in_two_forms() -> None:
+    ring = Keyring(b"pepper" * 6)
+    assert ring.add(*PLACE, FORMS)
+    names = [ring.name(*PLACE, form) for form in FORMS]
+    assert len(set(names)) == 2  # which must not share a batch
+    assert [ring.secret(name) for name in names] == FORMS
+    assert [ring.credential(name) for name in names] == [names[0]] * 2
+    assert [ring.account(name) for name in names] == [names[0]] * 2
+    lent, _ = ring.lend("u1", *PLACE, FORMS)
+    assert len({*lent, *names}) == 4
+    assert [ring.secret(name) for name in lent] == FORMS
+    assert [ring.credential(name) for name in lent] == [lent[0]] * 2
+    assert [ring.account(name) for name in lent] == [names[0]] * 2
+    ring.add(*PLACE, [OTHER])
+    assert ring.credential(ring.name(*PLACE, OTHER)) not in {*lent, *names}
 
 
 def test_the_pools_of_one_account_take_turns_on_its_road() -> None:
-    road = Road.new(50, 2, NOW)
+    road = BatchQuota.new(50, 2, NOW)
     tokens = 0
     while road.can_create(NOW):
         road, tokens = road.spend_create(NOW), tokens + 1
@@ -52,9 +69,9 @@ def test_the_pools_of_one_account_take_turns_on_its_road() -> None:
         PoolView(number, PoolKey("a", "a", f"c{number}", "/", (), "", "s", "p"), 1, 9, NOW - 9, NOW, None)
         for number in range(1, 20)
     ]
-    limits = Limits(100_000, 256_000_000, 86_400, 86_400)
+    limits = BatchLimits(100_000, 256_000_000, 86_400, 86_400)
     accounts = {view.key.credential: "shared" for view in views}
-    roads = {"shared": Road.new(50, 2, NOW)}
+    roads = {"shared": BatchQuota.new(50, 2, NOW)}
     made = plan(views, roads, RoutingPolicy(), limits, {}, NOW, overhead=1, accounts=accounts)
     assert len(made.flushes) == tokens < len(views)
     taken = {"shared": frozenset({1})}  # one of them has a create of one call whose fate is unknown

@@ -10,14 +10,14 @@ import pytest
 from anthropic import AsyncAnthropic
 
 from carpool import FleetDispatcher, RoutingPolicy, StoreAway, StoreUnwritable
-from carpool.clock import SystemClock
-from carpool.engine import buying, reconciling, refusing
-from carpool.lifecycle import BatchState
+from carpool.core.clock import SystemClock
+from carpool.core.lifecycle import BatchState
+from carpool.core.model import Batch
+from carpool.core.ports import HttpRequest, HttpResponse
+from carpool.engine.batch import buy, reconcile, refuse
+from carpool.http import HttpxClient
 from carpool.mock import Constant, MockConfig, serve
-from carpool.model import Batch
-from carpool.ports import WireRequest, WireResponse
 from carpool.stores import SqliteStore
-from carpool.wires import HttpxWire
 
 
 async def test_an_engine_that_lost_its_lease_sends_nothing() -> None:
@@ -71,8 +71,8 @@ async def test_a_create_is_broken_off_where_the_lease_runs_short(
 ) -> None:
     """Before its first byte or before its last one: either way nothing was bought, and the calls go again, once."""
     asked = _answers(monkeypatch, *first)
-    monkeypatch.setattr(buying, "RECHECK_S", -1.0)
-    monkeypatch.setattr(refusing, "RETRY_S", 0.01)
+    monkeypatch.setattr(buy, "RECHECK_S", -1.0)
+    monkeypatch.setattr(refuse, "RETRY_S", 0.01)
     async with serve(MockConfig(batch_latency=Constant(0.0))) as mock:
         client = AsyncAnthropic(api_key="sk-test", base_url=mock.url)
         async with FleetDispatcher(client, policy=RoutingPolicy(linger_ms=0)) as fleet:
@@ -89,15 +89,15 @@ async def test_the_lease_outlasts_the_time_that_a_create_has(monkeypatch: pytest
     """The time-out that its request really has, not another constant."""
     asked = _answers(monkeypatch)
     timeouts: list[float] = []
-    true = HttpxWire.send
+    true = HttpxClient.send
 
-    async def send(self: HttpxWire, request: WireRequest) -> WireResponse:
+    async def send(self: HttpxClient, request: HttpRequest) -> HttpResponse:
         if request.method == "POST" and request.url.endswith("/batches"):
             assert asked  # it was checked before
             timeouts.append(request.timeout)
         return await true(self, request)
 
-    monkeypatch.setattr(HttpxWire, "send", send)
+    monkeypatch.setattr(HttpxClient, "send", send)
     async with serve(MockConfig(batch_latency=Constant(0.0))) as mock:
         client = AsyncAnthropic(api_key="sk-test", base_url=mock.url)
         async with FleetDispatcher(client, policy=RoutingPolicy(linger_ms=0)) as fleet:
@@ -110,8 +110,8 @@ async def test_the_lease_outlasts_the_time_that_a_create_has(monkeypatch: pytest
 
 async def _bought_once(monkeypatch: pytest.MonkeyPatch) -> tuple[int, int]:
     """A call is answered and bought once; says how many batches were refused and unknown on its way."""
-    monkeypatch.setattr(refusing, "RETRY_S", 0.01)
-    monkeypatch.setattr(reconciling, "GRACE_S", 0.2)
+    monkeypatch.setattr(refuse, "RETRY_S", 0.01)
+    monkeypatch.setattr(reconcile, "GRACE_S", 0.2)
     async with serve(MockConfig(batch_latency=Constant(0.0))) as mock:
         client = AsyncAnthropic(api_key="sk-test", base_url=mock.url)
         policy = RoutingPolicy(linger_ms=0, poll_interval_s=0.1)

@@ -9,9 +9,9 @@ import pytest
 from anthropic import AsyncAnthropic
 
 from carpool import FleetDispatcher, RoutingPolicy
-from carpool.engine import collecting
+from carpool.core.model import Settlement
+from carpool.engine.batch import collect
 from carpool.mock import Constant, MockConfig, serve
-from carpool.model import Settlement
 from carpool.stores import SqliteStore
 
 CALLS = 25
@@ -27,7 +27,7 @@ async def test_no_chunk_is_larger_and_all_but_the_last_are_full(monkeypatch: pyt
         return await settle(self, settlements, now)
 
     monkeypatch.setattr(SqliteStore, "settle", noted)
-    monkeypatch.setattr(collecting, "CHUNK", chunk)
+    monkeypatch.setattr(collect, "CHUNK", chunk)
     config = MockConfig(batch_latency=Constant(0.0))  # writes 500 lines at a time
     async with serve(config) as mock, AsyncAnthropic(api_key="sk-test", base_url=mock.url) as client:
         policy = RoutingPolicy(linger_ms=50, poll_interval_s=0.05, batch_max_size=CALLS)

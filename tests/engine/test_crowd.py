@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import pytest
 from fleets import QUICK, SOON, riding
 
-from carpool.engine.crowd import LEFT, STEP, Crowd
+from carpool.engine.waiters import LEFT, STEP, GcFreezer
 
 
 @pytest.fixture(autouse=True)
@@ -23,12 +23,12 @@ def as_it_was() -> Iterator[None]:
 
 
 def test_few_who_wait_change_nothing() -> None:
-    Crowd().grew(STEP - 1)
+    GcFreezer().grew(STEP - 1)
     assert gc.get_freeze_count() == 0
 
 
 def test_a_crowd_is_set_aside_step_by_step_and_taken_back_when_it_has_gone() -> None:
-    crowd = Crowd()
+    crowd = GcFreezer()
     crowd.grew(STEP)
     first = gc.get_freeze_count()
     later = [[number] for number in range(1000)]
@@ -50,7 +50,7 @@ def test_garbage_that_is_made_while_a_crowd_waits_is_collected() -> None:
     class Knot:
         pass
 
-    crowd = Crowd()
+    crowd = GcFreezer()
     crowd.grew(STEP)
     knot = Knot()
     knot.itself = knot  # type: ignore[attr-defined]
@@ -63,7 +63,7 @@ def test_garbage_that_is_made_while_a_crowd_waits_is_collected() -> None:
 def test_what_the_host_froze_stays_frozen() -> None:
     gc.freeze()
     before = gc.get_freeze_count()
-    crowd = Crowd()
+    crowd = GcFreezer()
     crowd.grew(STEP)
     crowd.shrank(0)
     assert gc.get_freeze_count() == before > 0
@@ -71,12 +71,12 @@ def test_what_the_host_froze_stays_frozen() -> None:
 
 def test_a_host_that_collects_when_it_wants_to_is_left_alone() -> None:
     gc.disable()
-    Crowd().grew(STEP)
+    GcFreezer().grew(STEP)
     assert gc.get_freeze_count() == 0
 
 
 async def test_an_engine_sets_its_crowd_aside_and_leaves_nothing_behind(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("carpool.engine.crowd.STEP", 3)
+    monkeypatch.setattr("carpool.engine.waiters.STEP", 3)
     frozen = []
 
     def freeze() -> None:

@@ -12,20 +12,20 @@ from typing import Any
 import pytest
 from fleets import soon
 
-from carpool.budget import Road
-from carpool.engine.desk import Desk
-from carpool.engine.events import Bulletin, Trouble
-from carpool.engine.keyring import Keyring
-from carpool.engine.learning import BELIEVED_S, Learned
+from carpool.core.errors import Closed, StoreError, StoreLocked, StoreUnwritable
+from carpool.core.model import Entry, EntryKind, Lane, Outcome, OutcomeKind, ticket_number, ticket_text
+from carpool.core.ports import Clock
+from carpool.core.prices import PriceBook
+from carpool.engine.context import EngineContext
+from carpool.engine.credentials import Keyring
+from carpool.engine.events import EventHooks, Trouble, TroubleBegan, TroubleOver
+from carpool.engine.health import BELIEVED_S, LaneRefusals
 from carpool.engine.stats import Stats
-from carpool.engine.tasks import Crew
-from carpool.engine.waiting import Reply, Waiters
-from carpool.errors import Closed, StoreError, StoreLocked, StoreUnwritable
-from carpool.forecast import Forecast
-from carpool.model import Entry, EntryKind, Lane, Outcome, OutcomeKind, ticket_number, ticket_text
-from carpool.policy import RoutingPolicy
-from carpool.ports import Clock
-from carpool.prices import PriceBook
+from carpool.engine.tasks import BackgroundTasks
+from carpool.engine.waiters import Reply, Waiters
+from carpool.planners.batch_limits import BatchQuota
+from carpool.planners.forecast import Forecast
+from carpool.planners.policy import RoutingPolicy
 from carpool.sim.timeline import Timeline, VirtualClock, run
 from carpool.stores import open_store
 
@@ -38,8 +38,10 @@ SECRET = (("x-api-key", "sk-very-secret"),)
 
 def test_a_credential_tells_nothing_of_its_secret() -> None:
     ring = Keyring(b"pepper" * 6)
-    credential, new = ring.add("anthropic", "https://api.test", SECRET)
-    assert new
+    assert ring.known("anthropic", "https://api.test", SECRET) is None
+    assert ring.add("anthropic", "https://api.test", [SECRET])
+    credential = ring.known("anthropic", "https://api.test", SECRET)
+    assert credential is not None
     assert "secret" not in credential
     assert "sk-" not in credential
     assert len(credential) == 32
@@ -53,9 +55,9 @@ def test_a_credential_tells_nothing_of_its_secret() -> None:
 def test_equal_secrets_are_one_credential_and_the_order_of_headers_is_nothing() -> None:
     ring = Keyring(b"pepper" * 6)
     both = (("x-api-key", "a"), ("authorization", "Bearer b"))
-    first, _ = ring.add("anthropic", "https://api.test", both)
-    again, new = ring.add("anthropic", "https://api.test", both[::-1])
-    assert (again, new) == (first, False)
+    first = ring.name("anthropic", "https://api.test", both)
+    assert ring.add("anthropic", "https://api.test", [both])
+    assert not ring.add("anthropic", "https://api.test", [both[::-1]])
     assert list(ring) == [first]
     assert first in ring
     assert "another" not in ring
@@ -64,11 +66,11 @@ def test_equal_secrets_are_one_credential_and_the_order_of_headers_is_nothing() 
 def test_place_provider_and_pepper_make_other_credentials() -> None:
     ring, other = Keyring(b"pepper" * 6), Keyring(b"salted" * 6)
     names = {
-        ring.credential("anthropic", "https://api.test", SECRET),
-        ring.credential("anthropic", "https://api.elsewhere", SECRET),
-        ring.credential("openai", "https://api.test", SECRET),
-        ring.credential("anthropic", "https://api.test", (("authorization", "sk-very-secret"),)),
-        other.credential("anthropic", "https://api.test", SECRET),
+        ring.name("anthropic", "https://api.test", SECRET),
+        ring.name("anthropic", "https://api.elsewhere", SECRET),
+        ring.name("openai", "https://api.test", SECRET),
+        ring.name("anthropic", "https://api.test", (("authorization", "sk-very-secret"),)),
+        other.name("anthropic", "https://api.test", SECRET),
     }
     assert len(names) == 5
 
@@ -119,48 +121,48 @@ async def test_at_the_end_all_are_told() -> None:
 
 
 async def test_a_task_that_fails_is_heard_of(caplog: pytest.LogCaptureFixture) -> None:
-    crew = Crew()
+    background = BackgroundTasks()
 
     async def fail() -> None:
         raise ValueError("out of ideas")
 
-    task = crew.spawn(fail(), "thinker")
+    task = background.spawn(fail(), "thinker")
     await asyncio.wait([task])
     await asyncio.sleep(0)
-    assert crew.failures == 1
-    assert not crew.busy
+    assert background.failures == 1
+    assert not background.busy
     assert "The task thinker failed: ValueError at " in caplog.text  # where, but not its words: they may quote anything
     assert "out of ideas" not in caplog.text
 
 
 async def test_a_borrowed_task_gives_its_failure_to_who_awaits_it(caplog: pytest.LogCaptureFixture) -> None:
-    crew = Crew()
+    background = BackgroundTasks()
 
     async def fail() -> None:
         raise ValueError
 
     with pytest.raises(ValueError):
-        await crew.lend(fail(), "lent")
-    assert crew.failures == 0
+        await background.lend(fail(), "lent")
+    assert background.failures == 0
     assert caplog.text == ""
 
 
 async def test_rest_waits_for_what_ends_and_cancels_the_rest() -> None:
-    crew = Crew()
+    background = BackgroundTasks()
     done = asyncio.Event()
 
     async def finish() -> None:
         await asyncio.sleep(0)
         done.set()
 
-    crew.spawn(finish(), "short")
-    endless = crew.spawn(asyncio.Event().wait(), "endless")
-    await soon(crew.rest(timeout=0.05), 2)
+    background.spawn(finish(), "short")
+    endless = background.spawn(asyncio.Event().wait(), "endless")
+    await soon(background.rest(timeout=0.05), 2)
     assert done.is_set()
     assert endless.cancelled()
-    assert not crew.busy
-    assert crew.failures == 0
-    await soon(crew.rest(timeout=60), 1)  # nothing to wait for
+    assert not background.busy
+    assert background.failures == 0
+    await soon(background.rest(timeout=60), 1)  # nothing to wait for
 
 
 # ---------------------------------------------------------------- stats
@@ -225,8 +227,8 @@ class Turned:
         self.time += seconds
 
 
-def _desk(clock: Clock, seed: int = 0, hooks: tuple[Any, ...] = (), store: Any = None) -> Desk:
-    return Desk(
+def _context(clock: Clock, seed: int = 0, hooks: tuple[Any, ...] = (), store: Any = None) -> EngineContext:
+    return EngineContext(
         store=store,
         clock=clock,
         policy=RoutingPolicy(),
@@ -234,7 +236,7 @@ def _desk(clock: Clock, seed: int = 0, hooks: tuple[Any, ...] = (), store: Any =
         prices=PriceBook(),
         keyring=Keyring(b"p" * 32),
         upstreams={},
-        bulletin=Bulletin(hooks),
+        event_hooks=EventHooks(hooks),
         rng=random.Random(seed),
         name="engine-test",
     )
@@ -242,7 +244,7 @@ def _desk(clock: Clock, seed: int = 0, hooks: tuple[Any, ...] = (), store: Any =
 
 async def test_tickets_rise_strictly_whatever_the_clock_does() -> None:
     clock = Turned(1_790_000_000.0)
-    desk = _desk(clock)
+    desk = _context(clock)
     tickets = []
     for step in (0.0, 0.0, 0.001, -60.0, 0.0, 120.0, -3600.0):
         clock.time += step
@@ -253,18 +255,18 @@ async def test_tickets_rise_strictly_whatever_the_clock_does() -> None:
 
 @pytest.mark.parametrize("year", [2026, 2027, 2050, 2090])
 async def test_tickets_stay_inside_63_bits(year: int) -> None:
-    desk = _desk(Turned((year - 1970) * 31_556_952.0 + 86_400))
+    desk = _context(Turned((year - 1970) * 31_556_952.0 + 86_400))
     assert 0 < desk.new_ticket() < 1 << 63
 
 
 async def test_two_processes_at_the_same_moment_do_not_collide() -> None:
     clock = Turned(1_790_000_000.0)
-    tickets = {_desk(clock, seed).new_ticket() for seed in range(200)}
+    tickets = {_context(clock, seed).new_ticket() for seed in range(200)}
     assert len(tickets) == 200
 
 
 async def test_nonces_differ() -> None:
-    desk = _desk(Turned(1_790_000_000.0))
+    desk = _context(Turned(1_790_000_000.0))
     nonces = {desk.new_nonce() for _ in range(1000)}
     assert len(nonces) == 1000
     assert {len(nonce) for nonce in nonces} == {10}
@@ -273,7 +275,7 @@ async def test_nonces_differ() -> None:
 async def test_a_write_that_must_not_be_forgotten_is_repeated() -> None:
     told: list[Any] = []
     clock = Turned(1_790_000_000.0)
-    desk = _desk(clock, hooks=(told.append,))
+    desk = _context(clock, hooks=(told.append,))
     tries = 0
 
     async def write() -> str:
@@ -284,7 +286,8 @@ async def test_a_write_that_must_not_be_forgotten_is_repeated() -> None:
         return "written"
 
     assert await desk.insist("writing", write) == "written"
-    assert [type(event) for event in told] == [Trouble] * 3
+    assert [type(event) for event in told] == [*([Trouble, TroubleBegan] * 3), TroubleOver]
+    assert (told[-1].doing, told[-1].since, told[-1].tries) == ("writing", 1_790_000_000.0, 3)
     assert clock.time > 1_790_000_000.0
 
     async def hopeless() -> None:
@@ -300,9 +303,9 @@ def test_turns_on_a_batch_road_are_taken_in_the_order_of_asking() -> None:
     order: list[str] = []
 
     async def go() -> None:
-        desk = _desk(VirtualClock(timeline, 0.0))
-        credential = desk.keyring.add("anthropic", "https://provider.invalid", (("x-api-key", "sk-one"),))[0]
-        desk.set_road(credential, Road.new(5, 2.0, desk.now()))
+        desk = _context(VirtualClock(timeline, 0.0))
+        credential = desk.keyring.name("anthropic", "https://provider.invalid", (("x-api-key", "sk-one"),))
+        desk.set_batch_quota(credential, BatchQuota.new(5, 2.0, desk.now()))
 
         async def look(name: str, times: int) -> None:
             for _ in range(times):
@@ -319,7 +322,7 @@ def test_turns_on_a_batch_road_are_taken_in_the_order_of_asking() -> None:
 
 async def test_a_refusal_of_the_batch_road_is_believed_for_a_while() -> None:
     clock = Turned(1_790_000_000.0)
-    desk = _desk(clock, store=await open_store(None))
+    desk = _context(clock, store=await open_store(None))
     await desk.learned.refused(Lane.BATCH, "c", "", "No batches here.")
     await desk.learned.refused(Lane.BATCH, "d", "m", "Not this one.")
     assert desk.why_not(Lane.BATCH, "c", "m") == "this credential can't batch: No batches here."
@@ -327,7 +330,7 @@ async def test_a_refusal_of_the_batch_road_is_believed_for_a_while() -> None:
     assert desk.why_not(Lane.BATCH, "d", "another") is None
     assert desk.why_not(Lane.BATCH, "another", "m") is None
     assert desk.why_not(Lane.FLEX, "c", "m") is None
-    again = Learned(desk.store, clock)
+    again = LaneRefusals(desk.store, clock)
     await again.recall()
     assert again.why_not(Lane.BATCH, "d", "m") == "the model m can't batch: Not this one."
     clock.time += BELIEVED_S + 1
@@ -344,9 +347,9 @@ def test_a_hook_that_fails_stops_neither_the_next_nor_the_teller(caplog: pytest.
     def broken(event: Any) -> None:
         raise RuntimeError("no")
 
-    bulletin = Bulletin((broken,))
-    bulletin.add(heard.append)
+    event_hooks = EventHooks((broken,))
+    event_hooks.add(heard.append)
     with caplog.at_level(logging.WARNING, "carpool"):
-        bulletin.tell(Trouble(0.0, "testing", "nothing"))
+        event_hooks.tell(Trouble(0.0, "testing", "nothing"))
     assert len(heard) == 1
     assert "A hook failed on Trouble: RuntimeError at " in caplog.text

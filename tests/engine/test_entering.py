@@ -11,8 +11,8 @@ from unittest.mock import patch
 import pytest
 from fleets import QUICK, SOON, riding
 
-from carpool.errors import CarpoolError, Crowded, StoreError, Undecided
-from carpool.model import Admission
+from carpool.core.errors import CarpoolError, Crowded, StoreError, Undecided
+from carpool.core.model import Admission
 from carpool.stores import SqliteStore
 
 admit_all = SqliteStore.admit_all
@@ -23,7 +23,7 @@ def ask(number: int) -> dict[str, Any]:
 
 
 async def nobody_waits(scene: Any) -> None:
-    store = scene.fleet._engine._desk.store
+    store = scene.fleet._engine._context.store
     async with asyncio.timeout(10):
         while [row.awaited for row in await store.listed_calls(None, None, 10)] != [False]:  # noqa: ASYNC110
             await asyncio.sleep(0.01)
@@ -119,6 +119,43 @@ async def test_who_leaves_at_the_door_is_not_waited_for() -> None:
             await nobody_waits(scene)
         await scene.fleet.submit_batch(**ask(1))
         assert len(scene.provider.bill.charges) == 1  # the first was taken back before anything was bought for it
+
+
+async def test_who_leaves_undecided_leaves_nothing_behind() -> None:
+    """Let in later, with nobody behind it, it would take the ticket that its client comes back for."""
+    doubting = Doubting(float("inf"))
+    with patch.object(SqliteStore, "admit_all", lambda *given: doubting.admit_all(*given)):
+        async with riding(SOON, QUICK) as scene:
+            leaver = asyncio.create_task(scene.fleet.submit_batch(**ask(3)))
+            while not doubting.asked:  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+            leaver.cancel()
+            entrance = scene.fleet._engine.tickets._admitter
+            async with asyncio.timeout(10):
+                while entrance._arriving:  # noqa: ASYNC110
+                    await asyncio.sleep(0.01)
+            assert doubting.asked == 1
+            assert not entrance._leaving
+            doubting.times = 0
+            await scene.fleet.submit_batch(**ask(3))
+            assert len(await scene.fleet._engine._context.store.listed_calls(None, None, 10)) == 1
+
+
+async def test_who_is_cancelled_in_the_moment_of_its_answer_comes_back_to_it() -> None:
+    async with riding(SOON, QUICK) as scene:
+        waiters = scene.fleet._engine._context.waiters
+        resolve, leaver = waiters.resolve, asyncio.create_task(scene.fleet.submit_batch(**ask(1)))
+
+        def answer_and_cancel(reply: Any) -> None:
+            resolve(reply)
+            leaver.cancel()
+
+        waiters.resolve = answer_and_cancel
+        with pytest.raises(asyncio.CancelledError):
+            await leaver
+        waiters.resolve = resolve
+        await scene.fleet.submit_batch(**ask(1))
+        assert len(scene.provider.bill.charges) == 1
 
 
 class SlowStore:

@@ -8,24 +8,24 @@ from pathlib import Path
 
 import pytest
 
-from carpool.clock import SystemClock
+from carpool.core.clock import SystemClock
+from carpool.core.model import Call, Lane
+from carpool.core.ports import RawRequest, Store
 from carpool.dialects import get as get_dialect
-from carpool.doors.intake import make_call
 from carpool.engine import Engine, Keyring, Probe, Upstream
+from carpool.frontends.intake import make_call
+from carpool.http import Http1Client
 from carpool.mock import Constant, MockConfig, MockServer, serve
-from carpool.model import Call, Lane
-from carpool.options import Options
-from carpool.policy import RoutingPolicy
-from carpool.ports import RawRequest, Store
+from carpool.planners.options import Options
+from carpool.planners.policy import RoutingPolicy
 from carpool.stores import open_store
-from carpool.wires import StraightWire
 
 POLICY = RoutingPolicy(linger_ms=0, poll_interval_s=0.05)
 HEADERS = (("authorization", "Bearer k"),)
 BODY = json.dumps({"model": "gpt-6-luna", "messages": [{"role": "user", "content": "hello"}]}).encode()
 
 
-def made(mock: MockServer, store: Store, wire: StraightWire, probe: Probe | None = None) -> tuple[Engine, Call]:
+def made(mock: MockServer, store: Store, wire: Http1Client, probe: Probe | None = None) -> tuple[Engine, Call]:
     clock = SystemClock()
     upstream = Upstream("openai", f"{mock.url}/v1", get_dialect("openai"), wire)
     keyring = Keyring(store.pepper)
@@ -51,7 +51,7 @@ def made(mock: MockServer, store: Store, wire: StraightWire, probe: Probe | None
 async def test_a_successor_buys_nothing_twice(
     point: str, bought: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("carpool.engine.reconciling.GRACE_S", 1.0)
+    monkeypatch.setattr("carpool.engine.batch.reconcile.GRACE_S", 1.0)
     there = asyncio.Event()
 
     async def probe(name: str) -> None:
@@ -59,7 +59,7 @@ async def test_a_successor_buys_nothing_twice(
             there.set()
             await asyncio.Event().wait()  # for ever, until it is aborted
 
-    wire = StraightWire()
+    wire = Http1Client()
     async with serve(MockConfig(batch_latency=Constant(0.2))) as mock:
         store = await open_store(tmp_path / "fleet.db")
         engine, call = made(mock, store, wire, probe)

@@ -10,11 +10,11 @@ import pytest
 from fleets import until
 from houses import House, in_house
 
+from carpool.core.errors import StoreLocked
+from carpool.core.model import EntryKind, Lane, OutcomeKind
 from carpool.engine import Reply
-from carpool.errors import StoreLocked
 from carpool.mock import Constant, Faults, MockConfig
-from carpool.model import EntryKind, Lane, OutcomeKind
-from carpool.policy import RoutingPolicy
+from carpool.planners.policy import RoutingPolicy
 from carpool.stores import SqliteStore
 
 BUDGET = 300.0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 import sys
 from pathlib import Path
@@ -13,17 +14,17 @@ sys.path.append(str(Path(__file__).parents[1] / "contract"))
 
 from stores import CRED, LEASE, ME, T0, admission
 
-from carpool.engine.desk import Desk
-from carpool.engine.events import Bulletin
-from carpool.engine.keyring import Keyring
-from carpool.engine.sending import Errand, Sender
-from carpool.errors import StoreError
-from carpool.forecast import Forecast
-from carpool.lifecycle import BatchState
-from carpool.model import EntryKind, Intent, Lane
-from carpool.policy import RoutingPolicy
-from carpool.ports import Store
-from carpool.prices import PriceBook
+from carpool.core.errors import StoreError
+from carpool.core.lifecycle import BatchState
+from carpool.core.model import EntryKind, Intent, Lane
+from carpool.core.ports import Store
+from carpool.core.prices import PriceBook
+from carpool.engine.context import EngineContext
+from carpool.engine.credentials import Keyring
+from carpool.engine.events import EventHooks
+from carpool.engine.now.send import BACKOFF_MAX_S, Sender, SendRequest
+from carpool.planners.forecast import Forecast
+from carpool.planners.policy import RoutingPolicy
 from carpool.stores import SqliteStore
 
 TICKET = 77
@@ -39,7 +40,7 @@ async def store() -> Store:
 
 def sender(store: Store) -> Sender:
     return Sender(
-        Desk(
+        EngineContext(
             store=store,
             clock=Mock(now=lambda: T0),
             policy=RoutingPolicy(),
@@ -47,7 +48,7 @@ def sender(store: Store) -> Sender:
             prices=PriceBook(),
             keyring=Keyring(b"p" * 32),
             upstreams={},
-            bulletin=Bulletin(()),
+            event_hooks=EventHooks(()),
             rng=random.Random(0),
             name=ME,
         )
@@ -55,7 +56,7 @@ def sender(store: Store) -> Sender:
 
 
 async def seen_again(store: Store, *, kept: bool = True) -> EntryKind:
-    errand = Errand.of(admission(TICKET).call, "due", kept=kept)
+    errand = SendRequest.of(admission(TICKET).call, "due", kept=kept)
     return (await sender(store)._second_look(errand, Mock())).kind
 
 
@@ -91,5 +92,11 @@ async def test_a_call_that_is_on_no_disk_is_not_looked_for(store: Store) -> None
 async def test_a_store_in_trouble_gives_the_turn_back(store: Store) -> None:
     broken, slot = Mock(views=Mock(side_effect=StoreError("The disk is full."))), Mock()
     with pytest.raises(StoreError):
-        await sender(broken)._second_look(Errand.of(admission(TICKET).call, "due", kept=True), slot)
+        await sender(broken)._second_look(SendRequest.of(admission(TICKET).call, "due", kept=True), slot)
     slot.failed.assert_called_once()
+
+
+async def test_the_pause_before_a_try_is_bounded_however_many_there_were(store: Store) -> None:
+    slot = Mock(retry_wait=lambda: 0.0)
+    pauses = [sender(store)._delay(math.inf, number, None, slot) for number in (1024, 1025, 5000, 10_000)]
+    assert all(pause is not None and 0.75 * BACKOFF_MAX_S <= pause <= 1.25 * BACKOFF_MAX_S for pause in pauses)

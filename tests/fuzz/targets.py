@@ -16,18 +16,18 @@ from types import SimpleNamespace
 from typing import Any
 
 from carpool.config import read_config
-from carpool.dialects import faithful, get
-from carpool.doors.options import from_headers, split_path
-from carpool.doors.proxy.connection import Connection
-from carpool.doors.proxy.hosts import Hosts
-from carpool.doors.proxy.returning import later
-from carpool.engine import unpacking
-from carpool.engine.upstream import Answer, clock_offset
-from carpool.errors import BadCall, CarpoolError, ConfigError, Garbled, NotConnected, WireError
-from carpool.policy import MAX_BUDGET, parse_budget
-from carpool.ports import RawRequest, WireRequest
-from carpool.wires.heads import head_of
-from carpool.wires.http1 import Exchange, Line
+from carpool.core.errors import BadCall, CarpoolError, ConfigError, Garbled, NotConnected, WireError
+from carpool.core.ports import HttpRequest, RawRequest
+from carpool.core.upstream import WholeResponse, clock_offset
+from carpool.dialects import get, json_object
+from carpool.engine.now import decompress
+from carpool.frontends.options import from_headers, split_path
+from carpool.frontends.proxy.hosts import Hosts
+from carpool.frontends.proxy.http.connection import Connection
+from carpool.frontends.proxy.tickets import later
+from carpool.http.http1.connection import Http1Connection, Http1Exchange
+from carpool.http.http1.requests import head_of
+from carpool.planners.policy import MAX_BUDGET, parse_budget
 
 Target = Callable[[bytes], None]
 TARGETS: dict[str, Target] = {}
@@ -53,7 +53,7 @@ def cut(data: bytes) -> list[bytes]:
 def bodies(data: bytes) -> None:
     """What is understood of a body is what any JSON parser finds, and taking a field out takes out nothing else."""
     try:
-        document = faithful.read(data)
+        document = json_object.read(data)
     except BadCall:
         return
     plain = json.loads(data)
@@ -63,7 +63,7 @@ def bodies(data: bytes) -> None:
         expected = {other: value for other, value in plain.items() if other != name}
         assert repr(rest) == repr(expected), name
     if document.exact:
-        again = faithful.read(json.dumps(plain).encode()) if _finite(plain) else document
+        again = json_object.read(json.dumps(plain).encode()) if _finite(plain) else document
         assert again.canonical("stream") == document.canonical("stream")
 
 
@@ -141,11 +141,11 @@ def packed(data: bytes) -> None:
     """Reading along gives what reading whole gives, and never much more than is allowed."""
     for encoding in ("gzip", "deflate", "br", "zstd", "gzip, br"):
         headers, heard = (("content-encoding", encoding),), _Heard()
-        feed = unpacking.reading(heard, headers)
+        feed = decompress.reading(heard, headers)
         for piece in cut(data):
             feed(piece)
         with suppress(BadCall):
-            whole = unpacking.read_whole(data, headers, 1_000_000)
+            whole = decompress.read_whole(data, headers, 1_000_000)
             assert len(whole) <= 1_000_000
             assert encoding == "zstd" or heard.data == whole  # frames of zstd may be skipped in one of them
 
@@ -264,11 +264,11 @@ def answers(data: bytes) -> None:
 
 
 def _exchange(pieces: list[bytes]) -> tuple[int, Any, bytes]:
-    request = WireRequest("POST", "http://x/", (), b"", 1.0, lambda status, headers: None)
-    line = Line(lambda line: None)
+    request = HttpRequest("POST", "http://x/", (), b"", 1.0, lambda status, headers: None)
+    line = Http1Connection(lambda line: None)
     line.connection_made(_Socket())
     line._poll = None
-    exchange = Exchange(line, "x", request)
+    exchange = Http1Exchange(line, "x", request)
     exchange.uploaded = True
     line.begin(exchange, b"")
     for piece in pieces:
@@ -285,7 +285,7 @@ def outgoing(data: bytes) -> None:
     """Whatever a client's headers hold, what goes to the provider is one request with one framing."""
     text = data.decode("latin-1")
     name, _, value = text.partition(":")
-    request = WireRequest("POST", "http://x/", ((name, value), ("x-b", text)), b"body", 1.0)
+    request = HttpRequest("POST", "http://x/", ((name, value), ("x-b", text)), b"body", 1.0)
     with suppress(NotConnected):
         head = head_of(request, "x", "/" + value[:50], "x")
         assert head.count(b"\r\n\r\n") == 1
@@ -304,6 +304,7 @@ def streams(data: bytes) -> None:
         for piece in cut(data):
             pieces.feed(piece)
         assert whole.usage() == pieces.usage()
+        assert whole.end(whole=False) == pieces.end(whole=False)
 
 
 @target
@@ -315,7 +316,7 @@ def batches(data: bytes) -> None:
     text = data.decode("latin-1")
     headers = tuple((header, text) for header in ("date", "retry-after", "retry-after-ms", "x-should-retry"))
     limits = tuple((f"anthropic-ratelimit-requests-{part}", text) for part in ("limit", "remaining", "reset"))
-    clock_offset(Answer(200, headers, b""), 0.0)
+    clock_offset(WholeResponse(200, headers, b""), 0.0)
     for name in DIALECTS:
         for status in (200, 400, 429, 500):
             get(name).refusal(status, headers + limits, data)

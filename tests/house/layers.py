@@ -2,31 +2,29 @@
 
 from __future__ import annotations
 
+import ast
 from collections.abc import Iterable, Sequence
 
 from .sources import Module, component
 
 LAYERS: tuple[frozenset[str], ...] = (  # from the bottom to the top
-    frozenset({"ports", "lifecycle", "settings", "model", "errors", "crashes", "keys", "prices", "_version"}),
-    frozenset({"dialects", "stores", "wires", "clock"}),
-    frozenset(
-        {
-            *("routing", "pooling", "tracking", "caching", "forecast", "ledger", "budget", "pressure"),
-            *("policy", "options", "rules", "warmth", "config", "capabilities"),
-        }
-    ),
+    frozenset({"core", "_version"}),
+    frozenset({"dialects", "stores", "http"}),
+    frozenset({"planners", "config"}),
     frozenset({"engine"}),
-    frozenset({"doors"}),
-    frozenset({"cli", "dashboard", "sim", "many", "demo", "__main__", ""}),  # "" is carpool/__init__.py
+    frozenset({"frontends"}),
+    frozenset({"cli", "dashboard", "sim", "many", "__main__", ""}),  # "" is carpool/__init__.py
 )
 RANK = {name: rank for rank, layer in enumerate(LAYERS) for name in layer}
-PLANNERS = LAYERS[2]
 
-APART = {"dialects", "stores", "wires"}  # know the ports, not each other
-MOCK_USERS = {"mock", "cli", "demo", "sim"}
+APART = {"dialects", "stores", "http"}  # know the ports, not each other
+MOCK_USERS = {"mock", "cli", "sim"}
+TIMELESS = {"dialects", "planners", "config"}  # get the time passed in
+CLOCK = "carpool.core.clock"
 
-PURE = PLANNERS | {"dialects", "lifecycle", "model", "errors"}
-WORLDLY = {"asyncio", "pyreqwest", "socket", "sqlite3", "subprocess", "threading", "time", "uvicorn", "uvloop"}
+PURE = ("planners", "config", "dialects", *(f"core.{name}" for name in ("lifecycle", "model", "errors", "backoff")))
+FINE = {"core", "planners"}
+WORLDLY = {"asyncio", "socket", "sqlite3", "subprocess", "threading", "time", "uvicorn", "uvloop"}
 
 ENTRIES = (
     "carpool",
@@ -50,6 +48,8 @@ def _wrong_imports(module: Module, names: set[str]) -> list[str]:
             continue
         target = found.reached(names)
         reason = _forbidden(module.component, component(target))
+        if target == CLOCK and module.component in TIMELESS:
+            reason = f"`{module.component}` gets the time passed in"
         if reason:
             wrong.append(f"{module.name}:{found.line} imports {target}: {reason}.")
     return wrong
@@ -61,28 +61,35 @@ def _forbidden(source: str, target: str) -> str | None:
     if source == "mock":
         return "the mock shares no code with what it checks"
     if target == "mock":
-        return None if source in MOCK_USERS else "only the command line, the demo and tests may use the mock"
+        return None if source in MOCK_USERS else "only the command line, the simulator and tests may use the mock"
     if target not in RANK:
         return f"`{target}` stands in no layer"
     if RANK[target] > RANK[source]:
         return f"imports point downwards, and `{target or 'carpool'}` stands above `{source}`"
-    if (source in APART and target in APART) or (source == "dialects" and target == "clock"):
+    if source in APART and target in APART:
         return f"`{source}` and `{target}` stand side by side and know only the ports"
     return None
 
 
 def cycles(modules: Sequence[Module]) -> list[str]:
-    """Parts of one layer may use each other, but not in a circle."""
+    """Parts of one layer may use each other, but not in a circle: packages, and what stands directly in a package."""
     names = {module.name for module in modules}
     uses: dict[str, set[str]] = {}
     for module in modules:
-        reached = {component(found.reached(names)) for found in module.imports if _ours(found.target)}
-        uses.setdefault(module.component, set()).update(reached - {module.component})
+        source = _part(module.name)
+        reached = {_part(found.reached(names)) for found in module.imports if _ours(found.target)}
+        uses.setdefault(source, set()).update(reached - {source})
     return [
         f"`{start or 'carpool'}` reaches itself through its imports: break the circle."
         for start in sorted(uses)
         if start in _reach(uses.get(start, ()), uses)
     ]
+
+
+def _part(name: str) -> str:
+    """`core.model` and `planners.rules` are parts; `stores` is one part, whose modules use each other freely."""
+    parts = name.split(".")[1:]
+    return ".".join(parts[:2] if parts and parts[0] in FINE else parts[:1])
 
 
 def _ours(target: str) -> bool:
@@ -104,7 +111,7 @@ def impure(modules: Sequence[Module]) -> list[str]:
     return [
         f"{module.name}:{found.line} imports {found.target}: `{module.component}` is pure, so the engine does this."
         for module in modules
-        if module.component in PURE
+        if f"{module.name}.".startswith(tuple(f"carpool.{name}." for name in PURE))
         for found in module.imports
         if found.target.split(".")[0] in WORLDLY
     ]
@@ -130,3 +137,18 @@ def _used(module: Module, names: set[str]) -> set[str]:
 def _with_parents(name: str) -> list[str]:
     parts = name.split(".")
     return [".".join(parts[:end]) for end in range(1, len(parts) + 1)]
+
+
+def doubled_names(modules: Sequence[Module]) -> list[str]:
+    """A public class name stands for one thing. The mock has the providers' own words."""
+    places: dict[str, list[str]] = {}
+    for module in modules:
+        if module.component != "mock":
+            for node in module.tree.body:
+                if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                    places.setdefault(node.name, []).append(module.name)
+    return [
+        f"The class name {name} stands for {len(found)} things, in {', '.join(found)}: give each a name of its own."
+        for name, found in sorted(places.items())
+        if len(found) > 1
+    ]

@@ -10,13 +10,13 @@ from .sources import Module
 
 LONGEST_FUNCTION = 50
 LONGEST_MODULE = 400
-ROOM = {"carpool.ports": 450}  # contracts in prose; reads best in one piece
+ROOM = {"carpool.core.ports": 450}  # contracts in prose; reads best in one piece
 
 CLOCKS = {f"time.{name}{unit}" for name in ("time", "monotonic", "perf_counter") for unit in ("", "_ns")}
 CLOCKS |= {"time.sleep", "datetime.datetime.now", "datetime.datetime.utcnow", "datetime.datetime.today"}
 CLOCKS |= {"datetime.date.today"}
-CLOCK_MODULES = {"carpool.clock", "carpool.mock.clock", "carpool.sim.timeline"}
-SLEEPERS = {"clock", "mock", "sim"}
+CLOCK_MODULES = {"carpool.core.clock", "carpool.mock.clock", "carpool.sim.timeline"}
+SLEEPERS = {"mock", "sim"}
 
 TASKS = {"asyncio.create_task", "asyncio.ensure_future"}
 TASK_MODULES = {"carpool.engine.tasks"}
@@ -88,6 +88,24 @@ def _on_loop(call: ast.Call, method: str) -> bool:
         receiver = receiver.func
     name = _last(receiver)
     return name == "loop" or name.endswith("_loop")
+
+
+# ---------------------------------------------------------------- powers
+
+
+def unbounded_powers(module: Module) -> list[str]:
+    """`2 ** failures` overflows some day: an exponent is a constant, or bounded where it stands."""
+    return [
+        f"{module.name}:{node.lineno} raises 2 to a power without a bound: use core.backoff, or bound it with min()."
+        for node in ast.walk(module.tree)
+        if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Pow)
+        if isinstance(node.left, ast.Constant) and node.left.value == 2
+        if not isinstance(node.right, ast.Constant) and not _is_min(node.right)
+    ]
+
+
+def _is_min(node: ast.expr) -> bool:
+    return isinstance(node, ast.Call) and _last(node.func) == "min"
 
 
 # ---------------------------------------------------------------- swallowing, printing, logging

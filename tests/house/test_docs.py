@@ -11,7 +11,9 @@ from types import ModuleType
 
 import pytest
 
-from carpool import lifecycle, model, policy
+from carpool.core import lifecycle, model
+from carpool.frontends.proxy import log_events
+from carpool.planners import policy
 
 from .sources import ROOT, Module, modules
 
@@ -126,9 +128,16 @@ def test_every_counter_is_documented() -> None:
 
 def test_every_event_is_documented() -> None:
     events = next(module for module in modules() if module.name == "carpool.engine.events")
-    told = {node.name for node in events.tree.body if isinstance(node, ast.ClassDef) and node.name != "Bulletin"}
+    told = {node.name for node in events.tree.body if isinstance(node, ast.ClassDef) and node.name != "EventHooks"}
     missing = unquoted(told, read("docs/library.md"))
     assert not missing, f"docs/library.md does not explain the events {', '.join(sorted(missing))}."
+
+
+def test_every_event_of_the_log_is_documented() -> None:
+    told = {name for name, _ in (*log_events.HAPPENINGS.values(), *log_events.WARNED.values())}
+    told |= {"call", "log", "start", "stop", log_events.WAITING}
+    missing = unquoted(told, read("docs/proxy.md").partition("## The log")[2])
+    assert not missing, f"docs/proxy.md does not explain the events {', '.join(sorted(missing))} of the log."
 
 
 def test_an_undocumented_name_is_found() -> None:

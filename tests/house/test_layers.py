@@ -10,7 +10,9 @@ from .sources import Module, modules
 Checker = Callable[[Sequence[Module]], list[str]]
 
 
-@pytest.mark.parametrize("checker", [layers.wrong_directions, layers.cycles, layers.impure, layers.dead])
+@pytest.mark.parametrize(
+    "checker", [layers.wrong_directions, layers.cycles, layers.impure, layers.dead, layers.doubled_names]
+)
 def test_carpool(checker: Checker) -> None:
     broken = checker(modules())
     assert not broken, "\n".join(broken)
@@ -25,21 +27,27 @@ def package(**texts: str) -> list[Module]:
 @pytest.mark.parametrize(
     ("texts", "sentence"),
     [
-        ({"model": "from carpool.engine import Engine", "engine": "x = 1"}, "carpool.model:1 imports carpool.engine"),
+        (
+            {"core__model": "from carpool.engine import E", "engine": "x = 1"},
+            "carpool.core.model:1 imports carpool.engine",
+        ),
         ({"stores__sqlite": "import carpool.engine", "engine": ""}, "imports point downwards"),
-        ({"stores__sqlite": "from ..doors import library", "doors__library": ""}, "stands above `stores`"),
+        ({"stores__sqlite": "from ..frontends import library", "frontends__library": ""}, "stands above `stores`"),
         ({"stores__sqlite": "from carpool.dialects import anthropic", "dialects": ""}, "side by side"),
-        ({"dialects__anthropic": "from carpool.clock import SystemClock", "clock": ""}, "side by side"),
-        ({"errors": "from carpool import Fleet"}, "`carpool` stands above `errors`"),
-        ({"mock__app": "from carpool.model import Usage", "model": ""}, "the mock shares no code"),
+        (
+            {"dialects__anthropic": "from carpool.core.clock import SystemClock", "core__clock": ""},
+            "gets the time passed in",
+        ),
+        ({"core__errors": "from carpool import Fleet"}, "`carpool` stands above `core`"),
+        ({"mock__app": "from carpool.core.model import Usage", "core__model": ""}, "the mock shares no code"),
         ({"engine": "def f():\n    import carpool.mock", "mock": ""}, "carpool.engine:2 imports carpool.mock: only"),
         ({"gadget": ""}, "carpool.gadget stands in no layer"),
         (
             {
-                "ports": "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from carpool.engine import E",
+                "core__ports": "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from carpool.engine import E",
                 "engine": "",
             },
-            "carpool.ports:3",
+            "carpool.core.ports:3",
         ),
     ],
 )
@@ -51,15 +59,15 @@ def test_a_wrong_import_is_found(texts: dict[str, str], sentence: str) -> None:
 
 def test_right_imports_are_left_alone() -> None:
     fine = package(
-        engine="from carpool import errors\nfrom carpool.pooling import plan\nimport asyncio",
-        pooling="from .forecast import chance",
-        forecast="from carpool.errors import CarpoolError",
-        errors="import json",
+        engine="from carpool.core import errors\nfrom carpool.planners.pooling import plan\nimport asyncio",
+        planners__pooling="from .forecast import chance",
+        planners__forecast="from carpool.core.errors import CarpoolError",
+        core__errors="import json",
         cli="from carpool.mock import app\nfrom carpool import FleetDispatcher\nfrom carpool.engine import Engine",
         mock="from carpool.mock.clock import wall",
         mock__clock="",
-        stores__sqlite="from carpool.clock import SystemClock",
-        clock="",
+        stores__sqlite="from carpool.core.clock import SystemClock",
+        core__clock="",
     )
     assert layers.wrong_directions(fine) == []
     assert layers.cycles(fine) == []
@@ -67,13 +75,17 @@ def test_right_imports_are_left_alone() -> None:
 
 def test_a_circle_is_found() -> None:
     circle = package(
-        routing="import carpool.pooling", pooling="import carpool.forecast", forecast="import carpool.routing"
+        planners__routing="import carpool.planners.pooling",
+        planners__pooling="import carpool.planners.forecast",
+        planners__forecast="import carpool.planners.routing",
     )
-    assert [sentence.split()[0] for sentence in layers.cycles(circle)] == ["`forecast`", "`pooling`", "`routing`"]
+    names = [f"`planners.{name}`" for name in ("forecast", "pooling", "routing")]
+    assert [sentence.split()[0] for sentence in layers.cycles(circle)] == names
 
 
 def test_an_impure_planner_is_found() -> None:
-    assert "carpool.pooling:2 imports asyncio" in layers.impure(package(pooling="import json\nimport asyncio"))[0]
+    broken = package(planners__pooling="import json\nimport asyncio")
+    assert "carpool.planners.pooling:2 imports asyncio" in layers.impure(broken)[0]
     assert layers.impure(package(dialects__anthropic="from time import time"))
     assert not layers.impure(package(engine="import asyncio"))
 
@@ -88,3 +100,10 @@ def test_a_dead_module_is_found() -> None:
         "older": "import carpool.old",
     }
     assert [sentence.split()[0] for sentence in layers.dead(package(**texts))] == ["carpool.old", "carpool.older"]
+
+
+def test_a_name_for_two_things_is_found() -> None:
+    http1 = "class Line: ...\nclass _Line: ..."
+    twice = package(core__model="class Line: ...", http__http1=http1, mock="class Line: ...")
+    [sentence] = layers.doubled_names(twice)
+    assert sentence.startswith("The class name Line stands for 2 things, in carpool.core.model, carpool.http.http1")

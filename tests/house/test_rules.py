@@ -5,7 +5,7 @@ from functools import partial
 
 import pytest
 
-from carpool import errors
+from carpool.core import errors
 
 from . import rules
 from .sources import Module, modules
@@ -18,6 +18,7 @@ RULES = {
     "too_long": rules.too_long,
     "banned_clocks": rules.banned_clocks,
     "bare_tasks": rules.bare_tasks,
+    "unbounded_powers": rules.unbounded_powers,
     "swallowed": rules.swallowed,
     "prints": rules.prints,
     "logged_secrets": rules.logged_secrets,
@@ -52,6 +53,8 @@ BAD: list[tuple[str, str]] = [
     ("bare_tasks", "import asyncio\nasyncio.create_task(f())"),
     ("bare_tasks", "from asyncio import ensure_future\nensure_future(f())"),
     ("bare_tasks", "loop.create_task(f())"),
+    ("unbounded_powers", "pause = min(0.5 * 2 ** (failures - 1), 30.0)"),
+    ("unbounded_powers", "pause = 2.0**failures"),
     ("swallowed", "try:\n    f()\nexcept Exception:\n    pass"),
     ("swallowed", "try:\n    f()\nexcept:\n    ..."),
     ("swallowed", "for x in y:\n    try:\n        f()\n    except (ValueError, BaseException):\n        continue"),
@@ -81,7 +84,7 @@ def test_a_bad_snippet_is_found(rule: str, text: str) -> None:
 
 GOOD: list[tuple[str, Module]] = [
     ("too_long", snippet("def f():\n" + "    x = 1\n" * 49)),
-    ("banned_clocks", snippet("import time\nnow = time.time", "carpool.clock")),
+    ("banned_clocks", snippet("import time\nnow = time.time", "carpool.core.clock")),
     ("banned_clocks", snippet("import time\nnow = time.time", "carpool.mock.clock")),
     ("banned_clocks", snippet("import asyncio\nasyncio.sleep(1)", "carpool.mock.app")),
     ("banned_clocks", snippet("import asyncio\nasyncio.sleep(0)")),
@@ -90,6 +93,8 @@ GOOD: list[tuple[str, Module]] = [
     ("bare_tasks", snippet("import asyncio\nasyncio.create_task(f())", "carpool.engine.tasks")),
     ("bare_tasks", snippet("import asyncio\nasyncio.create_task(f())", "carpool.mock.app")),
     ("bare_tasks", snippet("async with asyncio.TaskGroup() as group:\n    group.create_task(f())")),
+    ("unbounded_powers", snippet("pause = 2 ** min(failures, 10)")),
+    ("unbounded_powers", snippet("most = 2**63 - 1")),
     ("swallowed", snippet("try:\n    f()\nexcept Exception:\n    log.exception('The hook failed.')")),
     ("swallowed", snippet("try:\n    f()\nexcept OSError:\n    pass")),
     ("swallowed", snippet("try:\n    f()\nexcept Exception as error:\n    raise Garbled(str(error)) from error")),

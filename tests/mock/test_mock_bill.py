@@ -88,3 +88,39 @@ async def test_reading_the_bill_often_or_once_makes_no_difference(turned, reques
         assert often.provider.bill.total() >= 0
     once.time += 20
     assert often.provider.bill.charges == once.provider.bill.charges
+
+
+async def test_the_bill_can_be_asked_for(turned, body, requests_of):
+    world = turned(MockConfig(batch_latency=Constant(10)))
+    nothing = {"purchases": 0, "input_tokens": 0, "output_tokens": 0, "nano_usd": 0, "usd": 0.0}
+    empty = await world.call("GET", "/mock/bill", key="")
+    assert (empty.status, empty.json()) == (200, {**nothing, "by_lane": {}, "by_model": {}, "lines": []})
+    await world.call("POST", "/v1/messages", body("now"))
+    await world.call("POST", "/v1/messages", body("now", model="claude-opus-5"))
+    await world.create(requests_of("a", "b"))
+    world.time += 10
+    told = (await world.call("GET", "/mock/bill", key="")).json()
+    charges = world.provider.bill.charges
+    assert (told["purchases"], told["nano_usd"]) == (4, sum(charge.nano_usd for charge in charges))
+    assert told["usd"] == told["nano_usd"] / 1e9 > 0
+    assert told["input_tokens"] == sum(charge.usage.total_input for charge in charges)
+    assert {lane: sums["purchases"] for lane, sums in told["by_lane"].items()} == {"now": 2, "batch": 2}
+    assert {model: sums["purchases"] for model, sums in told["by_model"].items()} == {
+        "claude-haiku-4-5": 3,
+        "claude-opus-5": 1,
+    }
+    for parts in (told["by_lane"].values(), told["by_model"].values(), told["lines"]):
+        assert sum(part["nano_usd"] for part in parts) == told["nano_usd"]
+    assert world.provider.bill_summary == told
+
+
+async def test_the_bill_tells_flex_from_now(openai_turned):
+    world = openai_turned()
+    for tier in ("flex", "default"):
+        asked = {"model": "gpt-5-mini", "messages": [{"role": "user", "content": "hi"}], "service_tier": tier}
+        assert (await world.call("POST", "/v1/chat/completions", asked)).status == 200
+    told = (await world.call("GET", "/mock/bill")).json()
+    assert [(line["model"], line["lane"], line["purchases"]) for line in told["lines"]] == [
+        ("gpt-5-mini", "flex", 1),
+        ("gpt-5-mini", "now", 1),
+    ]

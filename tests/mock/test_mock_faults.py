@@ -53,6 +53,7 @@ async def test_failing_creates(connected, requests_of, fault, failure, accepted)
         ("poll_529", anthropic.InternalServerError),
         ("poll_429", anthropic.RateLimitError),
         ("poll_429_bare", anthropic.RateLimitError),
+        ("poll_404", anthropic.NotFoundError),
         ("poll_garbage", anthropic.APIResponseValidationError),
     ],
 )
@@ -166,6 +167,23 @@ async def test_stuck_for_a_time_and_for_ever(turned, requests_of):
     assert world.provider.bill.charges == []
 
 
+async def test_a_forgotten_batch_is_denied_everywhere_and_billed_all_the_same(turned, requests_of):
+    faults = Faults(forget_after_s=5, forgotten_s=60)
+    world = turned(MockConfig(batch_latency=Constant(10), faults=faults))
+    world.provider.script("batch_forgotten")
+    forgotten, kept = await world.create(requests_of("a")), await world.create(requests_of("b"))
+    assert (await world.look(forgotten))["processing_status"] == "in_progress"
+    world.time += 20
+    for method, path in (("GET", ""), ("POST", "/cancel"), ("GET", "/results")):
+        assert (await world.call(method, f"{BATCHES}/{forgotten}{path}")).status == 404
+    assert [one["id"] for one in (await world.call("GET", BATCHES)).json()["data"]] == [kept]
+    assert len(world.provider.bill.charges) == 2
+    world.time += 45
+    assert (await world.look(forgotten))["processing_status"] == "ended"
+    world.provider.forget_batch(kept)
+    assert (await world.call("GET", f"{BATCHES}/{kept}")).status == 404
+
+
 async def test_a_stuck_batch_can_be_cancelled_slowly(turned, requests_of):
     world = turned(MockConfig(faults=Faults(batch_stuck=1, cancel_slow_s=500)))
     world.provider.script("cancel_slow")
@@ -226,7 +244,9 @@ async def test_server_errors_and_expiry_in_single_lines_are_unbilled(turned, req
         assert [charge.custom_id for charge in world.provider.bill.of_batches([batch_id])] == ["c1"]
 
 
-@pytest.mark.parametrize("fault", ["results_cut", "results_hang", "results_500", "results_429", "results_cut_midway"])
+@pytest.mark.parametrize(
+    "fault", ["results_cut", "results_hang", "results_500", "results_429", "results_404", "results_cut_midway"]
+)
 async def test_failing_results_can_be_fetched_again(connected, requests_of, fault):
     config = MockConfig(batch_latency=Constant(0), faults=Faults(hang_s=30))
     async with connected(config, timeout=0.2) as (server, client):

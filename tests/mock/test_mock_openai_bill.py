@@ -4,12 +4,12 @@ import random
 
 import pytest
 
-from carpool import model
+from carpool.core import model
+from carpool.core.prices import PriceBook
 from carpool.mock import OPENAI_CATALOGUE, Usage
 from carpool.mock.openai_bill import price_nano
 from carpool.mock.openai_cache import OpenAICache, prefixes
 from carpool.mock.openai_models import find_model
-from carpool.prices import PriceBook
 
 AT = 1_795_000_000.0  # in November 2026
 

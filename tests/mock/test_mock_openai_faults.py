@@ -91,7 +91,9 @@ async def test_failing_polls(openai_connected, lines_of, as_jsonl, fault, failur
         assert (await client.batches.retrieve(batch.id)).id == batch.id
 
 
-@pytest.mark.parametrize("fault", ["results_cut", "results_hang", "results_500", "results_429", "results_cut_midway"])
+@pytest.mark.parametrize(
+    "fault", ["results_cut", "results_hang", "results_500", "results_429", "results_404", "results_cut_midway"]
+)
 async def test_failing_results_can_be_fetched_again(openai_connected, lines_of, as_jsonl, fault):
     config = MockConfig(batch_latency=Constant(0), faults=Faults(hang_s=30))
     async with openai_connected(config, timeout=0.3) as (server, client):
@@ -149,6 +151,19 @@ async def test_too_many_tokens_on_demand(openai_turned, lines_of):
     world.time += 1
     assert (await world.look(first))["errors"]["data"][0]["code"] == "token_limit_exceeded"
     assert (await world.look(second))["status"] == "completed"
+
+
+async def test_a_forgotten_batch_is_denied_everywhere_and_billed_all_the_same(openai_turned, lines_of):
+    world = openai_turned(MockConfig(faults=Faults(forgotten_s=60)))
+    world.provider.script("batch_forgotten")
+    forgotten, kept = await world.start([lines_of("a")]), await world.start([lines_of("b")])
+    world.time += 20
+    for method, path in (("GET", ""), ("POST", "/cancel")):
+        assert (await world.call(method, f"/v1/batches/{forgotten}{path}")).status == 404
+    assert [one["id"] for one in (await world.call("GET", "/v1/batches")).json()["data"]] == [kept]
+    assert len(world.provider.bill.charges) == 2
+    world.time += 45
+    assert (await world.look(forgotten))["status"] == "completed"
 
 
 async def test_stuck_until_it_expires(openai_turned, lines_of):

@@ -12,8 +12,8 @@ import pytest
 from anthropic.types import Message
 from fleets import QUICK, SOON, ask, dispatching, faulty, riding, soon, text_of, until
 
-import carpool.engine.collecting
-import carpool.engine.following
+import carpool.engine.batch.collect
+import carpool.engine.batch.follow
 from carpool import (
     BatchCollected,
     CallCancelled,
@@ -24,10 +24,10 @@ from carpool import (
     NotStarted,
     Trouble,
 )
-from carpool.engine.waiting import Reply, Waiters
+from carpool.core.model import Lane, Outcome, OutcomeKind
+from carpool.engine.waiters import Reply, Waiters
 from carpool.mock import Constant, expected_text
-from carpool.model import Lane, Outcome, OutcomeKind
-from carpool.stores.sqlite import SqliteStore
+from carpool.stores.sqlite.store import SqliteStore
 
 # ---------------------------------------------------------------- 1, 2, 3: what comes back
 
@@ -284,7 +284,7 @@ async def test_07_unknown_duplicate_and_malformed_lines_kill_nobody() -> None:
 @pytest.mark.parametrize("fault", ["poll_500", "poll_529", "poll_cut", "poll_garbage", "poll_429"])
 async def test_08_failed_polls_fail_nobody(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Guard: any number of failed looks is survived, and the calls are answered when a look succeeds."""
-    monkeypatch.setattr(carpool.engine.following, "FAILED_POLL_S", 0.1)
+    monkeypatch.setattr(carpool.engine.batch.follow, "FAILED_POLL_S", 0.1)
     async with riding(faulty(retry_after_s=0)) as scene:
         scene.provider.script(fault, 4)
         answer = await soon(scene.fleet.submit(**ask("patience")))
@@ -306,7 +306,7 @@ async def test_08_failed_polls_are_spaced_out() -> None:
 @pytest.mark.parametrize("fault", ["results_500", "results_cut", "results_cut_midway"])
 async def test_08_failed_fetches_of_results_fail_nobody(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Guard: results that break off are fetched again, and nobody is answered twice or billed twice."""
-    monkeypatch.setattr(carpool.engine.collecting, "RETRY_S", 0.02)
+    monkeypatch.setattr(carpool.engine.batch.collect, "RETRY_S", 0.02)
     async with riding(SOON, replace(QUICK, linger_ms=150)) as scene:
         scene.provider.script(fault, 2)
         calls = [scene.start(f"call {i}") for i in range(10)]

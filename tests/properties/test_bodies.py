@@ -10,10 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from steady import STEADY
 
+from carpool.core.errors import BadCall
+from carpool.core.model import custom_id
+from carpool.core.ports import Parsed, RawRequest
 from carpool.dialects import ANTHROPIC
-from carpool.errors import BadCall
-from carpool.model import custom_id
-from carpool.ports import Parsed, RawRequest
 
 REQUIRED = {"model": '"claude-opus-5"', "max_tokens": "64", "messages": "[]"}
 GAPS = st.sampled_from(["", " ", "\n", "\t \r\n", "      "])

@@ -13,19 +13,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from steady import STEADY
 
-from carpool import pooling, tracking
-from carpool.budget import CREATE_BURST, Road, create_rate
-from carpool.lifecycle import BatchState, TicketState
-from carpool.model import Batch, Due, Lane, OpenCalls, PoolKey, PoolView
-from carpool.policy import RoutingPolicy
-from carpool.ports import Limits
-from carpool.routing import pool_wait
+from carpool.core.lifecycle import BatchState, TicketState
+from carpool.core.model import Batch, Due, Lane, OpenCalls, PoolKey, PoolView
+from carpool.core.ports import BatchLimits
+from carpool.planners import pooling, tracking
+from carpool.planners.batch_limits import CREATE_BURST, BatchQuota, create_rate
+from carpool.planners.policy import RoutingPolicy
+from carpool.planners.routing import pool_wait
 
 NOW = 1_800_000_000.0
 OVERHEAD = 70
 GRACE = 20.0
 CANCEL_S = 5.0
-LIMITS = Limits(max_count=40, max_bytes=20_000, window=86_400, retention=29 * 86_400)
+LIMITS = BatchLimits(max_count=40, max_bytes=20_000, window=86_400, retention=29 * 86_400)
 END = 20_000.0  # a run that is not over by then starves somebody
 
 
@@ -72,14 +72,14 @@ class World:
     rides: dict[int, Ride] = field(default_factory=dict)
     trips: dict[int, Trip] = field(default_factory=dict)
     creates: dict[str, list[float]] = field(default_factory=dict)
-    roads: dict[str, Road] = field(default_factory=dict)
+    quotas: dict[str, BatchQuota] = field(default_factory=dict)
     leaving: list[tuple[float, int]] = field(default_factory=list)
     shift: float = 0.0  # how far the clock was set back in all: true time is now + shift
     news: bool = False
 
     def __post_init__(self) -> None:
         self.poll = self.policy.poll_interval_s or tracking.QUICK
-        self.roads = {credential: Road.new(self.rpm, self.poll, self.now) for credential in ("c0", "c1")}
+        self.quotas = {credential: BatchQuota.new(self.rpm, self.poll, self.now) for credential in ("c0", "c1")}
 
     # ------------------------------------------------------------ what waits
 
@@ -103,7 +103,7 @@ class World:
 
     def unresolved(self) -> dict[str, frozenset[int]]:
         unknown = [trip.batch for trip in self.trips.values() if trip.batch.state is BatchState.UNKNOWN]
-        return {c: frozenset(batch.count for batch in unknown if batch.key.credential == c) for c in self.roads}
+        return {c: frozenset(batch.count for batch in unknown if batch.key.credential == c) for c in self.quotas}
 
     # ------------------------------------------------------------ one step, as the engine makes it
 
@@ -129,12 +129,12 @@ class World:
     def flush(self) -> float | None:
         views = {view.pool: view for view in self.views()}
         taken = self.unresolved()
-        plan = pooling.plan(list(views.values()), self.roads, self.policy, LIMITS, taken, self.now, overhead=OVERHEAD)
+        plan = pooling.plan(list(views.values()), self.quotas, self.policy, LIMITS, taken, self.now, overhead=OVERHEAD)
         assert (plan.wake is not None) >= (not plan.flushes and bool(views))
         for flush in plan.flushes:
             self.check_turn(views[flush.pool], flush, taken[flush.credential])
-            assert self.roads[flush.credential].can_create(self.now)
-            self.roads[flush.credential] = self.roads[flush.credential].spend_create(self.now)
+            assert self.quotas[flush.credential].can_create(self.now)
+            self.quotas[flush.credential] = self.quotas[flush.credential].spend_create(self.now)
         for flush in plan.flushes:
             self.buy(flush)
         return plan.wake
@@ -173,7 +173,7 @@ class World:
         ends_at = self.now + self.durations[number % len(self.durations)]
         self.trips[number] = Trip(batch, tickets, reply, ends_at, self.now)
         if reply == "refused":
-            self.roads[flush.credential] = self.roads[flush.credential].paused(self.now + 3)
+            self.quotas[flush.credential] = self.quotas[flush.credential].paused(self.now + 3)
             self.release(number)
 
     def release(self, number: int) -> None:
@@ -202,12 +202,12 @@ class World:
         bought, expected = trip.batch.intended_at, trip.batch.intended_at + 100
         at = tracking.next_poll([(bought, trip.looked, expected)], self.policy.poll_interval_s, self.now)
         assert at >= self.now
-        road = self.roads[trip.batch.key.credential]
+        quota = self.quotas[trip.batch.key.credential]
         if at > self.now:
             return [at]
-        if not road.can_ask(self.now):
-            return [road.ask_ready_at(self.now)]
-        self.roads[trip.batch.key.credential] = road.spend(self.now)
+        if not quota.can_ask(self.now):
+            return [quota.ask_ready_at(self.now)]
+        self.quotas[trip.batch.key.credential] = quota.spend(self.now)
         trip.looked = self.now
         if self.now < trip.ends_at:
             after = tracking.next_poll([(bought, trip.looked, expected)], self.policy.poll_interval_s, self.now)

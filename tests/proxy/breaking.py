@@ -9,14 +9,13 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-import carpool.doors.proxy.calling as calling
-import carpool.doors.proxy.passing as passing
 from carpool import cli
-from carpool.doors.proxy.app import Proxy
-from carpool.doors.proxy.relaying import Relay
-from carpool.engine.collecting import Collector
-from carpool.engine.core import Engine
-from carpool.wires import StraightWire
+from carpool.engine.batch.collect import Collector
+from carpool.engine.engine import Engine
+from carpool.frontends.proxy import calls, pass_through
+from carpool.frontends.proxy.app import Proxy
+from carpool.frontends.proxy.relay import Relay
+from carpool.http import Http1Client
 
 SECRET, BODY = "sk-ant-marked-secret-7f3a", "the marked prompt of a customer"
 
@@ -69,14 +68,14 @@ def spread(place: str) -> None:
     if place == "start":
         Engine.start = abroken  # type: ignore[method-assign]
     elif place == "call":
-        calling.Caller.call = abroken  # type: ignore[method-assign]
+        calls.CallHandler.call = abroken  # type: ignore[method-assign]
     elif place == "answer":
-        calling.pass_answer = abroken
+        calls.pass_answer = abroken
         Relay.answered = broken  # type: ignore[method-assign]
     elif place == "passing":
-        passing._relay = abroken
+        pass_through._relay = abroken
     elif place == "wire":
-        StraightWire.send = abroken  # type: ignore[method-assign]
+        Http1Client.send = abroken  # type: ignore[method-assign]
     elif place == "results":
         Collector._stream = abroken  # type: ignore[method-assign]
     else:

@@ -6,9 +6,10 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
-from carpool.doors.proxy.lending import forms
-from carpool.keys import Profile, new_key
-from carpool.model import Headers
+from carpool.core.credentials import sent_in
+from carpool.core.keys import Profile, new_key
+from carpool.core.model import Headers
+from carpool.dialects import get as get_dialect
 
 from .stage import Stage, staged
 
@@ -17,12 +18,12 @@ VARIABLES = {"HOUSE_KEY": HOUSE, "OTHER_KEY": "sk-ant-of-others"}
 
 
 def lender(provider: str, variable: str) -> list[Headers]:
-    return forms("anthropic", VARIABLES[variable]) if variable in VARIABLES else []
+    return sent_in(get_dialect("anthropic").key_headers, VARIABLES[variable]) if variable in VARIABLES else []
 
 
 async def give(stage: Stage, name: str, profile: Profile | None = None, env: str = "HOUSE_KEY", **more: Any) -> str:
     """A key that works when this returns."""
-    store, now = stage.engine._desk.store, stage.engine._desk.now()
+    store, now = stage.engine._context.store, stage.engine._context.now()
     provider = more.pop("provider", "anthropic")
     key, secret = new_key(store.pepper, name, provider, env, now, profile=profile, **more)
     await store.write_keys([key])

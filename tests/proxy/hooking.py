@@ -4,7 +4,7 @@ import json
 
 import httpx2
 
-from carpool.clock import SystemClock
+from carpool.core.clock import SystemClock
 from carpool.mock import MockServer
 from carpool.mock.openai_hooks import sign
 

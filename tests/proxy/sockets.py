@@ -11,14 +11,14 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from carpool.clock import SystemClock
+from carpool.core.clock import SystemClock
 from carpool.dialects import get as get_dialect
-from carpool.doors.proxy import Proxy
-from carpool.doors.proxy.connection import Connection
 from carpool.engine import Engine, Keyring, Upstream
-from carpool.policy import RoutingPolicy
+from carpool.frontends.proxy import Proxy
+from carpool.frontends.proxy.http.connection import Connection
+from carpool.http import Http1Client
+from carpool.planners.policy import RoutingPolicy
 from carpool.stores import open_store
-from carpool.wires import StraightWire
 
 from .stage import _served
 
@@ -159,7 +159,7 @@ async def proxied(
     """A proxy before these providers: names with dialects and base URLs, or the base URL of the only one."""
     if isinstance(bases, str):
         bases = {"anthropic": ("anthropic", bases)}
-    clock, wire, store = SystemClock(), StraightWire(), await open_store(None)
+    clock, wire, store = SystemClock(), Http1Client(), await open_store(None)
     upstreams = {name: Upstream(name, url, get_dialect(speaks), wire) for name, (speaks, url) in bases.items()}
     engine = Engine(
         store=store, clock=clock, upstreams=upstreams, keyring=Keyring(store.pepper), policy=policy or RoutingPolicy()

@@ -12,17 +12,17 @@ import httpx2
 import uvicorn
 from anthropic import AsyncAnthropic
 
-from carpool.clock import SystemClock
+from carpool.core.clock import SystemClock
 from carpool.dialects import get as get_dialect
-from carpool.doors.library import build_engine
-from carpool.doors.proxy import Proxy
-from carpool.doors.proxy.connection import Connection
-from carpool.doors.proxy.waiting import Patience
 from carpool.engine import Engine, Upstream
+from carpool.frontends.library.dispatcher import build_engine
+from carpool.frontends.proxy import Proxy
+from carpool.frontends.proxy.http.connection import Connection
+from carpool.frontends.proxy.waiting import Patience
+from carpool.http import Http1Client
 from carpool.mock import Constant, MockAnthropic, MockConfig, MockServer, serve
-from carpool.policy import RoutingPolicy
+from carpool.planners.policy import RoutingPolicy
 from carpool.stores import open_store
-from carpool.wires import StraightWire
 
 MODEL = "claude-haiku-4-5"
 IMPATIENT = Patience(stream_head_s=0.05, ping_s=0.05)  # the rest as in earnest
@@ -68,7 +68,7 @@ async def staged(
     **more: Any,
 ) -> AsyncIterator[Stage]:
     config = config or MockConfig(batch_latency=Constant(0.2))
-    clock, wire = SystemClock(), StraightWire()
+    clock, wire = SystemClock(), Http1Client()
     async with nullcontext(beside) if beside else serve(config) as mock, httpx2.AsyncClient(timeout=20) as http:
         upstream = Upstream("anthropic", mock.url, get_dialect("anthropic"), wire)
         engine = build_engine(await open_store(store), clock, upstream, policy, None, ())

@@ -6,10 +6,11 @@ from typing import Any
 
 import pytest
 
-from carpool.doors.proxy import news
-from carpool.errors import StoreUnwritable
+from carpool.core.errors import StoreUnwritable
+from carpool.engine.events import Trouble
+from carpool.frontends.proxy import event_stream
 from carpool.mock import Constant, MockConfig
-from carpool.policy import RoutingPolicy
+from carpool.planners.policy import RoutingPolicy
 
 from .stage import ask
 
@@ -33,7 +34,7 @@ async def test_it_says_why_it_is_not_ready(stage_with: Any, monkeypatch: Any) ->
         async def refuse(*_: Any) -> None:
             raise StoreUnwritable("The disk is full.")
 
-        monkeypatch.setattr(stage.engine._desk.store, "remember", refuse)
+        monkeypatch.setattr(stage.engine._context.store, "remember", refuse)
         answer = await read(stage, "readyz")
         assert (answer.status_code, answer.json()["reasons"]) == (503, ["The disk is full."])
         monkeypatch.undo()
@@ -86,6 +87,31 @@ async def test_calls_are_found_by_state(stage_with: Any) -> None:
         assert settled[0]["batch"] == stage.mock.batches[0].id
         for state in ("queued", "boarded", "sending"):
             assert (await read(stage, f"calls?state={state}")).json()["calls"] == []
+
+
+async def test_what_was_bought_for_a_call_is_shown_with_it_and_to_its_own_key_only(
+    stage_with: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("carpool.planners.tracking.DOUBT_S", 0.2)
+    async with stage_with() as stage:
+        stage.mock.script("batch_forgotten")
+        answer = await stage.post(ask("lost once"), **BATCH)
+        assert answer.status_code == 200
+        page = f"calls/{answer.headers['x-carpool-ticket']}/purchases"
+        for key in ({"x-api-key": "k"}, {}):  # without a key this machine sees everything, as on every page
+            said = (await stage.http.get(f"{stage.url}/carpool/{page}", headers=key)).json()
+            assert said["call"]["purchases"] == 2
+            lost, bought = said["purchases"]
+            assert (lost["batch"], lost["batch_state"]) == (stage.mock.batches[0].id, "abandoned")
+            assert lost["paid"] is None
+            assert "its batch was lost" in lost["reason"]
+            assert (bought["batch"], bought["kind"]) == (stage.mock.batches[1].id, "purchase")
+            assert bought["paid"] > 0
+        other = await stage.http.get(f"{stage.url}/carpool/{page}", headers={"x-api-key": "another"})
+        assert other.status_code == 404
+        stats = (await read(stage, "stats")).json()
+        assert (stats["calls"]["batch"], stats["calls"]["settled"]) == (1, 1)
+        assert (stats["purchases"]["batch"], stats["purchases"]["unknown"]) == (1, 1)
 
 
 @pytest.mark.parametrize(
@@ -150,24 +176,24 @@ async def test_what_happens_is_told(stage_with: Any) -> None:
         kinds = ["CallAdmitted", "BatchSubmitted", "BatchEnded", "CallSettled", "BatchCollected"]
         assert sorted(event["type"] for event in events) == sorted(kinds)
         assert "not what was said" not in json.dumps(events)
-        await stage.until(lambda: not stage.engine.bulletin._hooks)
+        await stage.until(lambda: not stage.engine.event_hooks._hooks)
 
 
 async def test_a_listener_that_reads_too_slowly_is_told_and_dropped(stage_with: Any, monkeypatch: Any) -> None:
-    monkeypatch.setattr(news, "MOST_UNREAD", 10)
+    monkeypatch.setattr(event_stream, "MOST_UNREAD", 10)
     async with stage_with() as stage:
         async with stage.http.stream("GET", f"{stage.url}/carpool/events") as response:
             lines = response.aiter_lines()
             await anext(lines)
             for number in range(50):  # within one turn of the loop: nobody could read them
-                stage.engine._desk.trouble("testing", ValueError(str(number)))
+                stage.engine.event_hooks.tell(Trouble(0.0, "testing", str(number)))
             rest = [line async for line in lines]
         assert sum(line.startswith("data: ") for line in rest) == 10
         assert any(line.startswith(": 40 events were missed") for line in rest)
 
 
 async def test_listeners_are_kept_alive_and_let_go_at_the_end(stage_with: Any, monkeypatch: Any) -> None:
-    monkeypatch.setattr(news, "SILENCE_S", 0.05)
+    monkeypatch.setattr(event_stream, "SILENCE_S", 0.05)
     async with stage_with() as stage, stage.http.stream("GET", f"{stage.url}/carpool/events") as response:
         lines = response.aiter_lines()
         for _ in range(5):

@@ -5,11 +5,11 @@ from typing import Any, cast
 
 import pytest
 
+from carpool.core.errors import NoProvider
+from carpool.core.model import Headers
 from carpool.dialects import get as get_dialect
-from carpool.doors.proxy.choosing import choose, wire_of
 from carpool.engine import Upstream
-from carpool.errors import NoProvider
-from carpool.model import Headers
+from carpool.planners.access.providers import choose, wire_of
 
 from .sockets import Peer, Script, ask, provider, proxied, request
 
@@ -27,6 +27,8 @@ BOTH = upstreams(anthropic="anthropic", openai="openai")
 VERSION = ("anthropic-version", "2023-06-01")
 BEARER = ("authorization", "Bearer k")
 KEY = ("x-api-key", "k")
+AZURE = ("api-key", "k")
+ANTHROPICS = ("authorization", "Bearer sk-ant-api03-k")
 
 
 @pytest.mark.parametrize(
@@ -55,9 +57,29 @@ KEY = ("x-api-key", "k")
         ("/v1/batches", (BEARER,), "openai"),
         ("/v1/models/x:generateContent", (("x-goog-api-key", "k"),), "gemini"),
         ("/v1beta/models", (("x-goog-api-key", "k"),), "gemini"),
+        ("/v1/unheard-of", (BEARER,), "openai"),
+        ("/v1/unheard-of/of/1?x=y", (("authorization", "bearer k"),), "openai"),
+        ("/v1/unheard-of", (AZURE,), "openai"),
+        ("/v1/unheard-of", (BEARER, KEY), "anthropic"),
+        ("/v1/unheard-of", (BEARER, VERSION), "anthropic"),
+        ("/v1/unheard-of", (BEARER, ("anthropic-beta", "new")), "anthropic"),
+        ("/v1/unheard-of", (ANTHROPICS,), "anthropic"),
+        ("/v1/models", (ANTHROPICS,), "anthropic"),
+        ("/v1/files/file_1", (ANTHROPICS,), "anthropic"),
+        ("/v1/complete", (BEARER,), "anthropic"),
+        ("/v1/organizations/workspaces", (BEARER,), "anthropic"),
+        ("/v1/messagesx", (BEARER,), "openai"),
+        ("/chat/completions", (BEARER,), "openai"),
+        ("/responses/resp_1", (BEARER,), "openai"),
+        ("/models", (AZURE,), "openai"),
+        ("/models", (ANTHROPICS,), "anthropic"),
+        ("/chat/completions", (), None),
         ("/", (), None),
-        ("/v1/unheard-of", (BEARER,), None),
-        ("/v1/messagesx", (BEARER,), None),
+        ("/", (BEARER,), None),
+        ("/v1/", (BEARER,), None),
+        ("/v1/unheard-of", (), None),
+        ("/v1/unheard-of", (("authorization", "Basic k"),), None),
+        ("/v2/unheard-of", (BEARER,), None),
         ("/messages", (BEARER,), None),
     ],
 )
@@ -133,6 +155,13 @@ def named(name: str) -> Script:
         ("GET /@provider=o/v1/models", ("X-Api-Key: k",), ("o", "GET /v1/models HTTP/1.1")),
         ("GET /@provider=o/v1/x", ("X-Carpool-Provider: a",), ("a", "GET /v1/x HTTP/1.1")),
         ("GET /v1/batches", (), ("o", "GET /v1/batches HTTP/1.1")),
+        ("GET /v1/new?x=1", ("Authorization: Bearer k",), ("o", "GET /v1/new?x=1 HTTP/1.1")),
+        ("POST /v1/new/1/run", ("Authorization: Bearer k",), ("o", "POST /v1/new/1/run HTTP/1.1")),
+        ("DELETE /v1/new/1", ("Authorization: Bearer k",), ("o", "DELETE /v1/new/1 HTTP/1.1")),
+        ("GET /openai/v1/new", ("Authorization: Bearer k",), ("o", "GET /v1/new HTTP/1.1")),
+        ("GET /v1/new", ("Authorization: Bearer k", "Anthropic-Version: 1"), ("a", "GET /v1/new HTTP/1.1")),
+        ("GET /v1/new", ("Authorization: Bearer sk-ant-k",), ("a", "GET /v1/new HTTP/1.1")),
+        ("GET /models", ("Authorization: Bearer k",), ("o", "GET /v1/models HTTP/1.1")),
     ],
 )
 async def test_requests_reach_their_provider_with_one_version_in_the_path(
@@ -151,6 +180,8 @@ async def test_requests_reach_their_provider_with_one_version_in_the_path(
         ("GET /v1/messages", "X-Carpool-Provider: nobody", "type"),
         ("GET /v1/responses", "X-Carpool-Provider: nobody", "error"),
         ("GET /", "Accept: */*", "type"),
+        ("GET /@provider=nobody/v1/new", "Authorization: Bearer k", "error"),
+        ("GET /@provider=nobody/v1/new", "Authorization: Bearer sk-ant-k", "type"),
     ],
 )
 async def test_without_a_provider_it_is_a_404_in_the_words_of_the_wire(line: str, header: str, shape: str) -> None:

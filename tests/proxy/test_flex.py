@@ -6,10 +6,10 @@ from typing import Any
 import openai
 import pytest
 
+from carpool.core.keys import Profile, VirtualKey
+from carpool.core.model import Lane
 from carpool.engine import Keyring
-from carpool.keys import Profile, VirtualKey
 from carpool.mock import Constant, MockConfig, OpenAIConfig, expected_openai_text
-from carpool.model import Lane
 
 from .test_openai_batches import balanced
 from .test_openai_calls import CHAT_TOOL, MODEL, both, chat
@@ -65,7 +65,7 @@ async def test_with_time_enough_a_batch_is_next() -> None:
 
 
 async def test_flex_that_takes_too_long_is_rescued(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("carpool.engine.flexing.flex_until", lambda call, forecast: call.arrived + 0.3)
+    monkeypatch.setattr("carpool.engine.now.flex.flex_until", lambda call, forecast: call.arrived + 0.3)
     config = MockConfig(openai=OpenAIConfig(flex_latency=Constant(60.0)))
     async with both(config) as stage, stage.client("/@budget=10m") as client:
         raw = await client.chat.completions.with_raw_response.create(**chat(), **FLEX)

@@ -5,11 +5,11 @@ from typing import Any
 
 import pytest
 
-from carpool.doors.asgi import end_to_end, request_headers
-from carpool.doors.proxy import greeting as module
-from carpool.doors.proxy.greeting import Greeter, Greeting
-from carpool.doors.proxy.lending import Purse
-from carpool.errors import BadCall
+from carpool.core.errors import BadCall
+from carpool.frontends.proxy import parse_head as module
+from carpool.frontends.proxy.http.asgi import end_to_end, request_headers
+from carpool.frontends.proxy.parse_head import HeadFacts, HeadParser
+from carpool.planners.access.house_keys import HouseKeys
 
 from .sockets import Peer, ask, provider, proxied, request
 from .test_choosing import BOTH
@@ -21,8 +21,8 @@ def scope(*headers: tuple[bytes, bytes], path: bytes = b"/v1/messages", method: 
     return {"method": method, "raw_path": path, "headers": [(b"host", b"localhost"), *headers]}
 
 
-def greeter(**keys: tuple[str, str]) -> Greeter:
-    return Greeter(BOTH, frozenset(), Purse(keys))
+def greeter(**keys: tuple[str, str]) -> HeadParser:
+    return HeadParser(BOTH, frozenset(), HouseKeys(keys))
 
 
 def test_requests_that_differ_in_their_own_headers_only_share_a_greeting() -> None:
@@ -89,8 +89,8 @@ def test_a_greeting_from_memory_is_what_a_fresh_one_would_be() -> None:
             assert remembered.onward == tuple(end_to_end(fresh.headers_of(asked)))
 
 
-def _facts(greeting: Greeting, asked: dict[str, Any]) -> tuple[object, ...]:
-    fields = (getattr(greeting, name) for name in Greeting.__struct_fields__)
+def _facts(greeting: HeadFacts, asked: dict[str, Any]) -> tuple[object, ...]:
+    fields = (getattr(greeting, name) for name in HeadFacts.__struct_fields__)
     return (*fields, greeting.headers_of(asked))
 
 

@@ -9,13 +9,13 @@ from typing import Any, ClassVar
 
 import pytest
 
-from carpool.config.limits import Limits
-from carpool.doors.proxy.connection import MOST_AT_ONCE, Connection
-from carpool.doors.proxy.heads import LARGEST, MOST, Heads
-from carpool.doors.proxy.logs import Line
-from carpool.doors.proxy.ruling import MOST as MOST_KINDS
-from carpool.keys import revoked
-from carpool.rules import RuleBook, read_rules
+from carpool.config.values import ConnectionLimits
+from carpool.core.keys import revoked
+from carpool.frontends.proxy.http.connection import MOST_AT_ONCE, Connection
+from carpool.frontends.proxy.http.known_heads import LARGEST, MOST, KnownHeads
+from carpool.frontends.proxy.log import LogLine
+from carpool.frontends.proxy.rules import MOST as MOST_KINDS
+from carpool.planners.rules import RuleBook, read_rules
 
 from .guests import give, hosting
 from .sockets import PATIENCE, House, Message, Peer, dialled, provider, proxied, read_message
@@ -76,7 +76,7 @@ HEAD = b"POST /v1/messages HTTP/1.1\r\nHost: x\r\nContent-Length: 12\r\nX-Api-Ke
 
 
 def test_a_head_is_known_again_whatever_its_length() -> None:
-    known = Heads().learn(HEAD + b"body", "met")
+    known = KnownHeads().learn(HEAD + b"body", "met")
     assert known is not None
     for length in (0, 5, 123456789):
         again = HEAD.replace(b"12", b"%d" % length)
@@ -88,7 +88,7 @@ def test_a_head_is_known_again_whatever_its_length() -> None:
     "length", [b"", b"-1", b"+1", b"1 2", b"1,1", b"0x1", b"1_0", b"1234567890", b"\xb2", b"1\r\n"]
 )
 def test_what_is_no_plain_length_is_for_the_parser(length: bytes) -> None:
-    known = Heads().learn(HEAD, "met")
+    known = KnownHeads().learn(HEAD, "met")
     assert known is not None
     assert known.body(HEAD.replace(b"12", length)) is None
 
@@ -97,7 +97,7 @@ def test_another_head_is_another_head() -> None:
     """Random ones; the seed says which."""
     seed = random.randrange(2**32)
     print(f"seed {seed}")
-    dice, known = random.Random(seed), Heads().learn(HEAD, "met")
+    dice, known = random.Random(seed), KnownHeads().learn(HEAD, "met")
     assert known is not None
     digits = range(HEAD.index(b"12"), HEAD.index(b"12") + 2)
     for _ in range(2000):
@@ -116,11 +116,11 @@ def test_another_head_is_another_head() -> None:
     ],
 )
 def test_what_is_not_whole_or_has_no_length_or_is_long_is_not_remembered(head: bytes) -> None:
-    assert Heads().learn(head, "met") is None
+    assert KnownHeads().learn(head, "met") is None
 
 
 def test_connections_share_what_they_remember_as_long_as_it_means_the_same() -> None:
-    heads = Heads()
+    heads = KnownHeads()
     assert heads.learn(HEAD, "met") is heads.learn(HEAD, "met")
     assert heads.learn(HEAD, "other") is not heads.learn(HEAD, "met")
     for number in range(3 * MOST):
@@ -251,7 +251,7 @@ async def test_nonsense_after_known_calls_is_refused() -> None:
 
 
 async def test_a_known_call_that_comes_too_slowly_is_refused_in_words() -> None:
-    slow = type("Slow", (Seen,), {"limits": Limits(slow_sender_s=0.2)})
+    slow = type("Slow", (Seen,), {"limits": ConnectionLimits(slow_sender_s=0.2)})
     async with talking(slow) as (house, heard, (reader, writer)):
         writer.write(call(body=numbered(2))[:-5])
         answer = await read_message(reader)
@@ -305,7 +305,7 @@ async def test_where_there_is_no_room_a_known_call_is_told_so() -> None:
 
 async def test_a_virtual_key_that_was_revoked_is_refused_under_a_known_head() -> None:
     async with asyncio.timeout(PATIENCE), hosting() as stage, dialled(stage.url) as (reader, writer):
-        store, now = stage.engine._desk.store, stage.engine._desk.now()
+        store, now = stage.engine._context.store, stage.engine._context.now()
         mine = await give(stage, "mine")
         sent = call(body=numbered(1)).replace(b"X-Api-Key: k", b"X-Api-Key: " + mine.encode())
         for _ in range(3):
@@ -335,7 +335,7 @@ def rules(*said_: dict[str, Any]) -> RuleBook:
 
 async def tags_of(book: RuleBook, bodies: list[bytes]) -> list[dict[str, str]]:
     """What the rules of a house give to these calls, one after the other on one connection."""
-    lines: list[Line] = []
+    lines: list[LogLine] = []
     async with (
         asyncio.timeout(PATIENCE),
         provider(said(ANSWER)) as (direct, _),

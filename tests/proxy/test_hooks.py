@@ -9,15 +9,15 @@ import httpx2
 import pytest
 from openai import AsyncOpenAI
 
-from carpool.clock import SystemClock
+from carpool.core.clock import SystemClock
 from carpool.dialects import get as get_dialect
-from carpool.doors.proxy import Proxy
 from carpool.engine import Engine, Keyring, Upstream
+from carpool.frontends.proxy import Proxy
+from carpool.http import Http1Client
 from carpool.mock import Constant, MockConfig, MockServer, serve
 from carpool.mock.openai_hooks import sign
-from carpool.policy import RoutingPolicy
+from carpool.planners.policy import RoutingPolicy
 from carpool.stores import open_store
-from carpool.wires import StraightWire
 
 from .stage import _served
 
@@ -28,7 +28,7 @@ CHAT = {"model": "gpt-6-luna", "messages": [{"role": "user", "content": "hello"}
 
 @asynccontextmanager
 async def hooked(policy: RoutingPolicy = SELDOM) -> AsyncIterator[tuple[str, MockServer, Engine]]:
-    clock, wire, store = SystemClock(), StraightWire(), await open_store(None)
+    clock, wire, store = SystemClock(), Http1Client(), await open_store(None)
     async with serve(MockConfig(batch_latency=Constant(0.3))) as mock:
         upstream = Upstream("openai", f"{mock.url}/v1", get_dialect("openai"), wire)
         upstreams = {"openai": upstream}

@@ -31,7 +31,7 @@ ANSWER = json.dumps(
         "usage": {"input_tokens": 1, "output_tokens": 2},
     }
 ).encode()
-SAID = ("carpool: A begun answer breaks off: ",)  # the odd provider's doing
+SAID = ("carpool: A begun answer breaks off: ", "carpool: odd: ")  # the odd provider's doing
 CONFIG = """
 providers:
   anthropic: {{dialect: anthropic, base_url: "{plain}", default: true}}
@@ -72,6 +72,8 @@ class Plain:
         if path.endswith("/results"):
             lines = b'{"custom_id":"%b","result":{"type":"succeeded","message":%b}}\n'
             return b"".join(lines % (name, ANSWER) for name in self.batches[path.split("/")[4]])
+        if (name := path.rpartition("/")[2]) in self.batches:
+            return json.dumps(self._view(name)).encode()
         listed = [self._view(name) for name in reversed(self.batches)]
         return json.dumps({"data": listed[:1000], "has_more": False}).encode()
 

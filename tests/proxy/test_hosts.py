@@ -7,10 +7,10 @@ import json
 
 import pytest
 
-import carpool.engine.collecting
-from carpool.doors.proxy.hosts import Hosts
-from carpool.doors.proxy.logs import Line
-from carpool.errors import BadCall, Misdirected
+import carpool.engine.batch.collect
+from carpool.core.errors import BadCall, Misdirected
+from carpool.frontends.proxy.hosts import Hosts
+from carpool.frontends.proxy.log import LogLine
 
 from .sockets import Message, Peer, Script, ask, provider, proxied, request
 
@@ -196,9 +196,9 @@ FORWARDED = ("X-Forwarded-For: 198.51.100.7", "X-Forwarded-Proto: https", "Forwa
 CALL = json.dumps({"model": "claude-haiku-4-5", "max_tokens": 5, "messages": [{"role": "user", "content": "hi"}]})
 
 
-async def forwarded(hosts: Hosts, *headers: str) -> tuple[Message, list[Line]]:
+async def forwarded(hosts: Hosts, *headers: str) -> tuple[Message, list[LogLine]]:
     """What the provider heard of a call with these headers, and what the log says."""
-    lines: list[Line] = []
+    lines: list[LogLine] = []
     async with provider(answering()) as (url, heard), proxied(url, hosts=hosts, note=lines.append) as house:
         sent = request("POST /v1/messages", "x-api-key: k", "anthropic-version: 1", *headers, body=CALL.encode())
         assert (await ask(house.url, sent)).status == 200
@@ -280,7 +280,7 @@ async def test_nobody_is_asked_who_is_not_in_the_config(more: tuple[str, tuple[s
 
 async def test_a_batch_is_collected_where_it_was_bought(monkeypatch: pytest.MonkeyPatch) -> None:
     """Neither a redirect nor the address in the provider's answer leads the key elsewhere."""
-    monkeypatch.setattr(carpool.engine.collecting, "RETRY_S", 0.02)
+    monkeypatch.setattr(carpool.engine.batch.collect, "RETRY_S", 0.02)
     async with provider(answering()) as (elsewhere, strangers):
 
         async def script(peer: Peer) -> None:

@@ -6,12 +6,13 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import httpx2
 import pytest
 
-from carpool.mock import Constant, MockConfig
-from carpool.model import ticket_text
+from carpool.core.model import ticket_text
+from carpool.mock import Constant, MockConfig, serve
 
 from .guests import HOUSE, give, hosting
 from .stage import Stage, ask
@@ -212,7 +213,7 @@ async def test_what_a_client_left_behind_is_adopted_by_nobody_else(pair: str) ->
             await one.stage.http.post(
                 one.stage.url + "/v1/messages", json=ask("left"), headers=one.first | BATCH, timeout=0.3
             )
-        await one.stage.until(lambda: not len(one.stage.engine._desk.waiters))
+        await one.stage.until(lambda: not len(one.stage.engine._context.waiters))
         foreign = await one.send(one.second, "left", **BATCH)
         own = await one.send(one.first, "left", **BATCH)
         assert foreign.status_code == own.status_code == 200
@@ -263,3 +264,114 @@ async def test_what_changes_the_answer_keeps_calls_apart(header: Headers) -> Non
         )
         assert plain.status_code == other.status_code == 200
         assert plain.headers["x-carpool-batch"] != other.headers["x-carpool-batch"]
+
+
+# ------------------------------------------------------------ one key in two headers is nobody else
+
+
+FORMS = [
+    ("x-api-key", "authorization"),
+    ("authorization", "x-api-key"),
+    ("authorization", "both"),
+    ("both", "x-api-key"),
+]
+
+
+def carrying(form: str, key: str) -> Headers:
+    headers = {"x-api-key": key, "authorization": f"Bearer {key}"}
+    return {"anthropic-version": "2023-06-01"} | {name: headers[name] for name in headers if form in (name, "both")}
+
+
+@asynccontextmanager
+async def two_forms(whose: str, forms: tuple[str, str], latency: float = 0.2) -> AsyncIterator[Scene]:
+    async with hosting(MockConfig(batch_latency=Constant(latency), keys=frozenset({HOUSE}))) as stage:
+        key = HOUSE if whose == "passed" else await give(stage, "one")
+        yield Scene(stage, *(carrying(form, key) for form in forms))
+
+
+in_both = pytest.mark.parametrize("whose", ["passed", "virtual"])
+
+
+@in_both
+@pytest.mark.parametrize("forms", FORMS)
+async def test_a_ticket_is_found_with_the_same_key_in_another_header(whose: str, forms: tuple[str, str]) -> None:
+    async with two_forms(whose, forms) as one:
+        accepted = await one.send(one.first, "later", **LATER)
+        ticket = accepted.headers["x-carpool-ticket"]
+        answer = await one.get(one.second, f"/carpool/calls/{ticket}?wait=10s")
+        assert answer.status_code == 200
+        assert [row["ticket"] for row in (await one.get(one.second, "/carpool/calls")).json()["calls"]] == [ticket]
+        await one.stage.until(lambda: one.stage.engine.stats.batches_collected)
+        [batch] = (await one.get(one.second, "/carpool/batches")).json()["batches"]
+        [row] = (await one.get(one.first, "/carpool/calls")).json()["calls"]
+        assert batch["credential"] == row["credential"]
+        paid = [(await one.get(who, "/carpool/stats")).json()["money"]["paid_usd"] for who in (one.first, one.second)]
+        assert paid[0] == paid[1] > 0
+        for form in ("x-api-key", "authorization", "both"):
+            foreign = await one.get(carrying(form, "sk-ant-other"), f"/carpool/calls/{ticket}")
+            assert foreign.status_code == 404
+
+
+@in_both
+@pytest.mark.parametrize("forms", FORMS)
+async def test_a_call_is_found_again_with_the_same_key_in_another_header(whose: str, forms: tuple[str, str]) -> None:
+    async with two_forms(whose, forms, latency=0.6) as one:
+        with pytest.raises(httpx2.ReadTimeout):
+            await one.stage.http.post(
+                one.stage.url + "/v1/messages", json=ask("left"), headers=one.first | BATCH, timeout=0.3
+            )
+        await one.stage.until(lambda: not len(one.stage.engine._context.waiters))
+        assert (await one.send(one.second, "left", **BATCH)).status_code == 200
+        keyed = {"x-carpool-key": "the-key"}
+        first, second = [await one.send(who, "keyed", **BATCH, **keyed) for who in (one.first, one.second)]
+        assert first.headers["x-carpool-ticket"] == second.headers["x-carpool-ticket"]
+        assert (await one.send(one.second, "other", **BATCH, **keyed)).status_code == 409
+        assert len(one.stage.mock.bill.charges) == 2
+        assert one.stage.engine.stats.returned_calls == 2
+
+
+async def test_the_header_decides_what_goes_into_one_batch() -> None:
+    async with two_forms("passed", ("x-api-key", "authorization")) as one:
+        calls = [one.send(who, f"call {number}", **BATCH) for number in range(3) for who in (one.first, one.second)]
+        answers = await asyncio.gather(*calls)
+        batches = [{answer.headers["x-carpool-batch"] for answer in answers[place::2]} for place in (0, 1)]
+        assert not batches[0] & batches[1]
+        assert len(one.stage.engine._context.batch_quotas) == 1  # and both are one account's
+
+
+async def test_calls_of_a_virtual_key_travel_together_whatever_header_it_comes_in() -> None:
+    async with two_forms("virtual", ("x-api-key", "authorization")) as one:
+        calls = [one.send(who, f"call {number}", **BATCH) for number in range(3) for who in (one.first, one.second)]
+        answers = await asyncio.gather(*calls)
+        assert len({answer.headers["x-carpool-batch"] for answer in answers}) == 1
+        newer = await one.send(one.second | {"anthropic-version": "2026-10-21"}, "call 0", **BATCH)
+        assert newer.headers["x-carpool-batch"] != answers[0].headers["x-carpool-batch"]
+
+
+@pytest.mark.parametrize(
+    "pair", [("sk-1", "sk-2"), ("sk-1", "Bearer sk-1"), ("Bearer sk-1", "sk-1"), ("sk-1", "sk-1 x")]
+)
+async def test_two_keys_in_two_headers_are_neither_of_them(pair: tuple[str, str]) -> None:
+    async with hosting() as stage:
+        base = {"anthropic-version": "2023-06-01"}
+        both = base | {"x-api-key": pair[0], "authorization": f"Bearer {pair[1]}"}
+        one = Scene(stage, both, {})
+        ticket = (await one.send(both, "later", **LATER)).headers["x-carpool-ticket"]
+        assert (await one.get(both, f"/carpool/calls/{ticket}?wait=10s")).status_code == 200
+        for key in pair:
+            for form in ("x-api-key", "authorization", "both"):
+                assert (await one.get(carrying(form, key), f"/carpool/calls/{ticket}")).status_code == 404
+
+
+async def test_a_batch_goes_on_with_whichever_header_brings_its_key(tmp_path: Path) -> None:
+    """The process that bought it is gone, and its successor sees the key in the other header only."""
+    config = MockConfig(batch_latency=Constant(1.0), keys=frozenset({HOUSE}))
+    async with serve(config) as mock:
+        async with hosting(config, store=tmp_path / "s.db", beside=mock) as stage:
+            one = Scene(stage, carrying("authorization", HOUSE), {})
+            ticket = (await one.send(one.first, "later", **LATER)).headers["x-carpool-ticket"]
+            await stage.until(lambda: stage.engine.stats.batches_submitted)
+        async with hosting(config, store=tmp_path / "s.db", beside=mock) as stage:
+            one = Scene(stage, carrying("x-api-key", HOUSE), {})
+            assert (await one.get(one.first, f"/carpool/calls/{ticket}?wait=20s")).status_code == 200
+            assert len(stage.mock.bill.charges) == 1

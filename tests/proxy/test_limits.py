@@ -8,10 +8,10 @@ from typing import Any, ClassVar
 
 import pytest
 
-from carpool.config.limits import Limits
-from carpool.doors.intake import latin
-from carpool.doors.proxy.connection import Connection
-from carpool.policy import RoutingPolicy
+from carpool.config.values import ConnectionLimits
+from carpool.frontends.intake import latin
+from carpool.frontends.proxy.http.connection import Connection
+from carpool.planners.policy import RoutingPolicy
 
 from .hostile import body, get, post
 from .sockets import PATIENCE, Message, Peer, ask, dialled, provider, proxied, read_message
@@ -38,7 +38,7 @@ async def ends(reader: asyncio.StreamReader) -> bytes:
 
 
 def under(**limits: Any) -> type[Connection]:
-    return Connection.within(Limits(**limits))
+    return Connection.within(ConnectionLimits(**limits))
 
 
 # ---------------------------------------------------------------- framing
@@ -222,6 +222,14 @@ def text(size: int) -> bytes:
     return body(messages=[{"role": "user", "content": random.Random(size).randbytes(size // 2).hex()}])
 
 
+async def test_who_bounds_a_body_is_told() -> None:
+    async with provider(plain) as (direct, heard), proxied(direct, max_body=200_000) as house:
+        refused = await ask(house.url, post(text(300_000)))
+        assert refused.status == 413
+        assert "over 0.2 MB, the most that carpool takes by limits.max_body_mb of its config." in said(refused)
+        assert heard == []
+
+
 @pytest.mark.parametrize("extra", [b"", b"x-carpool-budget: 1h\r\n"])
 async def test_the_bound_of_a_body_holds_for_what_it_unpacks_to(extra: bytes) -> None:
     extra += b"content-encoding: gzip\r\n"
@@ -309,7 +317,7 @@ async def test_nobody_takes_all_the_room_there_is() -> None:
         three.write(other)
         await waiting(house, 3)
         one.close()
-        while len(house.engine._desk.waiters) != 2:  # noqa: ASYNC110
+        while len(house.engine._context.waiters) != 2:  # noqa: ASYNC110
             await asyncio.sleep(0.01)
         again.write(post(body(n=1), waits))
         await waiting(house, 4)

@@ -1,15 +1,18 @@
 """OpenAI's calls on the lane `batch`, through the proxy: files, batches, both result files, and the bill."""
 
 import asyncio
+import json
 from collections.abc import Callable
 from typing import Any
 
+import httpx2
 import openai
 import pytest
 
+from carpool.core.model import Entry
+from carpool.core.ports import Ask
+from carpool.frontends.proxy.waiting import Patience
 from carpool.mock import Constant, MockConfig, OpenAIConfig, expected_openai_text
-from carpool.model import Entry
-from carpool.ports import Ask
 from carpool.stores import SqliteStore
 
 from .test_openai_calls import CHAT_TOOL, MODEL, TOOL, Both, both, chat
@@ -53,6 +56,15 @@ async def test_every_kind_of_call_rides_a_batch_and_is_booked() -> None:
         assert stage.engine.stats.batches_submitted == 3  # one endpoint in each, and one model
 
 
+async def test_a_base_url_without_a_version_is_understood() -> None:
+    settings = {"api_key": "k", "max_retries": 0}
+    async with both(QUICK) as stage, openai.AsyncOpenAI(base_url=f"{stage.url}/@lane=batch", **settings) as client:
+        told = await client.chat.completions.create(**chat())
+        assert told.choices[0].message.content == expected_openai_text(chat())
+        assert {entry.lane for entry in await balanced(stage, 1)} == {"batch"}
+        assert [model.id async for model in await client.models.list()]
+
+
 async def test_a_stream_rides_too_and_is_told_again() -> None:
     async with both(QUICK) as stage, stage.client() as client:
         wish = {"stream": True, "stream_options": {"include_usage": True}}
@@ -68,6 +80,31 @@ async def test_a_stream_rides_too_and_is_told_again() -> None:
         assert [one.sequence_number for one in events] == sorted({one.sequence_number for one in events})
         assert events[-1].type == "response.completed"
         await balanced(stage, 2)
+
+
+@pytest.mark.parametrize(
+    "agent", [{"x-stainless-lang": "js"}, {"user-agent": "codex_exec/0.169"}], ids=["SDK", "Codex"]
+)
+async def test_a_response_that_is_waited_for_keeps_its_name(agent: dict[str, str]) -> None:
+    """The Node SDK gives up a stream whose response changes its id, which is not known before it is there. Codex does
+    not look at it, and takes comments for silence."""
+    headers = {"authorization": "Bearer k", "x-carpool-lane": "batch", **agent}
+    asked = {"model": MODEL, "input": "hello", "stream": True}
+    soon = Patience(stream_head_s=0.05, ping_s=0.02, responses_s=0.02)
+    async with both(MockConfig(batch_latency=Constant(0.5)), patience=soon) as stage, httpx2.AsyncClient() as http:
+        said = (await http.post(f"{stage.url}/v1/responses", json=asked, headers=headers)).text
+        (charge,) = stage.mock.bill.charges
+    events = [json.loads(line[6:]) for line in said.splitlines() if line.startswith("data: {")]
+    names = [event["response"]["id"] for event in events if "response" in event]
+    comments = [line for line in said.splitlines() if line.startswith(":")]
+    assert names[-1] == charge.message_id  # the provider's, by which the next call may name it
+    if "user-agent" in agent:
+        assert len(names) > 3
+        assert not comments
+    else:
+        assert set(names) == {charge.message_id}
+        assert comments
+    assert [event["sequence_number"] for event in events] == list(range(len(events)))
 
 
 async def test_models_never_meet_in_a_file() -> None:
@@ -112,7 +149,7 @@ async def test_what_expired_is_resubmitted_and_the_rest_is_kept() -> None:
 async def test_an_upload_that_fails_buys_nothing_and_is_never_unknown(
     fault: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("carpool.engine.refusing.RETRY_S", 0.05)
+    monkeypatch.setattr("carpool.engine.batch.refuse.RETRY_S", 0.05)
     async with both(QUICK) as stage, stage.client() as client:
         stage.mock.script(fault)
         await client.chat.completions.create(**chat(), **BATCH)
@@ -144,7 +181,7 @@ async def test_a_create_with_unknown_outcome_is_found_by_its_nonce(fault: str) -
 
 
 async def test_a_full_queue_is_waited_for_and_counts_as_no_try(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("carpool.engine.queues.WAIT_S", 0.2)
+    monkeypatch.setattr("carpool.planners.batch_limits.WAIT_S", 0.2)
     async with both(QUICK) as stage, stage.client() as client:
         stage.mock.script("token_limit", 4)  # more often than a call may be tried
         answer = await client.chat.completions.create(**chat(), **BATCH)
@@ -155,7 +192,7 @@ async def test_a_full_queue_is_waited_for_and_counts_as_no_try(monkeypatch: pyte
 
 
 async def test_a_known_limit_splits_what_would_not_fit(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("carpool.engine.queues.WAIT_S", 0.1)
+    monkeypatch.setattr("carpool.planners.batch_limits.WAIT_S", 0.1)
     config = MockConfig(batch_latency=Constant(0.2), openai=OpenAIConfig(enqueued_tokens={MODEL: 4000}))
     async with both(config) as stage, stage.client() as client:
         texts = [f"{n} " + "word " * 1000 for n in range(12)]  # far more than fit at once
@@ -178,17 +215,33 @@ async def test_nothing_is_left_at_the_provider() -> None:
                 await asyncio.sleep(0.05)
 
 
-async def test_results_that_the_provider_lost_are_said_to_be_lost(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("carpool.engine.collecting.GONE_S", 0.2)
-    monkeypatch.setattr("carpool.engine.collecting.RETRY_S", 0.1)
+async def test_results_that_the_provider_lost_are_bought_again_and_in_the_end_said_to_be_lost(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("carpool.planners.tracking.DOUBT_S", 0.2)
+    monkeypatch.setattr("carpool.engine.batch.collect.RETRY_S", 0.1)
     gone = Ask("GET", "/v1/files/file-gone/content", ())
     monkeypatch.setattr("carpool.dialects.openai.batches.Batches.results", lambda batches, headers, place: gone)
     async with both(QUICK) as stage, stage.client() as client:
         with pytest.raises(openai.APIStatusError) as caught:
             await client.chat.completions.create(**chat(), **BATCH)
         assert caught.value.status_code == 502
-        (entry,) = await stage.booked(1)
-        assert entry.paid is None  # bought and lost: what it cost is unknown
+        entries = await stage.booked(1)
+        assert [entry.paid for entry in entries] == [None] * 3  # bought and lost each time: what it cost is unknown
+
+
+async def test_the_calls_of_a_batch_that_the_provider_forgot_are_bought_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("carpool.planners.tracking.DOUBT_S", 0.2)
+    monkeypatch.setattr("carpool.planners.tracking.LOOKS", 2)
+    async with both(MockConfig(batch_latency=Constant(1.0))) as stage, stage.client() as client:
+        stage.mock.script("batch_forgotten")
+        told = await client.chat.completions.create(
+            **chat(), extra_headers={"x-carpool-lane": "batch", "x-carpool-budget": "30m"}
+        )
+        assert told.choices[0].message.content == expected_openai_text(chat())
+        entries = await stage.booked(1)
+        assert [entry.paid is None for entry in entries] == [True, False]
+        assert stage.engine.stats.batches_lost == 1
 
 
 async def test_the_lease_is_checked_again_between_upload_and_create(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -199,9 +252,10 @@ async def test_the_lease_is_checked_again_between_upload_and_create(monkeypatch:
         return False  # mine before the upload, another's after it
 
     monkeypatch.setattr(SqliteStore, "depart", lost)
+    unsaid = BATCH["extra_headers"] | {"x-stainless-read-timeout": "NOT_GIVEN"}  # or it would be kept alive
     async with both(QUICK) as stage, stage.client(timeout=1.0) as client:
         with pytest.raises(openai.APITimeoutError):
-            await client.chat.completions.create(**chat(), **BATCH)
+            await client.chat.completions.create(**chat(), extra_headers=unsaid)
         assert asked
         assert not stage.mock.batches
         assert not stage.mock.bill.charges
@@ -210,7 +264,7 @@ async def test_the_lease_is_checked_again_between_upload_and_create(monkeypatch:
 @pytest.mark.parametrize("fault", ["results_500", "results_cut_midway", "results_429"])
 async def test_collecting_goes_on_where_it_failed(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The second try no longer has the report that named the files, and asks for it."""
-    monkeypatch.setattr("carpool.engine.collecting.RETRY_S", 0.05)
+    monkeypatch.setattr("carpool.engine.batch.collect.RETRY_S", 0.05)
     async with both(QUICK) as stage, stage.client() as client:
         stage.mock.script(fault)
         calls = [client.chat.completions.create(**chat(str(n)), **BATCH) for n in range(3)]

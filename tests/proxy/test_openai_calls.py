@@ -13,17 +13,17 @@ import pytest
 from anthropic import AsyncAnthropic
 from openai import AsyncOpenAI
 
-from carpool.clock import SystemClock
+from carpool.core.clock import SystemClock
+from carpool.core.model import Entry, ticket_number
+from carpool.core.ports import Store
 from carpool.dialects import get as get_dialect
-from carpool.doors.proxy import Proxy
-from carpool.doors.proxy.logs import Line
 from carpool.engine import Engine, Keyring, Upstream
+from carpool.frontends.proxy import Proxy
+from carpool.frontends.proxy.log import LogLine
+from carpool.http import Http1Client
 from carpool.mock import MockAnthropic, MockConfig, expected_openai_text, serve
-from carpool.model import Entry, ticket_number
-from carpool.policy import RoutingPolicy
-from carpool.ports import Store
+from carpool.planners.policy import RoutingPolicy
 from carpool.stores import open_store
-from carpool.wires import StraightWire
 
 from .stage import _served
 
@@ -42,7 +42,7 @@ class Both:
     mock: MockAnthropic
     engine: Engine
     store: Store
-    lines: list[Line]
+    lines: list[LogLine]
 
     def client(self, options: str = "", base: str | None = None, **more: Any) -> AsyncOpenAI:
         settings = {"api_key": "k", "max_retries": 0, "_strict_response_validation": True, **more}
@@ -53,13 +53,18 @@ class Both:
         async with asyncio.timeout(5):
             while len(self.lines) < count:  # noqa: ASYNC110  they end on the other side of a connection
                 await asyncio.sleep(0.01)
-        return [entry for line in self.lines for entry in await self.store.entries(ticket_number(line.ticket))]
+        return [
+            entry
+            for line in self.lines
+            if line.ticket
+            for entry in await self.store.entries(ticket_number(line.ticket))
+        ]
 
 
 @asynccontextmanager
-async def both(config: MockConfig | None = None) -> AsyncIterator[Both]:
-    clock, wire, store = SystemClock(), StraightWire(), await open_store(None)
-    lines: list[Line] = []
+async def both(config: MockConfig | None = None, **more: Any) -> AsyncIterator[Both]:
+    clock, wire, store = SystemClock(), Http1Client(), await open_store(None)
+    lines: list[LogLine] = []
     async with serve(config) as mock:
         upstreams = {
             "anthropic": Upstream("anthropic", mock.url, get_dialect("anthropic"), wire),
@@ -68,7 +73,7 @@ async def both(config: MockConfig | None = None) -> AsyncIterator[Both]:
         policy = RoutingPolicy(linger_ms=20, poll_interval_s=0.05)
         engine = Engine(store=store, clock=clock, upstreams=upstreams, keyring=Keyring(store.pepper), policy=policy)
         await engine.start()
-        async with _served(Proxy(engine, upstreams, clock, note=lines.append)) as url:
+        async with _served(Proxy(engine, upstreams, clock, note=lines.append, **more)) as url:
             yield Both(url, mock.url, mock.provider, engine, store, lines)
         await engine.close(0.0)
         await wire.aclose()

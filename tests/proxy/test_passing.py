@@ -91,7 +91,7 @@ async def test_a_stream_passes_chunk_by_chunk() -> None:
             assert SSE[:40] in await reader.read(1000)  # while the provider holds back the rest
             go_on.set()
             assert b"message_stop" in await reader.readuntil(b"0\r\n\r\n")
-        (row,) = await house.engine._desk.store.totals()
+        (row,) = await house.engine._context.store.totals()
         assert (row.purchases, row.unknown) == (1, 0)
 
 
@@ -133,7 +133,7 @@ async def test_a_compressed_answer_stays_packed_and_its_usage_is_known(
         through = await ask(house.url, call("Accept-Encoding: gzip, br, zstd"))
         assert through.body == packed
         assert through.header("content-encoding") == [encoding]
-        (row,) = await house.engine._desk.store.totals()
+        (row,) = await house.engine._context.store.totals()
         assert (row.purchases, row.unknown) == (1, 0)
         assert row.paid > 0
 
@@ -485,7 +485,7 @@ async def test_what_an_aborted_call_cost_is_unknown() -> None:
             await asked.wait()
         while house.proxy._open:  # noqa: ASYNC110
             await asyncio.sleep(0.01)
-        (row,) = await house.engine._desk.store.totals()
+        (row,) = await house.engine._context.store.totals()
         assert (row.purchases, row.unknown) == (1, 1)
 
 

@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
-from carpool.engine.events import AccountSlowed, BreakerClosed, BreakerOpened
+from carpool.engine.events import AccountSlowed, BreakerClosed, BreakerOpened, TroubleBegan, TroubleOver
 from carpool.mock import Constant, Faults, MockConfig, Uniform
-from carpool.policy import RoutingPolicy
+from carpool.planners.policy import RoutingPolicy
 
 from .fleet import run_fleet
 from .stage import QUICK, Stage, ask
@@ -244,7 +244,7 @@ async def test_what_was_never_sent_stands_in_no_ledger(stage_with: Any) -> None:
 async def test_pressure_is_shown_and_told(stage_with: Any) -> None:
     async with stage_with(slowed()) as stage:
         told: list[Any] = []
-        stage.engine.bulletin.add(told.append)
+        stage.engine.event_hooks.add(told.append)
         await press(stage)
         (event,) = [event for event in told if isinstance(event, AccountSlowed)]
         assert (event.provider, event.status) == ("anthropic", 429)
@@ -279,7 +279,7 @@ async def break_it(stage: Stage) -> list[int]:
 async def test_a_provider_that_fails_again_and_again_is_left_alone_and_found_again(stage_with: Any) -> None:
     async with stage_with() as stage:
         told: list[Any] = []
-        stage.engine.bulletin.add(told.append)
+        stage.engine.event_hooks.add(told.append)
         assert await break_it(stage) == [500] * 6
         answer = await stage.post(ask())
         assert answer.status_code == 503
@@ -291,7 +291,7 @@ async def test_a_provider_that_fails_again_and_again_is_left_alone_and_found_aga
         async with asyncio.timeout(10):
             while (await stage.post(ask("well again?"))).status_code != 200:  # noqa: ASYNC110  over there
                 await asyncio.sleep(0.05)
-        assert [type(event) for event in told] == [BreakerOpened, BreakerClosed]
+        assert [type(event) for event in told] == [TroubleBegan, BreakerOpened, TroubleOver, BreakerClosed]
         assert in_flight(stage) == 0
 
 
@@ -332,7 +332,7 @@ async def test_refusals_are_no_failures(stage_with: Any) -> None:
         for number in range(8):
             assert (await stage.post(ask(str(number)))).status_code == 429
             gate = next(iter(gates(stage)._gates.values()))
-            gate.throttle.closed_until = gate.throttle._next_at = 0.0  # its pauses grow, and are not what is asked here
+            gate.throttle.paused_until = gate.throttle._next_at = 0.0  # its pauses grow, and are not what is asked here
             gate.throttle.limit = 10.0
         assert (await stage.post(ask())).status_code == 200
         assert stage.engine.stats.breaker_openings == 0
@@ -371,7 +371,7 @@ async def test_who_waits_when_carpool_closes_is_told(stage_with: Any) -> None:
 
 
 async def test_models_that_clients_make_up_are_forgotten(stage_with: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("carpool.engine.gating.MOST_GATES", 10)
+    monkeypatch.setattr("carpool.engine.now.gate.MOST_GATES", 10)
     async with stage_with(policy=QUICK) as stage:
         for number in range(40):
             await stage.post(ask(model=f"made-up-{number}"))

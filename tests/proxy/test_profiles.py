@@ -6,12 +6,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from carpool.doors.proxy.profiles import asked, completed
-from carpool.errors import KeyForbidden
-from carpool.keys import Profile, VirtualKey
-from carpool.model import Lane
-from carpool.options import Options
-from carpool.rules import Facts, Rule, RuleBook, decide
+from carpool.core.errors import KeyForbidden
+from carpool.core.keys import Profile, VirtualKey
+from carpool.core.model import Lane
+from carpool.planners.access.profiles import asked, completed
+from carpool.planners.options import Options
+from carpool.planners.rules import Facts, Rule, RuleBook, decide
 
 NOW = 1_800_000_000.0
 

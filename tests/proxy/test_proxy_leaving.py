@@ -8,7 +8,7 @@ import httpx2
 import pytest
 
 from carpool.mock import Constant, MockConfig
-from carpool.policy import RoutingPolicy
+from carpool.planners.policy import RoutingPolicy
 
 KEY = {"x-api-key": "k", "anthropic-version": "2023-06-01"}
 
@@ -59,6 +59,19 @@ async def test_hanging_up_on_now_ends_the_call(stage_with: Any, body: Any) -> No
         await stage.until(lambda: not stage.proxy._open and not stage.proxy._guard.busy)
 
 
+@pytest.mark.parametrize("headers", [{}, {"x-carpool-budget": "30m", "x-carpool-on-disconnect": "cancel"}])
+@pytest.mark.parametrize("size", [150_000, 400_000, 1_000_000])
+async def test_hanging_up_after_a_large_body_is_noticed(
+    stage_with: Any, body: Any, size: int, headers: dict[str, str]
+) -> None:
+    """Reading pauses while much of a body waits to be read; a connection that is not read does not tell of its end."""
+    slow = MockConfig(sync_latency=Constant(60), batch_latency=Constant(60))
+    async with stage_with(slow) as stage:
+        heard = lambda: stage.mock.bill.charges or stage.mock.batches  # noqa: E731
+        await hang_up(stage, body("." * size), heard, **headers)
+        await stage.until(lambda: not stage.proxy._open and not stage.proxy._guard.busy)
+
+
 async def test_hanging_up_amid_a_silent_stream_aborts_the_request(stage_with: Any, body: Any) -> None:
     async with (
         stage_with(MockConfig(sync_latency=Constant(60), first_token_share=0.001)) as stage,
@@ -86,7 +99,7 @@ async def test_a_policy_may_cancel_the_call_of_a_client_that_left(stage_with: An
         await hang_up(stage, body("never mind"), lambda: stage.engine.stats.batched_calls, **left)
         await stage.until(lambda: not stage.proxy._open)
         await asyncio.sleep(0.2)
-        assert (await stage.engine._desk.store.counts())["tickets.queued"] == 0
+        assert (await stage.engine._context.store.counts())["tickets.queued"] == 0
 
 
 def open_requests(stage: Any) -> Any:

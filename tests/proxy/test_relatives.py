@@ -11,16 +11,16 @@ from typing import Any
 import httpx2
 import pytest
 
-from carpool.capabilities import Capabilities
-from carpool.cli.setting_up import defaults_of, keys_of, upstreams_of
-from carpool.clock import SystemClock
+from carpool.cli.setup import defaults_of, keys_of, upstreams_of
 from carpool.config import read_config
-from carpool.doors.proxy import Proxy
+from carpool.core.clock import SystemClock
 from carpool.engine import Engine, Keyring
+from carpool.frontends.proxy import Proxy
+from carpool.http import Http1Client
 from carpool.mock import Constant, MockAnthropic, MockConfig, OpenAIConfig, expected_openai_text, serve
-from carpool.policy import RoutingPolicy
+from carpool.planners.capabilities import Capabilities
+from carpool.planners.policy import RoutingPolicy
 from carpool.stores import open_store
-from carpool.wires import StraightWire
 
 from .stage import _served
 
@@ -52,7 +52,7 @@ async def house(relative: str, section: str = "", tmp_path: Path | None = None, 
         file = (tmp_path or Path()) / "carpool.yaml"
         file.write_text(f"providers:\n  {relative}: {{base_url: '{mock.url}'{section}}}\n")
         read = read_config(file, {"HOUSE_KEY": "house"})
-        wire, clock, store = StraightWire(), SystemClock(), await open_store(None)
+        wire, clock, store = Http1Client(), SystemClock(), await open_store(None)
         stack.push_async_callback(wire.aclose)
         upstreams = upstreams_of(read, lambda one: wire)
         abilities = Capabilities({one.name: one.models for one in read.providers})

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from carpool.doors.proxy.connection import MOST_AT_ONCE
-from carpool.errors import StoreUnwritable
-from carpool.stores import _attempts
+from carpool.core.errors import StoreUnwritable
+from carpool.frontends.proxy.http.connection import MOST_AT_ONCE
+from carpool.stores.sqlite.attempts import _File as AttemptsFile
 
 from .sockets import PATIENCE, Peer, ask, dialled, provider, proxied, read_message
 from .stage import staged
@@ -52,7 +52,7 @@ async def test_calls_of_one_connection_share_one_connection_to_the_provider() ->
         proxied(direct) as house,
         dialled(house.url) as (reader, writer),
     ):
-        lines = house.engine._desk.upstreams["anthropic"].wire
+        lines = house.engine._context.upstreams["anthropic"].http_client
         for _ in range(5):
             writer.write(call())
             assert (await read_message(reader)).body == ANSWER
@@ -158,10 +158,10 @@ async def test_an_attempt_is_on_disk_before_its_bytes_go_out(tmp_path: Path) -> 
     async with provider(script) as (direct, _):
         store = tmp_path / "s.db"
         async with staged(store=store) as stage:
-            object.__setattr__(stage.engine._desk.upstreams["anthropic"], "base_url", direct)
+            object.__setattr__(stage.engine._context.upstreams["anthropic"], "base_url", direct)
             for _ in range(3):
                 assert (await ask(stage.url, call())).body == ANSWER
-            (row,) = await stage.engine._desk.store.totals()
+            (row,) = await stage.engine._context.store.totals()
             assert (row.purchases, row.unknown) == (3, 0)
     assert noted == [1, 2, 3]
 
@@ -170,7 +170,7 @@ async def test_what_can_not_be_noted_is_not_sent(tmp_path: Path, monkeypatch: py
     def full(*_: object) -> None:
         raise StoreUnwritable("The disk is full.")
 
-    monkeypatch.setattr(_attempts._File, "write", full)
+    monkeypatch.setattr(AttemptsFile, "write", full)
     async with staged(store=tmp_path / "s.db") as stage:
         answer = await ask(stage.url, call())
         assert answer.status == StoreUnwritable.status

@@ -4,12 +4,13 @@ import asyncio
 from typing import Any
 
 import anthropic
+import httpx2
 import pytest
 
-from carpool.doors.proxy.returning import later
-from carpool.doors.proxy.waiting import Patience
+from carpool.frontends.proxy.tickets import later
+from carpool.frontends.proxy.waiting import Patience
 from carpool.mock import Constant, MockConfig, expected_text, serve
-from carpool.policy import RoutingPolicy
+from carpool.planners.policy import RoutingPolicy
 
 from .stage import ask
 
@@ -31,15 +32,37 @@ async def take(stage: Any, path: str, method: str = "GET", **headers: str) -> An
 
 
 async def test_a_client_that_times_out_and_retries_is_answered_once(stage_with: Any) -> None:
-    """The SDK gives up after 0.3 s, tries again, and so on, until the batch is there."""
+    """The SDK gives up after 0.2 s, too soon for any sign of life, tries again, and so on, until the batch is there."""
     async with (
         stage_with(SLOW, patience=Patience()) as stage,
-        stage.client("/@budget=30m", timeout=0.3, max_retries=8) as client,
+        stage.client("/@budget=30m", timeout=0.2, max_retries=8) as client,
     ):
         answer = await client.messages.create(**ask("impatient"))
         assert answer.content[0].text == expected_text(ask("impatient"))
         assert bought(stage) == 1
         assert stage.engine.stats.returned_calls >= 1
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_retry_that_has_less_time_finds_its_call(stage_with: Any, stream: bool) -> None:
+    """With 5 s it is routed to `now`: a fresh purchase, unless its answer is here already."""
+    async with stage_with(MockConfig(batch_latency=Constant(0.1))) as stage:
+        with pytest.raises(httpx2.ReadTimeout):
+            await stage.http.post(
+                f"{stage.url}/v1/messages", json=ask("hurry"), headers=KEY | BATCH, timeout=httpx2.Timeout(5, read=0.05)
+            )
+        await stage.until(lambda: stage.engine.stats.settled_calls)
+        again = {"x-carpool-budget": "5s", "x-stainless-retry-count": "1"}
+        answer = await stage.post(ask("hurry", stream=stream), **again)
+        assert answer.status_code == 200
+        assert bought(stage) == 1
+
+
+async def test_a_retry_on_now_without_an_earlier_call_is_bought(stage_with: Any) -> None:
+    async with stage_with() as stage:
+        answer = await stage.post(ask("new"), **{"x-carpool-budget": "5s", "x-stainless-retry-count": "1"})
+        assert (answer.status_code, answer.headers["x-carpool-lane"]) == (200, "now")
+        assert bought(stage) == 1
 
 
 async def test_two_live_identical_requests_are_two_purchases(stage_with: Any) -> None:
@@ -53,7 +76,7 @@ async def test_two_live_identical_requests_are_two_purchases(stage_with: Any) ->
 async def test_a_sequential_second_sample_is_a_fresh_purchase(stage_with: Any) -> None:
     async with stage_with() as stage:
         one = await stage.post(ask("again"), **BATCH)
-        await stage.until(lambda: not stage.engine._delivered)
+        await stage.until(lambda: not stage.engine.deliveries._pending)
         two = await stage.post(ask("again"), **BATCH)
         assert one.headers["x-carpool-ticket"] != two.headers["x-carpool-ticket"]
         assert bought(stage) == 2
@@ -62,7 +85,7 @@ async def test_a_sequential_second_sample_is_a_fresh_purchase(stage_with: Any) -
 async def test_a_marked_retry_of_a_delivered_answer_gets_it_again(stage_with: Any) -> None:
     async with stage_with() as stage:
         one = await stage.post(ask("lost on the way"), **BATCH)
-        await stage.until(lambda: not stage.engine._delivered)
+        await stage.until(lambda: not stage.engine.deliveries._pending)
         two = await stage.post(ask("lost on the way"), **BATCH, **{"x-stainless-retry-count": "1"})
         assert two.content == one.content
         assert bought(stage) == 1
@@ -73,7 +96,7 @@ async def test_equal_bodies_of_two_keys_never_meet(stage_with: Any) -> None:
         with pytest.raises(anthropic.APITimeoutError):
             async with stage.client("/@budget=30m", timeout=0.2) as client:
                 await client.messages.create(**ask("mine"))
-        await stage.until(lambda: not len(stage.engine._desk.waiters))
+        await stage.until(lambda: not len(stage.engine._context.waiters))
         other = await stage.post(ask("mine"), **BATCH, **{"x-api-key": "another"})
         assert other.status_code == 200
         assert bought(stage) == 2
@@ -256,10 +279,10 @@ async def test_wishes(prefer: str, seconds: float | None) -> None:
 async def test_a_client_that_hangs_up_may_cancel_by_its_own_wish(stage_with: Any) -> None:
     async with stage_with(policy=RoutingPolicy(linger_ms=60_000)) as stage:
         headers = {"x-carpool-on-disconnect": "cancel"}
-        async with stage.client("/@budget=30m", timeout=0.3, default_headers=headers) as client:
+        async with stage.client("/@budget=30m", timeout=0.2, default_headers=headers) as client:
             with pytest.raises(anthropic.APITimeoutError):
                 await client.messages.create(**ask("never mind"))
-        await stage.until(lambda: not stage.proxy._open and not stage.engine._desk.waiters)
+        await stage.until(lambda: not stage.proxy._open and not stage.engine._context.waiters)
         await asyncio.gather(*[task for task in asyncio.all_tasks() if task.get_name() in ("take back", "gone")])
         [call] = (await stage.http.get(f"{stage.url}/carpool/calls")).json()["calls"]
         assert call["kind"] == "cancelled"

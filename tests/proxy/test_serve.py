@@ -71,7 +71,7 @@ async def test_it_serves_and_stops(tmp_path: Path) -> None:
         assert batched.content[0].text == expected_text(ask("batched"))
         assert streamed.content[0].text == expected_text(ask("streamed"))
         _, counts = await peek(tmp_path / "carpool.db")  # beside the running process
-        assert "tickets settled 1" in states_line(counts)
+        assert "Calls: settled 1" in states_line(counts)
         assert await one.stop(within=3) == (0, "")
         totals, _ = await peek(tmp_path / "carpool.db")
         assert sum(row.paid for row in totals) == upstream.provider.bill.total()

@@ -16,11 +16,12 @@ import httpx2
 import psycopg
 import pytest
 
-from carpool.ledger import dollars
 from carpool.mock import Constant, MockConfig, MockServer, expected_text, serve
+from carpool.planners.ledger import dollars
 from carpool.stores import peek
 
 from . import hooking
+from .leavers import LARGE, answered, calling, lengthen
 from .stage import ask
 
 sys.path.append(str(Path(__file__).parents[1] / "contract"))
@@ -188,6 +189,56 @@ async def test_four_processes_are_one_pool_whatever_happens(postgres: Server, tm
         await until(_all_collected(store))
         totals, _ = await peek(store)
         assert sum(row.paid for row in totals) == upstream.provider.bill.total()
+
+
+async def test_a_client_of_a_dead_process_may_hang_up_while_its_fate_is_undecided(
+    postgres: Server, tmp_path: Path
+) -> None:
+    """Nobody knows yet whether its process lives, so its call is neither joined nor bought; and it hangs up on that,
+    again and again. Who was not let in must not stand in the way of who comes back."""
+    store = schema_url(postgres.url)
+    async with (
+        serve(MockConfig(batch_latency=NEVER)) as upstream,
+        houses(upstream, store, tmp_path, 2) as (first, second),
+    ):
+        async with calling(first.url, ask("orphan")):
+            await until(lambda: bought(store, 1))
+            first.process.kill()
+            await first.process.wait()
+        for _ in range(6):
+            async with calling(second.url, ask("orphan")) as caller:
+                await asyncio.sleep(0.3)  # it dies within 5 s
+                caller.reset()
+        back = asyncio.create_task(answered(second.url, ask("orphan")))
+        await until(_waits(second))
+        end_all(upstream)
+        await back
+        assert riding(upstream) == 1
+
+
+async def test_an_answer_that_is_cut_in_the_middle_waits_at_every_door(
+    postgres: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = schema_url(postgres.url)
+    lengthen(monkeypatch, LARGE)
+    async with (
+        serve(MockConfig(batch_latency=Constant(0.2))) as upstream,
+        houses(upstream, store, tmp_path, 2) as doors,
+    ):
+        for one in (*doors, *doors):
+            async with calling(one.url, ask("cut")) as caller:
+                await caller.reader.readexactly(50_000)
+                caller.reset()
+            await asyncio.sleep(0.4)  # as the SDKs wait, at the least
+        await answered(doors[0].url, ask("cut"))
+        assert riding(upstream) == 1
+
+
+def _waits(one: Door) -> Callable[[], Any]:
+    async def true() -> bool:
+        return bool((await one.stats())["waiting"])
+
+    return true
 
 
 def _all_open(store: str) -> Callable[[], Any]:

@@ -57,7 +57,7 @@ class Place:
         process.send_signal(number)
         async with asyncio.timeout(within):
             out, err = await process.communicate()
-        assert process.returncode == (0 if number == signal.SIGTERM else -number), err
+        assert process.returncode == (-number if number == signal.SIGKILL else 0), err
         return out.decode(), err.decode()
 
     def client(self, options: str = "/@budget=30m") -> AsyncAnthropic:
@@ -167,8 +167,11 @@ async def test_lines_are_json_where_asked_for(tmp_path: Path) -> None:
         async with client.messages.stream(**ask("two")) as stream:
             await stream.get_final_message()
         out, _ = await here.end(one, signal.SIGTERM)
-    assert json.loads(here.said)["event"] == "start"
-    lines = [json.loads(line) for line in out.splitlines()]
+    start = json.loads(here.said)
+    assert (start["event"], start["address"], start["store"]) == ("start", here.url, str(tmp_path / "s.db"))
+    assert start["found"] == {"calls": 0, "batches": 0, "answers": 0, "keyless": 0}
+    *lines, stop = [json.loads(line) for line in out.splitlines()]
+    assert (stop["event"], stop["left"]["calls"]) == ("stop", 0)
     assert [(line["event"], line["lane"], line["status"]) for line in lines] == [("call", "now", 200)] * 2
     assert all(line["client"] == "sdk AsyncAnthropic" and line["cost_usd"] > 0 for line in lines)
 
@@ -176,4 +179,57 @@ async def test_lines_are_json_where_asked_for(tmp_path: Path) -> None:
 async def test_lines_may_be_off(tmp_path: Path) -> None:
     async with place(tmp_path) as here, here.running("--log-format", "off") as one, here.client("") as client:
         await client.messages.create(**ask("one"))
-        assert await here.end(one, signal.SIGTERM) == ("", "")
+        out, complaints = await here.end(one, signal.SIGTERM)
+    assert out.splitlines()[-1] == f"carpool has stopped. Nothing is left to be done in {tmp_path}/s.db."
+    assert complaints == ""
+    assert "claude-haiku" not in out
+
+
+@pytest.mark.parametrize("options", [(), ("--workers", "2")])
+async def test_the_start_says_what_is_there_and_the_stop_what_stays(tmp_path: Path, options: tuple[str, ...]) -> None:
+    """Once, however many processes there are."""
+    async with place(tmp_path, batch_latency=Constant(60)) as here, httpx2.AsyncClient(timeout=20) as http:
+        async with here.running(*options) as first:
+            headers = KEY | {"prefer": "respond-async"}
+            await http.post(f"{here.url}/@budget=30m/v1/messages", json=ask("later"), headers=headers)
+            await here.boarded(1)
+            out, complaints = await here.end(first, signal.SIGINT)
+        assert complaints == ""
+        said = here.said.decode() + out
+        assert said.count(" listens on ") == said.count("found: nothing to be done") == 1
+        for line in (f"  store      {tmp_path}/s.db", f"ANTHROPIC_BASE_URL={here.url}", f"{here.url}/carpool/stats"):
+            assert line in said
+        assert said.count("carpool has stopped, and keeps 1 open call, 1 unfinished batch\n") == 1
+        assert f"  to go on   carpool serve --port {here.port} " in said
+        assert len(out.partition("  look at ")[0].splitlines()) < 10
+        async with here.running(*options) as second:
+            out, _ = await here.end(second, signal.SIGTERM)
+        assert out.count("found: 1 open call, 1 unfinished batch\n") == 1
+        assert "1 call has no key here: it waits until its client calls again" in out
+        assert out.count("carpool has stopped, and keeps 1 open call, 1 unfinished batch\n") == 1
+
+
+async def test_what_is_found_at_a_restart_has_a_line(tmp_path: Path) -> None:
+    async with place(tmp_path, batch_latency=Constant(60)) as here, httpx2.AsyncClient(timeout=20) as http:
+        headers = KEY | {"prefer": "respond-async"}
+        async with here.running() as first:
+            await http.post(f"{here.url}/@budget=30m/v1/messages", json=ask("later"), headers=headers)
+            async with asyncio.timeout(10):
+                while (await http.get(f"{here.url}/carpool/batches?state=open", headers=KEY)).json()["batches"] == []:
+                    await asyncio.sleep(0.01)
+            await here.end(first, signal.SIGKILL)
+        async with here.running("--log-format", "json") as second:
+            assert second.stdout is not None
+            await http.post(f"{here.url}/@budget=30m/v1/messages", json=ask("another"), headers=headers)
+            async with asyncio.timeout(20):
+                while (line := json.loads(await second.stdout.readline()))["event"] != "found":
+                    assert line["event"] in ("waiting", "call", "bought")
+            assert (line["batch"], line["count"], line["state"]) == (1, 1, "open")
+
+
+async def test_a_store_in_memory_says_that_nothing_stays(tmp_path: Path) -> None:
+    async with place(tmp_path) as here, here.running("--store", ":memory:") as one:
+        out, complaints = await here.end(one, signal.SIGTERM)
+    assert "  store      in memory, until carpool stops\n" in out
+    assert out.endswith("carpool has stopped. Its store was in memory, so nothing is kept.\n")
+    assert complaints == ""

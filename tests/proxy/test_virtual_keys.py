@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from carpool.engine.guests import LOOK_S
-from carpool.keys import Profile, revoked, rotated
+from carpool.core.keys import Profile, revoked, rotated
+from carpool.core.model import Lane
+from carpool.engine.virtual_keys import LOOK_S
 from carpool.mock import Constant, MockConfig, expected_text
-from carpool.model import Lane
 
 from .guests import HOUSE, give, hosting
 from .stage import ask
@@ -108,7 +108,7 @@ async def test_whatever_shows_the_whole_account_is_shut() -> None:
 
 async def test_keys_that_are_not_good_are_refused_in_a_sentence() -> None:
     async with hosting() as stage:
-        now, store = stage.engine._desk.now(), stage.engine._desk.store
+        now, store = stage.engine._context.now(), stage.engine._context.store
         expired = await give(stage, "old", expires_at=now - 1)
         gone = await give(stage, "gone")
         [key] = [key for key in (await store.keys())[1] if key.name == "gone"]
@@ -129,7 +129,7 @@ async def test_keys_that_are_not_good_are_refused_in_a_sentence() -> None:
 
 async def test_a_key_that_expires_is_refused_although_its_greeting_is_known() -> None:
     async with hosting() as stage:
-        key = await give(stage, "brief", expires_at=stage.engine._desk.now() + 0.5)
+        key = await give(stage, "brief", expires_at=stage.engine._context.now() + 0.5)
         assert (await stage.post(ask(), **{"x-api-key": key})).status_code == 200
         status, kind, message = said(await at_last(stage, key))
         assert (status, kind) == (401, "authentication_error")
@@ -139,7 +139,7 @@ async def test_a_key_that_expires_is_refused_although_its_greeting_is_known() ->
 async def test_another_process_may_add_and_revoke(tmp_path: Path) -> None:
     """Nobody tells the proxy: it looks."""
     async with hosting(store=tmp_path / "carpool.db") as stage:
-        store, now = stage.engine._desk.store, stage.engine._desk.now
+        store, now = stage.engine._context.store, stage.engine._context.now
         key = await give(stage, "ci")
         assert (await stage.post(ask(), **{"x-api-key": key})).status_code == 200
         [standing] = (await store.keys())[1]
@@ -150,7 +150,7 @@ async def test_another_process_may_add_and_revoke(tmp_path: Path) -> None:
 
 async def test_a_rotated_key_keeps_its_calls() -> None:
     async with hosting(MockConfig(batch_latency=Constant(0.3))) as stage:
-        store, now = stage.engine._desk.store, stage.engine._desk.now
+        store, now = stage.engine._context.store, stage.engine._context.now
         old = await give(stage, "ci")
         keyed = BATCH | {"x-carpool-key": "once"}
         accepted = await stage.post(ask("mine"), **keyed, prefer="respond-async", **{"x-api-key": old})
@@ -286,12 +286,12 @@ async def test_who_pays_is_not_the_clients_to_say() -> None:
 
 async def test_the_last_use_is_written_once_a_minute() -> None:
     async with hosting() as stage:
-        store, guests = stage.engine._desk.store, stage.engine.guests
+        store, guests = stage.engine._context.store, stage.engine.guests
         key = await give(stage, "ci")
         await stage.post(ask(), **{"x-api-key": key})
         await guests._write_uses()
         [first] = (await store.keys())[1]
-        assert first.last_used == pytest.approx(stage.engine._desk.now(), abs=5)
+        assert first.last_used == pytest.approx(stage.engine._context.now(), abs=5)
         await stage.post(ask(), **{"x-api-key": key})
         await guests._write_uses()
         assert (await store.keys())[1] == [first]
@@ -306,7 +306,7 @@ async def test_no_call_reads_the_keys_from_the_store(monkeypatch: pytest.MonkeyP
     async with hosting() as stage:
         key = await give(stage, "ci")
         stage.engine.guests.stop()
-        store, reads = stage.engine._desk.store, []
+        store, reads = stage.engine._context.store, []
         monkeypatch.setattr(store, "keys", lambda *known: reads.append(known))
         for number in range(5):
             await stage.post(ask(str(number)), **{"x-api-key": key})
@@ -320,7 +320,7 @@ async def test_keys_of_one_account_share_its_road_and_its_looks() -> None:
         sent = [stage.post(ask("x"), **BATCH, **{"x-api-key": key}) for key in (one, two, other)]
         assert {answer.status_code for answer in await asyncio.gather(*sent)} == {200}
         assert len(stage.mock.batches) == 3  # never in one batch
-        assert len(stage.engine._desk.roads) == 2
+        assert len(stage.engine._context.batch_quotas) == 2
 
 
 async def test_what_the_provider_denies_one_of_an_account_is_believed_for_all() -> None:

@@ -10,8 +10,9 @@ import httpx2
 import openai
 import pytest
 
-from carpool.doors.proxy.lending import forms
-from carpool.keys import Profile, new_key
+from carpool.core.credentials import sent_in
+from carpool.core.keys import Profile, new_key
+from carpool.dialects import get as get_dialect
 from carpool.mock import MockConfig, expected_openai_text
 
 from .test_openai_calls import both, chat
@@ -24,10 +25,12 @@ async def hosting(**profile: Any) -> AsyncIterator[tuple[Any, str]]:
     """A door to both, and a key for OpenAI."""
     async with both(MockConfig(keys=frozenset(HOUSE.values()))) as stage:
         key, secret = new_key(
-            stage.store.pepper, "ci", "openai", "OPENAI_KEY", stage.engine._desk.now(), profile=Profile(**profile)
+            stage.store.pepper, "ci", "openai", "OPENAI_KEY", stage.engine._context.now(), profile=Profile(**profile)
         )
         await stage.store.write_keys([key])
-        await stage.engine.guests.open(lambda provider, variable: forms(provider, HOUSE[variable]))
+        await stage.engine.guests.open(
+            lambda provider, variable: sent_in(get_dialect(provider).key_headers, HOUSE[variable])
+        )
         yield stage, secret
 
 
@@ -44,6 +47,14 @@ async def test_the_sdk_works_and_the_ledger_names_the_key() -> None:
         entries = await stage.booked(2)
         assert {entry.tags["team"] for entry in entries} == {"ci"}
         assert len({entry.credential for entry in entries}) == 1
+
+
+async def test_a_base_url_without_a_version_reaches_as_far() -> None:
+    async with hosting() as (stage, secret), httpx2.AsyncClient() as http:
+        asked = {"headers": {"authorization": f"Bearer {secret}"}}
+        answer = await http.post(f"{stage.url}/chat/completions", json=chat("hello"), **asked)
+        assert answer.json()["choices"][0]["message"]["content"] == expected_openai_text(chat("hello"))
+        assert (await http.get(f"{stage.url}/files", **asked)).status_code == 403
 
 
 async def test_it_reaches_its_own_provider_only() -> None:

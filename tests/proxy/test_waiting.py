@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import math
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -10,12 +11,14 @@ import httpx2
 import pytest
 import pytest_asyncio
 
-from carpool.doors.proxy.kinds import Kind, recognise
-from carpool.doors.proxy.waiting import Patience
-from carpool.mock import Constant, MockConfig, expected_text
+from carpool.frontends.proxy.client_kinds import ClientKind, recognise
+from carpool.frontends.proxy.waiting import Patience
+from carpool.mock import Constant, MockConfig, expected_openai_text, expected_text
 
 from .raw import exchange
 from .stage import ask, staged
+from .test_openai_calls import MODEL as OPENAI_MODEL
+from .test_openai_calls import both, chat
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -78,6 +81,132 @@ async def test_sdks_that_bear_few_1xx_get_white_space(stage: Any, language: str)
     said = await exchange(stage.url, ask(f"written in {language}"), {"x-stainless-lang": language} | BATCH)
     assert [head.status for head in said.heads] == [200]
     assert said.body.startswith(b"  ")
+
+
+# ------------------------------------------------------------ clients that say how long they wait
+
+
+LIMIT_S = 1.2
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def patient() -> AsyncIterator[Any]:
+    """With carpool's own times, and batches that take longer than the limit of any client here."""
+    async with staged(MockConfig(batch_latency=Constant(2 * LIMIT_S)), patience=Patience()) as one:
+        yield one
+
+
+@pytest.mark.parametrize("form", ["x-stainless-read-timeout", "x-stainless-timeout"])
+async def test_102_comes_within_the_limit_that_an_sdk_states(patient: Any, form: str) -> None:
+    said = await exchange(patient.url, ask(f"stated in {form}"), SDK | BATCH | {form: str(LIMIT_S)})
+    assert len(said.heads) >= 3
+    assert {head.status for head in said.heads[:-1]} == {102}
+    assert said.heads[-1].status == 200
+
+
+async def test_the_sdk_outlasts_the_limit_that_it_states(patient: Any) -> None:
+    async with patient.client("/@budget=30m", timeout=LIMIT_S) as client:
+
+        async def streamed(text: str, **headers: str) -> str:
+            async with client.messages.stream(**ask(text), extra_headers=headers) as stream:
+                return await stream.get_final_text()
+
+        async def whole() -> str:
+            return (await client.messages.create(**ask("a whole"))).content[0].text
+
+        agent = {"user-agent": "claude-cli/2.1.325"}
+        told = await asyncio.gather(whole(), streamed("a stream"), streamed("an early one", **agent))
+        assert told == [expected_text(ask(text)) for text in ("a whole", "a stream", "an early one")]
+        with pytest.raises(anthropic.BadRequestError):
+            await client.messages.create(**ask(f"{FAILS} within its limit"))
+
+
+async def test_openais_sdk_outlasts_the_limit_that_it_states() -> None:
+    async with both(MockConfig(batch_latency=Constant(2 * LIMIT_S))) as stage:
+        async with stage.client("/@lane=batch", timeout=LIMIT_S) as client:
+
+            async def whole() -> str | None:
+                return (await client.chat.completions.create(**chat("a whole"))).choices[0].message.content
+
+            async def streamed() -> str:
+                stream = await client.chat.completions.create(**chat("a stream"), stream=True)
+                chunks = [one async for one in stream]
+                return "".join(one.choices[0].delta.content or "" for one in chunks if one.choices)
+
+            async def response() -> str:
+                stream = await client.responses.create(model=OPENAI_MODEL, input="a response", stream=True)
+                return [one async for one in stream][-1].type
+
+            told = await asyncio.gather(whole(), streamed(), response())
+        expected = [expected_openai_text(chat(text)) for text in ("a whole", "a stream")]
+        assert told == [*expected, "response.completed"]
+
+
+async def test_white_space_comes_within_the_limit_that_a_client_states(patient: Any) -> None:
+    stated = {"x-stainless-lang": "java", "x-stainless-read-timeout": str(LIMIT_S)}
+    async with httpx2.AsyncClient(timeout=LIMIT_S) as client:
+        sent = {"x-api-key": "k", "anthropic-version": "2023-06-01"} | stated | BATCH
+        answer = await client.post(patient.url + "/v1/messages", json=ask("spaced within"), headers=sent)
+    assert answer.content.startswith(b" ")
+    assert answer.json()["content"][0]["text"] == expected_text(ask("spaced within"))
+
+
+async def test_a_budget_longer_than_the_limit_is_outlasted_on_now_too() -> None:
+    config = MockConfig(sync_latency=Constant(2 * LIMIT_S))
+    async with staged(config, patience=Patience()) as stage:
+        async with stage.client("/@lane=now,budget=30s", timeout=LIMIT_S) as client:
+            answer = await client.messages.create(**ask("slow"))
+            assert answer.content[0].text == expected_text(ask("slow"))
+        over = {"x-carpool-lane": "now", "x-carpool-budget": "500ms"}  # then its limit is its own again
+        limit = {"x-stainless-read-timeout": "0.5"}
+        assert 102 not in [head.status for head in (await exchange(stage.url, ask("over"), SDK | limit)).heads]
+        late = await exchange(stage.url, ask("late"), SDK | over | limit)
+        assert len(late.heads) <= 2
+        assert late.heads[-1].status == 200
+
+
+async def test_a_limit_that_counts_to_the_head_is_met_by_retries(patient: Any) -> None:
+    """As Node's: no sign of life prolongs it, and its retry finds the call."""
+    before, charged = patient.engine.stats.returned_calls, len(patient.mock.bill.charges)
+    stated = {"x-stainless-lang": "js", "x-stainless-timeout": "1"} | BATCH
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(1.0):
+            await exchange(patient.url, ask("from Node"), stated | {"x-stainless-retry-count": "0"})
+    said = await exchange(patient.url, ask("from Node"), stated | {"x-stainless-retry-count": "1"})
+    assert said.heads[-1].status == 200
+    assert patient.engine.stats.returned_calls == before + 1
+    assert len(patient.mock.bill.charges) == charged + 1
+
+
+@pytest.mark.parametrize(
+    ("headers", "limit"),
+    [
+        ({"x-stainless-read-timeout": "30", "x-stainless-timeout": "NOT_GIVEN"}, 30.0),
+        ({"x-stainless-read-timeout": "600.0", "x-stainless-timeout": "7.5"}, 7.5),
+        ({"x-stainless-timeout": "10"}, 10.0),
+        ({"x-stainless-timeout": "None"}, math.inf),
+        ({"x-stainless-timeout": "0"}, math.inf),
+        ({"x-stainless-timeout": "-3"}, math.inf),
+        ({"x-stainless-timeout": "nan"}, math.inf),
+        ({"x-stainless-timeout": "inf"}, math.inf),
+        ({"x-stainless-timeout": "1" * 400}, math.inf),
+        ({"x-stainless-timeout": ""}, math.inf),
+        ({"user-agent": "mistral-client-python/3.7"}, 5.0),
+        ({"user-agent": "speakeasy-sdk/python 3.7", "x-stainless-timeout": "2"}, 2.0),
+        ({}, math.inf),
+    ],
+)
+async def test_the_limit_that_a_client_states(headers: dict[str, str], limit: float) -> None:
+    assert recognise(tuple(headers.items())).limit == limit
+
+
+async def test_signs_come_by_half_of_a_limit_but_not_in_a_rush() -> None:
+    usual = Patience()
+    assert usual.within(math.inf) == usual.within(600) == usual
+    ten = usual.within(10)
+    assert (ten.informational_s, ten.head_s, ten.space_s, ten.ping_s, ten.stream_head_s) == (5, 5, 5, 5, 2)
+    assert usual.within(0.5).ping_s == 0.25
+    assert usual.within(1e-9).ping_s == 0.25
 
 
 # ------------------------------------------------------------ white space
@@ -181,17 +310,17 @@ async def test_the_sdk_raises_a_late_failure(stage: Any) -> None:
 @pytest.mark.parametrize(
     ("headers", "kind", "bears"),
     [
-        ({"user-agent": "claude-cli/2.1.325 (external)", "x-stainless-lang": "js"}, Kind.CLAUDE_CODE, True),
-        ({"user-agent": "node", "x-claude-code-session-id": "x"}, Kind.CLAUDE_CODE, False),
-        ({"user-agent": "codex_exec/0.166"}, Kind.CODEX, False),
-        ({"originator": "codex_cli_rs"}, Kind.CODEX, False),
-        ({"user-agent": "AsyncAnthropic/Python 2.8", "x-stainless-lang": "python"}, Kind.SDK, True),
-        ({"user-agent": "Anthropic/Go", "x-stainless-lang": "go"}, Kind.SDK, False),
-        ({"user-agent": "python-requests/2"}, Kind.OTHER, False),
-        ({}, Kind.OTHER, False),
+        ({"user-agent": "claude-cli/2.1.325 (external)", "x-stainless-lang": "js"}, ClientKind.CLAUDE_CODE, True),
+        ({"user-agent": "node", "x-claude-code-session-id": "x"}, ClientKind.CLAUDE_CODE, False),
+        ({"user-agent": "codex_exec/0.166"}, ClientKind.CODEX, False),
+        ({"originator": "codex_cli_rs"}, ClientKind.CODEX, False),
+        ({"user-agent": "AsyncAnthropic/Python 2.8", "x-stainless-lang": "python"}, ClientKind.SDK, True),
+        ({"user-agent": "Anthropic/Go", "x-stainless-lang": "go"}, ClientKind.SDK, False),
+        ({"user-agent": "python-requests/2"}, ClientKind.OTHER, False),
+        ({}, ClientKind.OTHER, False),
     ],
 )
-async def test_kinds_of_clients(headers: dict[str, str], kind: Kind, bears: bool) -> None:
+async def test_kinds_of_clients(headers: dict[str, str], kind: ClientKind, bears: bool) -> None:
     client = recognise(tuple(headers.items()))
     assert (client.kind, client.bears_1xx) == (kind, bears)
 
@@ -199,10 +328,10 @@ async def test_kinds_of_clients(headers: dict[str, str], kind: Kind, bears: bool
 async def test_a_client_that_leaves_while_it_hears_102_is_noticed(stage: Any) -> None:
     before = stage.engine.stats.returned_calls
     leaving = asyncio.ensure_future(exchange(stage.url, ask("leaving"), SDK | BATCH))
-    await stage.until(lambda: len(stage.engine._desk.waiters) == 1)
+    await stage.until(lambda: len(stage.engine._context.waiters) == 1)
     leaving.cancel()
     await asyncio.wait([leaving])
-    await stage.until(lambda: len(stage.engine._desk.waiters) == 0)
+    await stage.until(lambda: len(stage.engine._context.waiters) == 0)
     answer = await stage.post(ask("leaving"), **BATCH)
     assert answer.status_code == 200
     assert stage.engine.stats.returned_calls == before + 1

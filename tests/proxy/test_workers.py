@@ -15,11 +15,12 @@ import httpx2
 import pytest
 from anthropic import AsyncAnthropic
 
-from carpool.ledger import dollars
 from carpool.mock import Constant, MockConfig, MockServer, expected_text, serve
+from carpool.planners.ledger import dollars
 from carpool.stores import peek
 
 from . import hooking
+from .leavers import LARGE, MIDDLING, answered, calling, lengthen
 from .stage import ask
 
 CONFIG = "batching: {linger_ms: 200, poll_interval_s: 0.1}\n"
@@ -241,6 +242,25 @@ async def test_a_batch_outlives_the_worker_that_was_given_its_key(tmp_path: Path
         assert code == 0
         assert "ended (signal 9). It is started again" in said
         assert not files_with(tmp_path, b"sk-passed-through")
+
+
+@pytest.mark.parametrize("size", [1, MIDDLING, LARGE])
+async def test_a_client_may_break_off_at_every_worker(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: int
+) -> None:
+    """In the middle of its answer where that is long, and else as soon as it has asked. It is bought once."""
+    lengthen(monkeypatch, size)
+    async with serve(MockConfig(batch_latency=Constant(0.5))) as upstream, house(upstream, tmp_path) as made:
+        for number in range(8):
+            async with calling(made.url, ask("broken off")) as caller:
+                if size > 1:
+                    await caller.reader.readexactly(50_000)
+                elif not number:
+                    await until(lambda: upstream.provider.batches)
+                caller.reset()
+            await asyncio.sleep(0.4)  # as the SDKs wait, at the least; the other workers are told within that
+        await answered(made.url, ask("broken off"))
+        assert set(bought(upstream).values()) == {1}
 
 
 async def test_calls_of_a_killed_worker_are_bought_once(tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ import agents
 import environments
 import evals
 import fleet
+import frameworks
 import sdks
 import waits
 from stage import Stage, Trouble, staged
@@ -26,6 +27,7 @@ from verdicts import Cell, Verdict, table
 
 WORK = environments.ENVS / ("real-slow" if "--slow" in sys.argv else "real-run")
 AT_ONCE = 2
+PARTS = {"langchain-openai", "@ai-sdk/anthropic", "@ai-sdk/openai", "zod", "undici"}  # of clients and of tests
 
 Trial = Callable[[Stage], Awaitable[list[Verdict]]]
 
@@ -55,6 +57,7 @@ def matrix() -> list[tuple[str, Trial]]:
     trials: list[tuple[str, Trial]] = [
         (sdk.name, partial(sdks.try_matrix, sdk)) for sdk in (*sdks.ANTHROPIC, *sdks.OPENAI)
     ]
+    trials += [(one.name, partial(frameworks.try_framework, one)) for one in frameworks.FRAMEWORKS]
     trials += [(agents.name_of(agent), partial(agents.try_agent, agent)) for agent in agents.AGENTS]
     trials += [(f"{evals.name()}, {lane}", partial(evals.try_eval, lane)) for lane in evals.OPTIONS]
     return trials
@@ -109,7 +112,10 @@ async def slow() -> list[Verdict]:
 def check_all_tried() -> None:
     """Whoever is in the table is tried."""
     tried = {one.row for one in (*sdks.ANTHROPIC, *sdks.OPENAI, *agents.AGENTS)} | {"inspect"}
-    untried = {*environments.TABLE["python"], *environments.TABLE["node"]} - tried - {"undici"}  # a part of a test
+    tried |= {one.package for one in frameworks.FRAMEWORKS} | PARTS
+    rows = environments.TABLE["python"].items()
+    named = {name for row, packages in rows for name in ([row] if row in tried else environments.packages(packages))}
+    untried = {*named, *environments.TABLE["node"]} - tried
     if untried:
         raise environments.Missing(f"Nothing tries {', '.join(sorted(untried))}, which versions.toml names.")
 

@@ -67,6 +67,20 @@ def check_bill(seen: Seen, lane: str, fingerprints: Sequence[str]) -> None:
     expect(kinds == wanted, f"the provider charged {dict(kinds)} instead of {dict(wanted)}")
     charged = sorted(charge["fingerprint"] for charge in seen.charges)
     expect(charged == sorted(fingerprints), f"the provider charged for {charged}, the client heard {fingerprints}")
+    if lane != "own batches":  # which pass by untouched
+        check_ledger(seen, lane)
+
+
+def check_ledger(seen: Seen, lane: str) -> None:
+    """carpool knows what it paid for each of these calls: to the nano-dollar what the provider charged."""
+    paid, charged = sum(row["paid"] for row in seen.ledger), sum(charge["nano_usd"] for charge in seen.charges)
+    purchases = sum(row["purchases"] for row in seen.ledger)
+    expect(
+        purchases == len(seen.charges), f"the ledger has {purchases} purchases of {len(seen.charges)}: {seen.ledger}"
+    )
+    expect(not any(row["unknown"] for row in seen.ledger), f"the ledger does not know a price: {seen.ledger}")
+    expect(paid == charged, f"the ledger has {paid} nano-dollars, and the provider charged {charged}")
+    expect({row["lane"] for row in seen.ledger} == {lane}, f"the ledger has other lanes than {lane}: {seen.ledger}")
 
 
 def check_usage(seen: Seen, turns: Sequence[dict[str, Any]]) -> None:

@@ -42,10 +42,23 @@ def node() -> str:
 
 
 def version_of(client: str) -> str:
-    """As the table has it, for people to read."""
+    """As the table has it, for people to read. A client is a row of the table, or a package in one."""
     if client in TABLE["node"]:
         return str(TABLE["node"][client])
-    return str(TABLE["python"][client][0]).partition("==")[2]
+    if client in TABLE["python"]:
+        return str(TABLE["python"][client][0]).partition("==")[2]
+    return packages(TABLE["python"][home_of(client)])[client]
+
+
+def home_of(package: str) -> str:
+    """The Python environment that a package is in, which has several."""
+    return next(row for row, pins in TABLE["python"].items() if package in packages(pins))
+
+
+def packages(row: list[str]) -> dict[str, str]:
+    """Their versions by their names, without their extras."""
+    pairs = (pinned.partition("==") for pinned in row)
+    return {name.partition("[")[0]: version for name, _, version in pairs}
 
 
 def ensure() -> None:

@@ -10,11 +10,14 @@ import sys
 from pathlib import Path
 from typing import Any
 
-TOOL = {
-    "name": "lookup",
-    "description": "Looks something up.",
-    "inputSchema": {"type": "object", "properties": {"query": {"type": "string"}}, "additionalProperties": True},
+# Some agents close every schema, so that what careless re-encoding would spoil must be asked for: see checks.arguments.
+AWKWARD = {"ünïcode": '\u2028"\\', "nested": {"n": [1, 2.5, None, True]}}
+SCHEMA = {
+    "type": "object",
+    "properties": {"query": {"type": "string"}, **{name: {"const": value} for name, value in AWKWARD.items()}},
+    "required": ["query", *AWKWARD],
 }
+TOOL = {"name": "lookup", "description": "Looks something up.", "inputSchema": SCHEMA}
 
 
 def result(asked: dict[str, Any], notes: Path) -> dict[str, Any]:

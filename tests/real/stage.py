@@ -29,6 +29,9 @@ FOREIGN = (
     "CODEX_",
     "OPENCODE",
     "INSPECT_",
+    "LANGCHAIN_",
+    "LANGSMITH_",
+    "LITELLM_",
     "HTTP_PROXY",
     "HTTPS_PROXY",
     "CARPOOL_",
@@ -64,6 +67,7 @@ class Seen:
     charges: list[dict[str, Any]]
     batches: list[dict[str, Any]]
     asked: list[dict[str, Any]]
+    ledger: list[dict[str, Any]]  # carpool's own, by lane and kind
 
     def posts(self, path: str) -> int:
         return sum((one["method"], one["path"]) == ("POST", path) for one in self.asked)
@@ -86,7 +90,13 @@ class Stage:
             shown = (await self.http.get(f"{direct}/_window")).json()
             for name, rows in mine.items():
                 rows += [one for one in shown[name] if one["credential"] == credential]
-        return Seen(mine["charges"], mine["batches"], mine["asked"])
+        return Seen(**mine, ledger=await self.ledger(credential))
+
+    async def ledger(self, credential: str) -> list[dict[str, Any]]:
+        """What carpool paid for this key: one credential, whichever header it was sent in."""
+        shown = await self.http.get(f"{self.url}/carpool/stats", headers={"x-api-key": credential})
+        lanes: list[dict[str, Any]] = shown.json()["lanes"]
+        return lanes
 
     async def script(self, fault: str, times: int = 1) -> None:
         (await self.http.post(f"{self.direct}/_window/script?fault={fault}&times={times}")).raise_for_status()

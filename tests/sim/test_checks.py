@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 from msgspec import structs
 
-from carpool.model import EntryKind, Lane, OutcomeKind
+from carpool.core.model import EntryKind, Lane, OutcomeKind
 from carpool.sim import Fleet, draw
 from carpool.sim.checks import (
     deadlines_are_kept,
@@ -17,6 +17,7 @@ from carpool.sim.checks import (
     ledger_is_the_bill,
     missed_deadlines_have_a_reason,
     mistakes_come_back,
+    nobody_buys_again_by_coming_back,
     nothing_mixes,
     open_books,
     replies_are_the_providers,
@@ -27,6 +28,7 @@ from carpool.sim.timeline import Deadlock, Timeline, run
 from carpool.sim.world import World, run_world
 
 SEED = 100
+RESTLESS = 27  # a world in which clients leave and come back, and nobody is in doubt
 
 
 def _world(seed: int = SEED, fleet: Fleet = "anthropic") -> tuple[World, Timeline]:
@@ -88,6 +90,17 @@ def test_a_hidden_second_purchase_is_seen() -> None:
         books.entries[ticket] = [twice, structs.replace(twice, purchase=99)]
 
     assert _sentences(second_purchases_are_recorded, change)
+
+
+def test_a_purchase_for_one_who_only_came_back_is_seen() -> None:
+    def change(world: World, books) -> None:
+        paid = {ticket for ticket in books.entries for e in books.entries[ticket] if e.lane is Lane.BATCH and e.paid}
+        turn = next(turn for turn in world.turns if turn.calls[0].ticket in paid)
+        other = structs.replace(turn.calls[0], ticket=1)
+        books.entries[1] = [structs.replace(entry, ticket=1) for entry in books.entries[turn.calls[0].ticket]]
+        turn.calls.append(other)
+
+    assert _sentences(nobody_buys_again_by_coming_back, change, seed=RESTLESS)
 
 
 def test_a_cancelled_stranger_is_seen() -> None:

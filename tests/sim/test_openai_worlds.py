@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
+from carpool.core.model import Entry, Lane
 from carpool.mock import Constant, Faults, MockConfig, OpenAIConfig, Outcome, Uniform
-from carpool.model import Entry, Lane
-from carpool.policy import RoutingPolicy
+from carpool.planners.policy import RoutingPolicy
 from carpool.sim.checks import problems
 from carpool.sim.openai import CHAT, EMBEDDINGS, HOOK_URL
 from carpool.sim.plan import AgentPlan, Crash, Plan, TurnPlan
@@ -19,7 +19,7 @@ MODELS = ("gpt-6-luna", "gpt-5-mini", "gpt-5.2", "gpt-4o-mini")
 
 def _agent(number: int, model: str, budget: float | None, starts: float) -> AgentPlan:
     endpoint = EMBEDDINGS if model.startswith("text-") else CHAT
-    turn = TurnPlan(f"agent {number}", model, 200, budget, False, 0.0, None, 0.1, endpoint)
+    turn = TurnPlan(f"agent {number}", model, 200, budget, False, 0.0, (), 0.1, endpoint)
     return AgentPlan(f"agent {number}", "sk-one", True, "", None, starts, (turn,), provider="openai")
 
 

@@ -6,11 +6,12 @@ import pytest
 
 from carpool.sim import Fleet, Report, draw, openai, simulate
 from carpool.sim import __main__ as command
+from carpool.sim.leaving import Cut
 
 # Worlds that once broke a promise stay here for ever, with the fleet that they had; the rest is a plain sample.
 BROKE_ONCE = (3, 15, 30, 47, 49, 77, 1028, 1082, 1806, 2324, 3006, 3038)
 BROKE_AT_OPENAI = (51,)
-BROKE_LATER = (150, 165, 424, 551, 1081, 2951, 5579, 6363)
+BROKE_LATER = (150, 165, 424, 551, 1081, 2070, 2951, 5579, 6363)
 SAMPLE = tuple(range(100, 124))
 FLEETS: dict[int, Fleet] = {**dict.fromkeys(BROKE_ONCE, "anthropic"), **dict.fromkeys(BROKE_AT_OPENAI, "openai")}
 
@@ -40,6 +41,28 @@ def test_the_sample_has_everything_in_it() -> None:
         for plan in map(draw, range(300))
         for mock in plan.mocks.values()
     )
+
+
+def test_agents_leave_and_come_back_at_any_moment() -> None:
+    plans = [draw(seed) for seed in SAMPLE]
+    turns = [turn for plan in plans for agent in plan.agents for turn in agent.turns]
+    moves = [move for turn in turns for move in turn.hang_ups]
+    waits = [move.after for move in moves if move.after is not None]
+    assert min(waits) == 0.0
+    assert max(waits) > 60.0
+    assert {move.cut for move in moves} == {None, *Cut}
+    assert {move.marked for move in moves} == {move.back for move in moves} == {True, False}
+    assert any(move.away == 0.0 for move in moves)
+    assert max(len(turn.hang_ups) for turn in turns) > 4
+    assert any(plan.engines > 1 and not plan.stops for plan in plans)
+
+
+def test_some_providers_forget_what_they_sold() -> None:
+    plans = list(map(draw, range(100)))
+    assert {name for plan in plans for name, mock in plan.mocks.items() if mock.faults.batch_forgotten} == {
+        "anthropic",
+        "openai",
+    }
 
 
 def test_every_fault_of_openai_is_in_some_world() -> None:

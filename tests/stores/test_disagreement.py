@@ -12,10 +12,10 @@ import pytest
 from servers import swept_url
 from stores import CRED, LEASE, ME, OTHER, STRANGER, T0, admission, attempt, entry, outcome
 
-from carpool.errors import CarpoolError
-from carpool.lifecycle import BatchState, TicketState
-from carpool.model import CallRow, EntryKind, Intent, Lane, Settlement
-from carpool.ports import Store
+from carpool.core.errors import CarpoolError
+from carpool.core.lifecycle import BatchState, TicketState
+from carpool.core.model import CallRow, EntryKind, Intent, Lane, Settlement
+from carpool.core.ports import Store
 from carpool.stores import SqliteStore
 from carpool.stores.postgres import PostgresStore
 
@@ -114,6 +114,9 @@ class Dice:
     def await_ticket(self) -> Any:
         return (self._ticket(), self._one(None, *ENGINES))
 
+    def stop_awaiting(self) -> Any:
+        return (self._ticket(), self._engine())
+
     def delivered(self) -> Any:
         return (self._tickets(), self.now)
 
@@ -187,7 +190,7 @@ class Dice:
 
 WEIGHTS = {"admit_all": 10, "settle": 7, "intend": 5, "move": 6, "start_sending": 4, "await_ticket": 4, "delivered": 3}
 WEIGHTS |= {"cancel": 1, "stop_sending": 2, "release": 2, "take_over": 2, "join": 3, "leave": 1, "retain": 1, "lead": 2}
-WEIGHTS |= {"suspect": 1, "annotate": 1, "tidy": 1, "record": 1, "remember": 1}
+WEIGHTS |= {"stop_awaiting": 2, "suspect": 1, "annotate": 1, "tidy": 1, "record": 1, "remember": 1}
 
 
 async def _answer(store: Store, asked: Asked) -> object:

@@ -19,9 +19,9 @@ import pytest
 from servers import HASTY, Server, schema_url, shared_url, swept_url
 from stores import CRED, LEASE, ME, OTHER, T0, admission, board, outcome, settlement
 
-from carpool.errors import StoreError, StoreUnwritable
-from carpool.lifecycle import BatchState
-from carpool.model import Settlement
+from carpool.core.errors import StoreError, StoreUnwritable
+from carpool.core.lifecycle import BatchState
+from carpool.core.model import Settlement
 from carpool.stores.postgres import PostgresStore
 
 SECRET = b"a secret of the test"

@@ -14,17 +14,17 @@ from msgspec.structs import replace
 from servers import schema_url
 from stores import CRED, ME, OTHER, admission
 
-from carpool.clock import SystemClock
-from carpool.errors import Undecided
-from carpool.model import Admitted
-from carpool.ports import Store
-from carpool.stores.postgres import PostgresStore, _statements
+from carpool.core.clock import SystemClock
+from carpool.core.errors import Undecided
+from carpool.core.model import Admitted
+from carpool.core.ports import Store
+from carpool.stores.postgres import PostgresStore, queries
 
 LEASE, PULSE = 180.0, 3600.0
 
 
 def grace(monkeypatch: pytest.MonkeyPatch, lasts: str) -> None:
-    known = _statements.statements(True)
+    known = queries.statements(True)
     for name in ("missing", "bury"):
         monkeypatch.setitem(known, name, re.sub(r"interval '.*?'", f"interval '{lasts}'", known[name]))
 

@@ -14,14 +14,14 @@ import pytest
 from servers import schema_url, shared_url
 from stores import ME, T0, admission, board, settlement
 
-from carpool.errors import ConfigError, StoreError, StoreTooNew, WrongSecret
-from carpool.keys import VirtualKey, new_key
-from carpool.lifecycle import BatchState
+from carpool.core.errors import ConfigError, StoreError, StoreTooNew, WrongSecret
+from carpool.core.keys import VirtualKey, new_key
+from carpool.core.lifecycle import BatchState
 from carpool.stores import carries_password, check_url, open_store, peek, shown
-from carpool.stores._statements import SQL
-from carpool.stores.cabinet import open_keys
-from carpool.stores.postgres import PostgresStore, _opening, address_of
-from carpool.stores.postgres._statements import migrations, statements
+from carpool.stores.key_admin import open_keys
+from carpool.stores.operations.statements import SQL
+from carpool.stores.postgres import PostgresStore, address_of, opening
+from carpool.stores.postgres.queries import migrations, statements
 
 SECRET = b"a secret of the test"
 
@@ -114,7 +114,7 @@ def test_without_the_driver_it_is_said_what_to_install(monkeypatch: pytest.Monke
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.delattr("carpool.stores.postgres")
     monkeypatch.setattr(builtins, "__import__", without)
-    with pytest.raises(ConfigError, match=r"install carpool with it, as carpool\[postgres\]"):
+    with pytest.raises(ConfigError, match=r"needs the package psycopg: pip install 'psycopg\[binary\]'"):
         check_url("postgresql://h/d")
 
 
@@ -156,7 +156,7 @@ async def test_an_older_one_is_brought_up_to_date_while_others_work(url: str, mo
     old = await PostgresStore.open(url, secret=SECRET, own_clock=False)
     newest = max(migrations())
     later = migrations() | {newest + 1: f"-- oldest: {newest}\nALTER TABLE calls ADD COLUMN extra text;"}
-    monkeypatch.setattr(_opening, "migrations", lambda: later)
+    monkeypatch.setattr(opening, "migrations", lambda: later)
     new = await PostgresStore.open(url, secret=SECRET, own_clock=False)
     await old.join(ME, T0, 300)
     await board(old, [1, 2, 3, 4, 5, 6])
@@ -171,7 +171,7 @@ def test_both_databases_have_the_same_statements() -> None:
     beginnings = {"all_pools", "credentials", "words", "engines", "next_outcome"}  # read once by who is alone
     beginnings |= {name for name in theirs if name.startswith("void_")}
     assert theirs - ours == beginnings
-    text = "".join(path.read_text("utf-8") for path in Path(_opening.__file__).parent.glob("*.py"))
+    text = "".join(path.read_text("utf-8") for path in Path(opening.__file__).parent.glob("*.py"))
     unnamed = [name for name in ours - theirs if f'"{name}"' not in text and not name.endswith("_known")]
     assert unnamed == []
 

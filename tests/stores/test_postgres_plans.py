@@ -7,9 +7,9 @@ from typing import Any
 from servers import swept_url
 from stores import CRED, LEASE, ME, T0, admission, outcome
 
-from carpool.model import Settlement
+from carpool.core.model import Settlement
 from carpool.stores.postgres import PostgresStore
-from carpool.stores.postgres._statements import for_driver
+from carpool.stores.postgres.queries import for_driver
 
 KEPT = 6000
 SOME = "[1, 2, 3]"
@@ -28,7 +28,7 @@ HOT: dict[str, Any] = {
     "pools": ("[1]",),
     "due": {"credentials": "[1]", "until": T0 + 700, "limit": 10, "awaiter": None},
     "next_due": {"credential": 1, "awaiter": None},
-    "start_sending": {"ticket": 1, "engine": ME, "now": T0},
+    "start_sending": {"ticket": 1, "engine": ME, "now": T0, "reason": 1},
     "stop_sending": (1,),
     "call_counts": (),
     "removable_done": {"before": T0 - 1, "limit": 10},

@@ -12,9 +12,9 @@ import pytest
 from servers import shared_url, swept_url
 from stores import CRED, LEASE, ME, OTHER, T0, admission, board, entry, outcome, settlement
 
-from carpool.errors import CarpoolError
-from carpool.lifecycle import BatchState
-from carpool.model import Intent, Lane, Settlement
+from carpool.core.errors import CarpoolError
+from carpool.core.lifecycle import BatchState
+from carpool.core.model import Intent, Lane, Settlement
 from carpool.stores.postgres import PostgresStore
 
 SECRET = b"a secret of the test"
@@ -228,12 +228,12 @@ async def test_the_others_hear_that_a_batch_may_have_ended_and_nothing_that_some
     for store in stores:
         assert store._hearing is not None
         await until(store._hearing.hears.is_set)
-        store.heed(heard.extend)
+        store.on_batch_hint(heard.extend)
     assert stores[0]._hearing is not None
     with psycopg.connect(shared_url(), autocommit=True) as connection:
         connection.execute(f'LISTEN "{stores[0]._hearing._channel}"')
-        assert await stores[3].nudge("anthropic", "batch_1 with a ; strange name")
-        assert not await stores[3].nudge("anthropic", "batch_2")
+        assert await stores[3].hint_batch("anthropic", "batch_1 with a ; strange name")
+        assert not await stores[3].hint_batch("anthropic", "batch_2")
         await until(lambda: len(heard) == len(stores))
         told = [one.payload for one in connection.notifies(timeout=5, stop_after=1)]
     assert heard == len(stores) * [batch.id]
@@ -247,7 +247,7 @@ async def test_the_others_hear_what_was_settled_and_what_came_in(stores: list[Po
         assert store._hearing is not None
         await until(store._hearing.hears.is_set)
         store.subscribe(settled.update)
-        store.watch(came.extend)
+        store.on_pool_change(came.extend)
     await stores[0].admit_all([admission(ticket) for ticket in range(1, 3001)])
     await until(lambda: came.count(CRED) >= 3)
     await stores[0].settle([Settlement(ticket, outcome()) for ticket in range(1, 3001)], T0 + 60)
@@ -258,13 +258,13 @@ async def test_an_engine_that_leaves_is_heard_of(stores: list[PostgresStore]) ->
     heard: list[tuple[str, ...]] = []
     assert stores[1]._hearing is not None
     await until(stores[1]._hearing.hears.is_set)
-    stores[1].watch(lambda names: heard.append(tuple(names)))
+    stores[1].on_pool_change(lambda names: heard.append(tuple(names)))
     await stores[0].leave(ME)
     await until(lambda: () in heard)
 
 
 async def test_too_many_to_name_are_told_as_such(stores: list[PostgresStore], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("carpool.stores.postgres._hearing._FORGET_ABOVE", 3)
+    monkeypatch.setattr("carpool.stores.postgres.notify._FORGET_ABOVE", 3)
     heard: list[tuple[int, ...]] = []
     assert stores[1]._hearing is not None
     await until(stores[1]._hearing.hears.is_set)

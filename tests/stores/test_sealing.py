@@ -10,11 +10,22 @@ from typing import Any
 import pytest
 from stores import CRED, ME, T0, admission, attempt, pool
 
-from carpool.errors import ConfigError, StoreCorrupt, WrongSecret
-from carpool.lifecycle import BatchState
-from carpool.model import Admission, Entry, EntryKind, Intent, Lane, Outcome, OutcomeKind, PoolKey, Settled, Settlement
-from carpool.stores import SqliteStore, _sealing, peek
-from carpool.stores._sealing import PLAIN
+from carpool.core.errors import ConfigError, StoreCorrupt, WrongSecret
+from carpool.core.lifecycle import BatchState
+from carpool.core.model import (
+    Admission,
+    Entry,
+    EntryKind,
+    Intent,
+    Lane,
+    Outcome,
+    OutcomeKind,
+    PoolKey,
+    Settled,
+    Settlement,
+)
+from carpool.stores import SqliteStore, encryption, peek
+from carpool.stores.encryption import PLAIN
 
 SECRET = b"a secret of the test, long enough"
 BODY, ANSWER = b'{"messages": "the plan of the vault"}', b'{"content": "dig behind the bakery"}'
@@ -184,14 +195,14 @@ async def test_without_the_package_it_says_what_to_install(tmp_path: Path, monke
         return real(name, *more)
 
     monkeypatch.setattr(builtins, "__import__", missing)
-    with pytest.raises(ConfigError, match=r"needs the package cryptography.*carpool\[crypto\]"):
+    with pytest.raises(ConfigError, match=r"needs the package cryptography: pip install cryptography"):
         await opened(tmp_path / "carpool.db")
     await (await opened(tmp_path / "plain.db", encrypt=False)).aclose()  # who does not ask for it does not need it
 
 
 def test_the_key_is_made_as_the_standard_says() -> None:
     """RFC 5869, test case 1: the first block."""
-    drawn = _sealing._derived(b"\x0b" * 22, bytes(range(13)), bytes(range(0xF0, 0xFA)))
+    drawn = encryption._derived(b"\x0b" * 22, bytes(range(13)), bytes(range(0xF0, 0xFA)))
     assert drawn.hex() == "3cb25f25faacd57a90434f64d0362f2a2d2d0a90cf1a5a4c5db02d56ecc4c5bf"
 
 

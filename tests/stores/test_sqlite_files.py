@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 from stores import CRED, LEASE, ME, OTHER, T0, admission, admit, attempt, board, entry, outcome, settlement
 
-from carpool.errors import (
+from carpool.core.errors import (
     ConfigError,
     StoreCorrupt,
     StoreError,
@@ -27,10 +27,11 @@ from carpool.errors import (
     StoreUnwritable,
     WrongSecret,
 )
-from carpool.lifecycle import BatchState, TicketState
-from carpool.model import EntryKind, Lane, Outcome, OutcomeKind, Settlement
-from carpool.stores import SqliteStore, _opening, load_secret, open_store, peek
-from carpool.stores._statements import migrations
+from carpool.core.lifecycle import BatchState, TicketState
+from carpool.core.model import EntryKind, Lane, Outcome, OutcomeKind, Settlement
+from carpool.stores import SqliteStore, load_secret, open_store, peek
+from carpool.stores.operations.statements import migrations
+from carpool.stores.sqlite import opening
 
 SECRET = b"a secret of the test"
 
@@ -153,7 +154,7 @@ async def test_a_store_of_every_earlier_version_is_brought_up_to_date(path: str)
     assert list(steps) == list(range(1, len(steps) + 1))
     connection = sqlite3.connect(path)
     connection.executescript(f"BEGIN; {steps[1]}; COMMIT")
-    connection.execute(f"PRAGMA application_id = {_opening.APPLICATION_ID}")
+    connection.execute(f"PRAGMA application_id = {opening.APPLICATION_ID}")
     connection.execute("PRAGMA user_version = 1")
     connection.executescript(OF_VERSION_1)
     connection.close()
@@ -200,7 +201,7 @@ async def test_a_store_of_version_2_keeps_everything(path: str, encrypt: bool) -
     steps = migrations()
     connection = sqlite3.connect(path)
     connection.executescript(f"BEGIN; {steps[1]}; {steps[2]}; COMMIT")
-    connection.execute(f"PRAGMA application_id = {_opening.APPLICATION_ID}")
+    connection.execute(f"PRAGMA application_id = {opening.APPLICATION_ID}")
     connection.execute("PRAGMA user_version = 2")
     connection.executescript(OF_VERSION_2)
     connection.close()
@@ -235,7 +236,7 @@ async def test_a_broken_migration_changes_nothing(path: str, monkeypatch: pytest
     await made(path)
     newest = max(migrations())
     later = migrations() | {newest + 1: "CREATE TABLE more (id INTEGER);\nCREATE TABLE calls (id INTEGER);\n"}
-    monkeypatch.setattr(_opening, "migrations", lambda: later)
+    monkeypatch.setattr(opening, "migrations", lambda: later)
     with pytest.raises(StoreError):
         await SqliteStore.open(path)
     connection = sqlite3.connect(path)
@@ -553,7 +554,7 @@ async def test_a_peek_at_an_older_store_does_not_migrate_it(path: str, monkeypat
     await made(path)
     newest = max(migrations())
     later = migrations() | {newest + 1: "CREATE TABLE more (id INTEGER);\n"}
-    monkeypatch.setattr(_opening, "migrations", lambda: later)
+    monkeypatch.setattr(opening, "migrations", lambda: later)
     with pytest.raises(StoreError):
         await peek(path)
     connection = sqlite3.connect(path)

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from carpool.stores._sqlite_session import SqliteSession
-from carpool.stores._statements import SQL
+from carpool.stores.operations.statements import SQL
+from carpool.stores.sqlite.session import SqliteSession
 
 DEFAULT_LIMIT = 32_766  # of values in one statement; distributions may raise it
 

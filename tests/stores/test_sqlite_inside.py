@@ -13,11 +13,11 @@ from typing import Any
 import pytest
 from stores import CRED, ME, T0, admission, admit, board, entry, outcome, settlement
 
-from carpool.errors import StoreError
-from carpool.lifecycle import BATCH_MOVES, TICKET_MOVES, UNFINISHED, BatchState, TicketState
-from carpool.model import Intent, Settlement
+from carpool.core.errors import StoreError
+from carpool.core.lifecycle import BATCH_MOVES, TICKET_MOVES, UNFINISHED, BatchState, TicketState
+from carpool.core.model import Intent, Settlement
 from carpool.stores import SqliteStore
-from carpool.stores._statements import SQL
+from carpool.stores.operations.statements import SQL
 
 
 def multiply(store: SqliteStore, count: int) -> None:
@@ -311,5 +311,5 @@ def test_the_schemas_words_are_the_lifecycles() -> None:
 
 def test_every_statement_is_used() -> None:
     package = Path(__file__).parents[2] / "src/carpool/stores"
-    text = "\n".join(file.read_text() for file in package.glob("*.py"))
+    text = "\n".join(file.read_text() for file in package.rglob("*.py"))
     assert [name for name in SQL if f'"{name}"' not in text] == []

@@ -10,11 +10,11 @@ from typing import Any
 import httpx2
 import pytest
 
-from carpool.errors import NotConnected, WrongClient
-from carpool.ports import WireRequest
-from carpool.wires import HttpxWire, ThreadedHttpxWire
+from carpool.core.errors import NotConnected, WrongClient
+from carpool.core.ports import HttpRequest
+from carpool.http import HttpxClient, ThreadedHttpxClient
 
-REQUEST = WireRequest("POST", "http://provider/v1", (("x-api-key", "mine"),), b"{}")
+REQUEST = HttpRequest("POST", "http://provider/v1", (("x-api-key", "mine"),), b"{}")
 
 
 def defaults(seen: list[httpx2.Request]) -> dict[str, Any]:
@@ -44,7 +44,7 @@ def assert_untouched(request: httpx2.Request) -> None:
 async def test_the_clients_transport_is_used_without_its_defaults() -> None:
     seen: list[httpx2.Request] = []
     async with httpx2.AsyncClient(**defaults(seen)) as client:
-        wire = HttpxWire(client)
+        wire = HttpxClient(client)
         response = await wire.send(REQUEST)
         assert await response.read() == b"ok"
         await wire.aclose()
@@ -55,7 +55,7 @@ async def test_the_clients_transport_is_used_without_its_defaults() -> None:
 async def test_the_same_holds_for_a_blocking_client() -> None:
     seen: list[httpx2.Request] = []
     with httpx2.Client(**defaults(seen)) as client:
-        wire = ThreadedHttpxWire(client)
+        wire = ThreadedHttpxClient(client)
         response = await wire.send(REQUEST)
         assert await response.read() == b"ok"
         await wire.aclose()
@@ -69,7 +69,7 @@ async def test_a_closed_client_sends_nothing() -> None:
     client = httpx2.AsyncClient(transport=httpx2.MockTransport(lambda _: httpx2.Response(200)))
     await client.aclose()
     with pytest.raises(NotConnected, match="closed"):
-        await HttpxWire(client).send(REQUEST)
+        await HttpxClient(client).send(REQUEST)
 
 
 @pytest.mark.parametrize("name", ["ConnectError", "ConnectTimeout", "PoolTimeout", "ProxyError"])
@@ -79,27 +79,27 @@ async def test_troubles_before_anything_was_sent(name: str) -> None:
 
     async with httpx2.AsyncClient(transport=httpx2.MockTransport(fail)) as client:
         with pytest.raises(NotConnected) as caught:
-            await HttpxWire(client).send(REQUEST)
+            await HttpxClient(client).send(REQUEST)
     assert "secret" not in str(caught.value)
 
 
 def test_other_clients_are_refused_in_a_sentence() -> None:
     with pytest.raises(WrongClient, match="AsyncClient"):
-        HttpxWire(object())
+        HttpxClient(object())
     with httpx2.Client() as blocking, pytest.raises(WrongClient, match="AsyncClient"):
-        HttpxWire(blocking)
+        HttpxClient(blocking)
     with pytest.raises(WrongClient, match="blocking"):
-        ThreadedHttpxWire(object())
+        ThreadedHttpxClient(object())
 
 
 async def test_an_async_client_is_no_blocking_one() -> None:
     async with httpx2.AsyncClient() as client:
         with pytest.raises(WrongClient, match="blocking"):
-            ThreadedHttpxWire(client)
+            ThreadedHttpxClient(client)
 
 
 def test_neither_httpx_is_imported() -> None:
-    code = "import sys, carpool.wires; print([name for name in ('httpx', 'httpx2') if name in sys.modules])"
+    code = "import sys, carpool.http; print([name for name in ('httpx', 'httpx2') if name in sys.modules])"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "[]\n"
 
 
@@ -114,5 +114,5 @@ async def test_an_answer_that_a_hook_has_read_is_given_as_it_was_read() -> None:
 
     transport = httpx2.MockTransport(handle)
     async with httpx2.AsyncClient(transport=transport, event_hooks={"response": [read]}) as client:
-        response = await HttpxWire(client).send(REQUEST)
+        response = await HttpxClient(client).send(REQUEST)
         assert (await response.read(), response.headers) == (b"plain", (("x-a", "b"),))

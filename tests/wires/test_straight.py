@@ -13,10 +13,10 @@ from pathlib import Path
 import pytest
 import uvloop
 
-from carpool.errors import NotConnected, Severed
-from carpool.model import Headers
-from carpool.ports import StreamedBody, WireRequest
-from carpool.wires import StraightWire
+from carpool.core.errors import NotConnected, Severed
+from carpool.core.model import Headers
+from carpool.core.ports import HttpRequest, StreamedBody
+from carpool.http import Http1Client
 
 Script = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 OK = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok"
@@ -46,16 +46,16 @@ async def always(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> 
 
 
 @asynccontextmanager
-async def a_wire(**settings: float | bytes) -> AsyncIterator[StraightWire]:
-    wire = StraightWire(**settings)  # type: ignore[arg-type]
+async def a_wire(**settings: float | bytes) -> AsyncIterator[Http1Client]:
+    wire = Http1Client(**settings)  # type: ignore[arg-type]
     try:
         yield wire
     finally:
         await wire.aclose()
 
 
-async def fetched(wire: StraightWire, url: str) -> bytes:
-    response = await wire.send(WireRequest("GET", url, (), timeout=5))
+async def fetched(wire: Http1Client, url: str) -> bytes:
+    response = await wire.send(HttpRequest("GET", url, (), timeout=5))
     return await response.read()
 
 
@@ -105,7 +105,7 @@ async def test_the_environments_proxies_are_ignored(monkeypatch: pytest.MonkeyPa
 
 
 async def test_a_closed_wire_sends_nothing() -> None:
-    wire = StraightWire()
+    wire = Http1Client()
     await wire.aclose()
     with pytest.raises(NotConnected, match="closed"):
         await fetched(wire, "http://127.0.0.1:9/")
@@ -119,7 +119,7 @@ async def test_answers_of_1xx_are_told_and_are_not_the_answer() -> None:
     heard: list[tuple[int, Headers]] = []
     async with serving(script) as port, a_wire() as wire:
         url = f"http://127.0.0.1:{port}/"
-        request = WireRequest("GET", url, (), informed=lambda status, headers: heard.append((status, headers)))
+        request = HttpRequest("GET", url, (), informed=lambda status, headers: heard.append((status, headers)))
         response = await wire.send(request)
         assert (response.status, response.headers, await response.read()) == (200, (("content-length", "2"),), b"ok")
     assert heard == [(103, (("link", "a"),)), (102, ())]
@@ -149,7 +149,7 @@ async def test_what_nobody_asked_for_is_nobodys_answer(unasked: bytes) -> None:
 
 
 async def test_a_connection_that_rests_is_closed_after_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("carpool.wires.straight.SWEEP_S", 0.02)
+    monkeypatch.setattr("carpool.http.http1.client.SWEEP_S", 0.02)
     gone = asyncio.Event()
 
     async def script(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -183,14 +183,14 @@ async def test_a_head_that_never_ends_is_severed() -> None:
 async def test_a_header_that_is_more_than_one_is_not_sent(headers: Headers) -> None:
     async with a_wire() as wire:
         with pytest.raises(NotConnected, match="no request that can be sent"):
-            await wire.send(WireRequest("GET", "http://127.0.0.1:9/", headers))
+            await wire.send(HttpRequest("GET", "http://127.0.0.1:9/", headers))
 
 
 @pytest.mark.parametrize("url", ["http://127.0.0.1:9/a b", "http://127.0.0.1:9/a\r\nx: y", "http://127.0.0.1:9/\xe9"])
 async def test_an_address_that_is_more_than_one_is_not_sent(url: str) -> None:
     async with a_wire() as wire:
         with pytest.raises(NotConnected, match="no request that can be sent"):
-            await wire.send(WireRequest("GET", url, ()))
+            await wire.send(HttpRequest("GET", url, ()))
 
 
 def test_it_works_on_uvloop_too() -> None:
@@ -214,9 +214,9 @@ def test_it_works_on_uvloop_too() -> None:
     async def run() -> None:
         async with asyncio.timeout(5), serving(script) as port, a_wire() as wire:
             url = f"http://127.0.0.1:{port}"
-            response = await wire.send(WireRequest("POST", url, (), StreamedBody(None, pieces(), live=True)))
+            response = await wire.send(HttpRequest("POST", url, (), StreamedBody(None, pieces(), live=True)))
             assert await response.read() == b"ok"
-            task = asyncio.create_task(wire.send(WireRequest("GET", url + "/silent", ())))
+            task = asyncio.create_task(wire.send(HttpRequest("GET", url + "/silent", ())))
             await asked.wait()
             task.cancel()
             await gone.wait()

@@ -15,10 +15,10 @@ import pytest
 import uvloop
 from test_straight import always, certificate, serving
 
-from carpool.errors import NotConnected
-from carpool.ports import WireRequest
-from carpool.wires import OutgoingProxy, StraightWire
-from carpool.wires.addresses import is_link_local
+from carpool.core.errors import NotConnected
+from carpool.core.ports import HttpRequest
+from carpool.http import Http1Client, OutgoingProxy
+from carpool.http.http1.client import is_link_local
 
 __all__ = ["certificate"]
 SECRET = "sk-ant-never-seen-on-the-way"
@@ -62,21 +62,21 @@ class Proxy:
 @asynccontextmanager
 async def behind(
     proxy: Proxy, certificate: tuple[Path, Path], login: str | None = None
-) -> AsyncIterator[tuple[StraightWire, str]]:
+) -> AsyncIterator[tuple[Http1Client, str]]:
     """A wire whose only way to a provider that speaks TLS leads through the proxy; and the provider's address."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(*certificate)
     async with serving(always, context) as port, serving(proxy) as way:
         outgoing = OutgoingProxy(f"http://127.0.0.1:{way}", login)
-        wire = StraightWire(roots_pem=certificate[0].read_bytes(), proxy=outgoing)
+        wire = Http1Client(roots_pem=certificate[0].read_bytes(), proxy=outgoing)
         try:
             yield wire, f"https://localhost:{port}/v1"
         finally:
             await wire.aclose()
 
 
-async def fetched(wire: StraightWire, url: str) -> bytes:
-    response = await wire.send(WireRequest("POST", url, (("x-api-key", SECRET),), b"a prompt", timeout=5))
+async def fetched(wire: Http1Client, url: str) -> bytes:
+    response = await wire.send(HttpRequest("POST", url, (("x-api-key", SECRET),), b"a prompt", timeout=5))
     return await response.read()
 
 
@@ -129,7 +129,7 @@ async def test_a_proxy_that_does_not_connect(certificate: tuple[Path, Path], ans
 async def test_a_proxy_that_is_not_there_or_says_nothing(certificate: tuple[Path, Path]) -> None:
     with socket.socket() as nobody:
         nobody.bind(("127.0.0.1", 0))
-        wire = StraightWire(proxy=OutgoingProxy(f"http://127.0.0.1:{nobody.getsockname()[1]}"))
+        wire = Http1Client(proxy=OutgoingProxy(f"http://127.0.0.1:{nobody.getsockname()[1]}"))
         with pytest.raises(NotConnected, match="No connection"):
             await fetched(wire, "https://localhost:1/")
 
@@ -137,7 +137,7 @@ async def test_a_proxy_that_is_not_there_or_says_nothing(certificate: tuple[Path
         await reader.read()
 
     async with serving(silent) as port:
-        wire = StraightWire(connect_timeout=0.1, proxy=OutgoingProxy(f"http://127.0.0.1:{port}"))
+        wire = Http1Client(connect_timeout=0.1, proxy=OutgoingProxy(f"http://127.0.0.1:{port}"))
         with pytest.raises(NotConnected, match="too long"):
             await fetched(wire, "https://localhost:1/")
 
@@ -148,7 +148,7 @@ async def test_a_proxy_that_pretends_to_be_the_provider_is_found_out(certificate
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(*certificate)
     async with serving(always, context) as port, serving(proxy) as way:
-        wire = StraightWire(proxy=OutgoingProxy(f"http://127.0.0.1:{way}"))  # that does not know this certificate
+        wire = Http1Client(proxy=OutgoingProxy(f"http://127.0.0.1:{way}"))  # that does not know this certificate
         with pytest.raises(NotConnected, match="not trusted"):
             await fetched(wire, f"https://localhost:{port}/")
         await wire.aclose()
@@ -156,7 +156,7 @@ async def test_a_proxy_that_pretends_to_be_the_provider_is_found_out(certificate
 
 async def test_what_is_not_encrypted_does_not_go_through_it() -> None:
     async with serving(always) as port:
-        wire = StraightWire(proxy=OutgoingProxy("http://127.0.0.1:9"))
+        wire = Http1Client(proxy=OutgoingProxy("http://127.0.0.1:9"))
         assert await fetched(wire, f"http://127.0.0.1:{port}/") == b"ok"
         await wire.aclose()
 
@@ -175,7 +175,7 @@ def test_link_local_addresses_are_known() -> None:
     "host", ["169.254.169.254", "2852039166", "0xA9FEA9FE", "0251.0376.0251.0376", "[::ffff:169.254.169.254]"]
 )
 async def test_no_spelling_leads_to_the_metadata_service(host: str) -> None:
-    wire = StraightWire(connect_timeout=1)
+    wire = Http1Client(connect_timeout=1)
     with pytest.raises(NotConnected, match="link-local"):
         await fetched(wire, f"http://{host}/latest/meta-data")
 
@@ -188,4 +188,4 @@ async def test_a_name_that_leads_there_leads_nowhere(monkeypatch: pytest.MonkeyP
 
     monkeypatch.setattr(socket, "getaddrinfo", resolve)
     with pytest.raises(NotConnected, match=r"rebound\.example leads to a link-local address"):
-        await fetched(StraightWire(), "http://rebound.example/")
+        await fetched(Http1Client(), "http://rebound.example/")

@@ -4,28 +4,30 @@ from __future__ import annotations
 
 import io
 import sys
+from typing import Annotated
 
 import typer
-from rich.console import Console
-from rich.text import Text
 
 from carpool._version import __version__
+from carpool.cli import completion
+from carpool.cli.console import complain
 from carpool.cli.demo import demo
 from carpool.cli.keys import keys
 from carpool.cli.mock import mock
 from carpool.cli.serve import serve
 from carpool.cli.stats import stats
-from carpool.crashes import told
-from carpool.errors import CarpoolError
+from carpool.core.errors import CarpoolError
+from carpool.core.tracebacks import safe_traceback
 
 app = typer.Typer(
     name="carpool",
     help="Buys every model call of your agents at the lowest price that its deadline allows.\n\n"
     "See it work, without a key or a bill: carpool demo",
     no_args_is_help=True,
-    add_completion=False,
+    add_completion=False,  # typer's own would guess the shell
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.command(short_help="Serve the proxy that your agents' base URL points at.")(serve)
 app.add_typer(keys, name="keys", short_help="Give out virtual keys with bounds, list and end them.")
@@ -42,24 +44,42 @@ def _print_version(wanted: bool) -> None:
 
 @app.callback()
 def root(
-    version: bool = typer.Option(
-        False, "--version", help="Print the version and exit.", is_eager=True, callback=_print_version
-    ),
+    version: Annotated[
+        bool, typer.Option("--version", help="Print the version and exit.", is_eager=True, callback=_print_version)
+    ] = False,
+    show_completion: Annotated[
+        completion.Shell | None,
+        typer.Option(
+            metavar="SHELL",
+            help="Print what makes bash, zsh or fish complete carpool's commands, and exit.",
+            is_eager=True,
+            callback=completion.show,
+        ),
+    ] = None,
+    install_completion: Annotated[
+        completion.Shell | None,
+        typer.Option(
+            metavar="SHELL",
+            help="Put that where the shell reads it when it starts, and exit.",
+            is_eager=True,
+            callback=completion.set_up,
+        ),
+    ] = None,
 ) -> None:
     """Options of carpool itself."""
 
 
 def main() -> None:
-    """Runs the command line. What went wrong is said in a sentence, not in a traceback."""
+    """Run the command line. Errors are printed as a sentence, not as a traceback."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="replace")  # a terminal that can't show a sign shows another
+            stream.reconfigure(errors="replace")  # a terminal that can't show a character shows another
+    completion.prepare()
     try:
         app()
     except CarpoolError as error:
-        said = Text.assemble(("carpool: ", "bold red"), str(error))
-        Console(stderr=True).print(said, soft_wrap=True)
+        complain([error])
         sys.exit(2)
     except Exception as error:  # noqa: BLE001  told here, because the interpreter would show the words of it too
-        sys.stderr.write(f"carpool broke here, which is a mistake of its own:\n{told(error)}\n")
+        sys.stderr.write(f"carpool broke here, which is a mistake of its own:\n{safe_traceback(error)}\n")
         sys.exit(1)

@@ -1,12 +1,12 @@
-"""`carpool serve --check`: what holds, and what would become of a request."""
+"""`carpool serve --check`: whether carpool can start, its effective settings, and how it would route a request."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping
-from dataclasses import fields, replace
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import typer
@@ -15,208 +15,336 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from carpool.cli.checking import Case, Explained, explain, read_case
-from carpool.cli.listening import admin_token
-from carpool.cli.setting_up import gather
-from carpool.clock import SystemClock
-from carpool.config import Config, Serving
-from carpool.errors import ConfigError
-from carpool.policy import places
-from carpool.rules.deciding import Rule, span
-from carpool.stores import shown
+from carpool.cli.console import complain, console
+from carpool.cli.effective_config import DEFAULT, effects_of, rule_document, settings_of, wants_of
+from carpool.cli.listen import exposed
+from carpool.cli.setup import Start, defaults_of, problems, upstreams_of
+from carpool.config import Config
+from carpool.core.clock import SystemClock
+from carpool.core.errors import BadCall, CarpoolError, ConfigError
+from carpool.core.model import Call, Lane
+from carpool.core.ports import HttpRequest, HttpResponse, Parsed, RawRequest
+from carpool.engine import Upstream
+from carpool.frontends.options import PREFIX, from_headers, split_path
+from carpool.frontends.proxy.rules import facts_of
+from carpool.planners.access.providers import choose
+from carpool.planners.capabilities import Capabilities
+from carpool.planners.forecast import Forecast
+from carpool.planners.options import Options
+from carpool.planners.routing import Decision, noted, route
+from carpool.planners.rules import Ruling, Verdict, decide
+from carpool.planners.rules.decide import span
+
+# ------------------------------------------------------------ checking
+# How a request would be routed: the provider, the rule and the lane. Nothing is sent.
+
+_MAY = "It may take this lane."
+_NO_FLEX = "Its endpoint, its own service tier or its key keeps it from this lane."
+_WHOLE = frozenset({"method", "path", "headers", "body"})
 
 
-def check_config(
-    file: Path | None,
-    upstream: str | None,
-    providers: Iterable[str],
-    store: str | None,
-    request: Path | None,
-    *,
-    as_json: bool,
-    host: str = "127.0.0.1",
-    tls: tuple[str | None, str | None] = (None, None),
-) -> None:
-    """Ends with 0 where all is well. What is wrong is one sentence, and 2; for machines as well."""
+@dataclass(frozen=True, slots=True)
+class Case:
+    """A request from a file, with the options in its path and headers."""
+
+    raw: RawRequest
+    options: Options
+
+
+@dataclass(frozen=True, slots=True)
+class Explained:
+    provider: str
+    base_url: str
+    model: str | None
+    rule: str | None
+    verdicts: list[Verdict]
+    options: Options
+    lane: str
+    reason: str
+    batch: str | None = None  # why it can't go into a batch; None if it can
+    flex: str | None = None
+
+    def rows(self) -> list[tuple[str, str]]:
+        """The result as text."""
+        found, options = self.document(), self.options
+        found |= {"provider": f"{self.provider} at {self.base_url}", "rule": self.rule or "none"}
+        found["budget"] = None if options.budget is None else span(options.budget)
+        found["tags"] = ", ".join(f"{name}={value}" for name, value in options.tags.items()) or None
+        del found["base_url"], found["rules"]
+        return [(name, str(value)) for name, value in found.items() if value is not None]
+
+    def document(self) -> dict[str, Any]:
+        """The result as JSON: the budget in seconds, tags as an object."""
+        options = self.options
+        return {
+            "provider": self.provider,
+            "base_url": self.base_url,
+            "model": self.model,
+            "rule": self.rule,
+            "budget": options.budget,
+            "tags": dict(options.tags),
+            "on_disconnect": options.on_disconnect,
+            "lane": self.lane,
+            "reason": self.reason,
+            "batch": self.batch,
+            "flex": self.flex,
+            "rules": [{"name": row.rule, "matched": row.matched, "because": row.because} for row in self.verdicts],
+        }
+
+
+# ---------------------------------------------------------------- request
+
+
+def read_case(path: Path) -> Case:
+    """`{"method", "path", "headers", "body"}`, or the bare body of a call."""
     try:
-        config = gather(file, upstream, providers, store, tls)
-        admin_token(host, config.serving, os.environ)
-        config = replace(config, notes=(*config.notes, *_absent(config)))
-        run_check(config, request, as_json=as_json, now=SystemClock().now())
-    except ConfigError as error:
-        if not as_json:
-            raise
-        typer.echo(msgspec.json.encode({"ok": False, "error": str(error)}).decode())
-        raise typer.Exit(2) from error
+        document = msgspec.json.decode(path.read_bytes())
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"The request in {path} can't be read: {error}.") from error
+    if not isinstance(document, dict):
+        raise ConfigError(f"The request in {path} must be a JSON object: a body, or method, path, headers and body.")
+    if not document.keys() & {"path", "body"}:
+        document = {"body": document}
+    if unknown := sorted(document.keys() - _WHOLE):
+        raise ConfigError(
+            f"The request in {path} has {unknown[0][:60]!r}, which is none of {', '.join(sorted(_WHOLE))}."
+        )
+    try:
+        return _case(document)
+    except BadCall as error:
+        raise ConfigError(f"The request in {path} would be refused: {error}") from error
 
 
-def _absent(config: Config) -> list[str]:
-    """Files that are named and not here. A config may be checked on another machine than it will hold on."""
-    tls = config.serving.tls
-    named = {"server.tls.cert": tls.cert, "server.tls.key": tls.key} if tls else {}
-    named |= {f"providers.{one.name}.ca_file": one.ca_file for one in config.providers if one.ca_file}
-    absent = [(key, path) for key, path in named.items() if not Path(path).is_file()]
-    return [f"{key} names {path}, which is not on this machine." for key, path in absent]
+def _case(document: dict[str, Any]) -> Case:
+    body = document.get("body")
+    given = document.get("headers") or {}
+    if not isinstance(given, dict):
+        raise BadCall("Its headers must be names with values.")
+    headers = tuple((str(name).lower(), str(value)) for name, value in given.items())
+    where = document.get("path") or _guessed_path(body)
+    options, path = split_path(str(where).partition("?")[0])
+    asked = tuple(pair for pair in headers if pair[0].startswith(PREFIX))
+    kept = tuple(pair for pair in headers if not pair[0].startswith(PREFIX))
+    if path == "/v1/messages" and not any(name == "anthropic-version" for name, _ in kept):
+        kept = (*kept, ("anthropic-version", "2023-06-01"))
+    content = body.encode() if isinstance(body, str) else b"" if body is None else msgspec.json.encode(body)
+    method = str(document.get("method") or "POST").upper()
+    raw = RawRequest(method, path, str(where).partition("?")[2], kept, content)
+    return Case(raw, from_headers(asked).over(options))
 
 
-def run_check(config: Config, request: Path | None, *, as_json: bool, now: float) -> None:
-    """Prints what is in force and, with a request, which way it would go. What is wrong was raised before."""
-    case = None if request is None else read_case(request)
-    explained = None if case is None else explain(config, case, now)
-    if as_json:
-        typer.echo(msgspec.json.format(msgspec.json.encode(_document(config, explained)), indent=2).decode())
-        return
-    console = Console(highlight=False)
-    _print_settings(console, config)
-    if case is not None and explained is not None:
-        _print_explained(console, case, explained)
-    for note in config.notes:
-        console.print(Text.assemble(("note: ", "yellow"), note), soft_wrap=True)
-    console.print(Text("The config is sound.", style="bold green"))
+def _guessed_path(body: Any) -> str:
+    body = body if isinstance(body, dict) else {}
+    if "input" in body:
+        return "/v1/embeddings" if "embed" in str(body.get("model")) else "/v1/responses"
+    is_claude = str(body.get("model")).startswith("claude") or "max_tokens" in body
+    return "/v1/messages" if is_claude else "/v1/chat/completions"
 
 
-# ---------------------------------------------------------------- settings
+# ---------------------------------------------------------------- routing
 
 
-def settings_of(config: Config, environ: Mapping[str, str]) -> list[tuple[str, str, str]]:
-    """Every setting: its key in the file, its value, and where that came from. Of keys only the variable's name."""
-    rows = []
-    for one in config.providers:
-        path = f"providers.{one.name}"
-        key = "not set"
-        if one.api_key_env:
-            key = f"{one.api_key_env}, which is {'set' if environ.get(one.api_key_env) else 'not set'}"
-        rows += [(f"{path}.{name}", value) for name, value in (
-            ("dialect", one.dialect), ("base_url", one.base_url), ("api_key_env", key), ("default", _said(one.default)),
-            ("allow_http", _said(one.allow_http)), ("allow_link_local", _said(one.allow_link_local)),
-            ("proxy", _said(one.proxy)), ("ca_file", _said(one.ca_file)),
-        )]  # fmt: skip
-    rows += _serving_rows(config.serving, environ)
-    budget = config.book.default_budget
-    rows += [
-        ("routing.default_budget", "not set" if budget is None else span(budget)),
-        ("routing.timezone", config.timezone),
-        ("routing.rules", f"{len(config.book.rules)}, see below" if config.book.rules else "none"),
-    ]
-    for field in fields(config.policy):
-        rows.append((".".join(places(field.name)[-1]), _said(getattr(config.policy, field.name))))
-    rows += [
-        ("caching.mode", config.caching),
-        ("limits.max_body_mb", _said(config.max_body_mb)),
-        *((f"limits.{one.name}", _said(getattr(config.limits, one.name))) for one in fields(config.limits)),
-        ("observability.otlp_endpoint", _said(config.otlp_endpoint)),
-        ("store.url", shown(config.store)),
-        ("store.encrypt", _said(config.encrypt)),
-        ("keys.required", "off this machine" if config.keys_required is None else _said(config.keys_required)),
-    ]
-    return [(path, value, _origin(config, path)) for path, value in sorted(rows, key=lambda row: _order(row[0]))]
+def explain(config: Config, case: Case, now: float) -> Explained:
+    try:
+        return _explain(config, case, now)
+    except ConfigError:
+        raise
+    except CarpoolError as error:
+        raise ConfigError(f"This request would be refused with status {error.status}: {error}") from error
 
 
-def _serving_rows(serving: Serving, environ: Mapping[str, str]) -> list[tuple[str, str]]:
-    token, tls = serving.admin_token_env, serving.tls
-    return [
-        ("server.tls.cert", _said(tls and tls.cert)),
-        ("server.tls.key", _said(tls and tls.key)),
-        ("server.allowed_hosts", ", ".join(serving.allowed_hosts) or "none"),
-        ("server.admin_token_env", f"{token}, which is {'set' if environ.get(token) else 'not set'}"),
-        ("server.trusted_proxies", ", ".join(serving.trusted_proxies) or "none"),
-        ("server.outgoing_proxy", _said(serving.outgoing_proxy)),
-        ("server.outgoing_proxy_auth_env", _said(serving.outgoing_proxy_auth_env)),
-        ("server.ca_file", _said(serving.ca_file)),
-    ]
+def _explain(config: Config, case: Case, now: float) -> Explained:
+    raw, options = case.raw, case.options
+    upstreams = upstreams_of(config, lambda one: _NoHttpClient())
+    upstream = choose(options.provider, raw.path, raw.headers, upstreams, defaults_of(config))
+    if not upstream.dialect.handles(raw.method, raw.path):
+        reason = "carpool does not batch this endpoint: it passes through untouched, and no rule is asked."
+        return Explained(upstream.provider, upstream.base_url, None, None, [], options, "now", reason)
+    parsed = upstream.dialect.parse(raw)
+    ruling = decide(facts_of(upstream, raw, parsed, options), options, config.book, now)
+    abilities = Capabilities({one.name: one.models for one in config.providers})
+    asked = (upstream.provider, upstream.dialect.seller, parsed.model)
+    no_batch = parsed.unbatchable or abilities.against(Lane.BATCH, *asked)
+    no_flex = abilities.against(Lane.FLEX, *asked) if parsed.flexible and options.key is None else _NO_FLEX
+    decision = _decision(config, upstream, parsed, ruling, now, no_batch, no_flex)
+    return Explained(
+        upstream.provider,
+        upstream.base_url,
+        parsed.model,
+        ruling.rule,
+        ruling.explanation(),
+        ruling.options,
+        str(decision.lane),
+        decision.reason,
+        no_batch or _MAY,
+        no_flex or _MAY,
+    )
 
 
-_SECTIONS = ("providers", "server", "keys", "routing", "batching", "caching", "limits", "observability", "store")
+def _decision(
+    config: Config,
+    upstream: Upstream,
+    parsed: Parsed,
+    ruling: Ruling,
+    now: float,
+    no_batch: str | None,
+    no_flex: str | None,
+) -> Decision:
+    """The engine's decision for a conversation that is not warm, without anything learned from refusals."""
+    options = ruling.options
+    call = Call(
+        ticket=0,
+        provider=upstream.provider,
+        dialect=upstream.dialect.name,
+        endpoint=parsed.endpoint,
+        body=parsed.body,
+        headers=parsed.headers,
+        credential="",
+        model=parsed.model,
+        arrived=now,
+        deadline=options.until(now),
+        stream=parsed.stream,
+        max_output_tokens=parsed.max_output_tokens,
+        unbatchable=parsed.unbatchable,
+        lane=options.lane,
+        insists=options.insists,
+        note=options.note,
+        flexible=parsed.flexible,
+    )
+    found = route(call, config.policy, Forecast(), now, can_batch=no_batch, can_flex=no_flex, default=Lane.NOW)
+    return noted(call, found)
 
 
-def _order(path: str) -> int:
-    return _SECTIONS.index(path.partition(".")[0])
+class _NoHttpClient:
+    """An HTTP client that sends nothing, for upstreams that are only inspected."""
+
+    async def send(self, request: HttpRequest) -> HttpResponse:
+        raise ConfigError("Nothing is sent while the config is checked.")
+
+    async def aclose(self) -> None:
+        return None
 
 
-def _origin(config: Config, path: str) -> str:
-    section, _, key = path.partition(".")
-    same = [f"{section}.{key}"]
-    for field in fields(config.policy):
-        found = [".".join(place) for place in places(field.name)]
-        same = found if path in found else same
-    return next((config.origins[one] for one in same if one in config.origins), "default")
+class Asked(NamedTuple):
+    request: Path | None = None
+    everything: bool = False
+    as_json: bool = False
 
 
-def _said(value: object) -> str:
-    if isinstance(value, bool):
-        return str(value).lower()
-    return "not set" if value is None else f"{value:g}" if isinstance(value, float) else str(value)
+class Checked(NamedTuple):
+    """The result of checking a config that could be parsed."""
+
+    config: Config
+    notes: Sequence[str]
+    errors: Sequence[CarpoolError]
+    case: Case | None = None
+    explained: Explained | None = None
 
 
-def effects_of(rule: Rule) -> str:
-    said = []
-    if rule.budget is not None:
-        said.append(f"budget {span(rule.budget)}")
-    if rule.lane is not None:
-        said.append(f"lane {rule.lane}")
-    if rule.max_budget is not None:
-        said.append(f"at most {span(rule.max_budget)}")
-    if rule.refuse_budget:
-        said.append("no budgets of clients" + (f" ({rule.refuse_reason})" if rule.refuse_reason else ""))
-    if rule.tags:
-        said.append("tags " + ", ".join(f"{name}={value}" for name, value in rule.tags.items()))
-    if rule.on_disconnect:
-        said.append(f"on disconnect {rule.on_disconnect}")
-    return "; ".join(said)
+def run_check(config: Config, start: Start, asked: Asked) -> None:
+    """Print the effective settings, then the problems; exit with 2 if there are any."""
+    checked = _checked(config, start, asked.request)
+    if asked.as_json:
+        _print_json(_document(checked))
+    else:
+        _print(checked, everything=asked.everything)
+    if checked.errors:
+        raise typer.Exit(2)
 
 
-def wants_of(rule: Rule) -> str:
-    return "; ".join(f"{one.key} {one.wanted}" for one in rule.match) or "everything"
+def refuse_json(error: CarpoolError) -> None:
+    """Report a config that could not be parsed, as JSON."""
+    _print_json({"ok": False, "error": str(error), "errors": [str(error)]})
 
 
-# ---------------------------------------------------------------- printing
+def _checked(config: Config, start: Start, request: Path | None) -> Checked:
+    errors, case, explained = problems(config, start), None, None
+    notes = config.notes if errors else (*config.notes, *exposed(start.host, config.serving))
+    if request is not None:
+        try:
+            case = read_case(request)
+            explained = explain(config, case, SystemClock().now())
+        except ConfigError as error:
+            errors.append(error)
+    return Checked(config, notes, errors, case, explained)
 
 
-def _print_settings(console: Console, config: Config) -> None:
-    table = _table("setting", "value", "from")
-    for path, value, origin in settings_of(config, os.environ):
-        style = "" if origin != "default" else "dim"
-        table.add_row(Text(path, style=style), Text(value, style=style), Text(origin, style=style))
-    console.print(table)
-    if config.book.rules:
+# ---------------------------------------------------------------- text output
+
+
+def _print(checked: Checked, *, everything: bool) -> None:
+    out = console()
+    _print_settings(out, checked.config, everything)
+    if checked.config.book.rules:
         rules = _table("rule", "matches", "does")
-        for rule in config.book.rules:
+        for rule in checked.config.book.rules:
             rules.add_row(Text(rule.name), Text(wants_of(rule)), Text(effects_of(rule)))
-        console.print(rules)
+        out.print(rules)
+    if checked.case is not None and checked.explained is not None:
+        _print_explained(out, checked.case, checked.explained)
+    for note in checked.notes:
+        out.print(Text.assemble(("note: ", "yellow"), note), soft_wrap=True)
+    if checked.errors:
+        complain(checked.errors)
+    else:
+        out.print(Text("The config is sound, and carpool can start with it here.", style="bold green"), soft_wrap=True)
 
 
-def _print_explained(console: Console, case: Case, told: Explained) -> None:
-    console.print(Text(f"\n{case.raw.method} {case.raw.path}", style="bold"))
+def _print_settings(out: Console, config: Config, everything: bool) -> None:
+    """Print the settings that were set, and the number of defaults."""
+    found = settings_of(config, os.environ)
+    chosen = [one for one in found if everything or one.origin != DEFAULT]
+    if chosen:
+        table = _table("setting", "value", "from")
+        for one in sorted(chosen, key=lambda one: one.origin == DEFAULT):
+            style = "" if one.origin != DEFAULT else "dim"
+            table.add_row(*(Text(text, style=style) for text in (one.path, one.text, one.origin)))
+        out.print(table)
+    if rest := len(found) - len(chosen):
+        which = f"{rest} other settings have their defaults" if chosen else "All settings have their defaults"
+        out.print(Text(f"{which}: --all shows them.", style="dim"), soft_wrap=True)
+
+
+def _print_explained(out: Console, case: Case, told: Explained) -> None:
+    out.print(Text(f"\n{case.raw.method} {case.raw.path}", style="bold"), soft_wrap=True)
     table = Table(box=None, show_header=False, pad_edge=False)
+    table.add_column(no_wrap=True)
+    table.add_column(overflow="fold")
     for name, value in told.rows():
         table.add_row(Text(name, style="dim"), Text(value))
-    console.print(table)
+    out.print(table)
     for place, verdict in enumerate(told.verdicts, 1):
         sign, style = {True: ("matches", "green"), False: ("no", "red"), None: ("not asked", "dim")}[verdict.matched]
-        console.print(
+        out.print(
             Text.assemble(f"{place:>3}. {verdict.rule}: ", (sign, style), f", since {verdict.because}."), soft_wrap=True
         )
 
 
 def _table(*heads: str) -> Table:
+    """A table whose first column is never cut, so that names can be searched for."""
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for head in heads:
-        table.add_column(head, overflow="fold")
+    for place, head in enumerate(heads):
+        table.add_column(head, overflow="fold", no_wrap=place == 0)
     return table
 
 
-# ---------------------------------------------------------------- for machines
+# ---------------------------------------------------------------- JSON output
 
 
-def _document(config: Config, told: Explained | None) -> dict[str, Any]:
-    found: dict[str, Any] = {
-        "ok": True,
-        "settings": {path: {"value": value, "from": origin} for path, value, origin in settings_of(config, os.environ)},
-        "rules": [
-            {"name": rule.name, "matches": wants_of(rule), "does": effects_of(rule)} for rule in config.book.rules
-        ],
-        "notes": list(config.notes),
+def _document(checked: Checked) -> dict[str, Any]:
+    config, errors = checked.config, [str(error) for error in checked.errors]
+    found: dict[str, Any] = {"ok": not errors}
+    if errors:
+        found |= {"error": errors[0], "errors": errors}
+    found |= {
+        "settings": {one.path: one.document() for one in settings_of(config, os.environ)},
+        "rules": [rule_document(rule) for rule in config.book.rules],
+        "notes": list(checked.notes),
     }
-    if told is not None:
-        found["request"] = told.document()
+    if checked.explained is not None:
+        found["request"] = checked.explained.document()
     return found
+
+
+def _print_json(document: dict[str, Any]) -> None:
+    typer.echo(msgspec.json.format(msgspec.json.encode(document), indent=2).decode())

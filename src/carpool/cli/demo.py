@@ -15,22 +15,34 @@ import typer
 from rich.console import Console
 from rich.live import Live
 
-from carpool.cli.demo_board import BATCH, NOW, RESCUE, Board, log_to, say_nothing
-from carpool.cli.demo_calls import FLEET, REVIEWERS, Role
-from carpool.cli.demo_money import Verdict, conclude, lane_table, since
-from carpool.clock import SystemClock
-from carpool.doors.library import FleetDispatcher
+from carpool.cli.demo_board import (
+    BATCH,
+    FLEET,
+    NOW,
+    RESCUE,
+    REVIEWERS,
+    Board,
+    DemoVerdict,
+    Role,
+    conclude,
+    lane_table,
+    log_to,
+    say_nothing,
+    since,
+)
+from carpool.core.clock import SystemClock
+from carpool.core.errors import ConfigError
+from carpool.core.model import Totals
 from carpool.engine import Event
 from carpool.engine.events import BatchSubmitted
-from carpool.errors import ConfigError
+from carpool.frontends.library.dispatcher import FleetDispatcher
 from carpool.mock import Constant, MockAnthropic, MockConfig, MockServer, Uniform
 from carpool.mock import serve as serve_mock
-from carpool.model import Totals
-from carpool.policy import RoutingPolicy
+from carpool.planners.policy import RoutingPolicy
 from carpool.stores import peek
 
 TIGHT_MS = 5_000
-LONGEST_S = 90.0  # twice and more of what it ever took
+LONGEST_S = 90.0  # more than twice the longest run so far
 WORLD = MockConfig(
     batch_latency=Uniform(3.5, 5.5),
     sync_latency=Uniform(0.4, 1.4),
@@ -40,7 +52,8 @@ WORLD = MockConfig(
 
 def demo(
     store: Annotated[
-        Path | None, typer.Option(help="Keep the calls in this file, to look at afterwards. By default none is kept.")
+        Path | None,
+        typer.Option(metavar="FILE", help="Keep the calls in this file, to look at afterwards; else none is kept."),
     ] = None,
 ) -> None:
     """Watch a small fleet at work: 60 calls, some in a hurry, some patient, against a stand-in provider.
@@ -52,7 +65,7 @@ def demo(
     console = Console(force_terminal=terminal)
     logging.getLogger("uvicorn.error").addFilter(_not_cancelled)
     with _store(store) as path:
-        before = asyncio.run(peek(path))[0] if path.exists() else []
+        before = asyncio.run(peek(path))[0] if path.is_file() else []
         try:
             verdict = asyncio.run(_demo(_client_class(), path, before, console, terminal))
         except (ExceptionGroup, TimeoutError) as error:
@@ -64,7 +77,7 @@ def demo(
 
 
 def _not_cancelled(record: logging.LogRecord) -> bool:
-    """On Ctrl-C the stand-in's open requests end too, and nobody needs their tracebacks."""
+    """Hide tracebacks of the mock provider's open requests, which end on Ctrl-C."""
     return not (record.exc_info and isinstance(record.exc_info[1], asyncio.CancelledError))
 
 
@@ -77,8 +90,7 @@ def _client_class() -> Any:
         from anthropic import AsyncAnthropic
     except ImportError as error:
         raise ConfigError(
-            "The demo drives the real SDK, and anthropic is not installed. "
-            "Install it with pip install 'carpool[anthropic]'."
+            "The demo drives the real SDK, and anthropic is not installed. Install it with pip install anthropic."
         ) from error
     return AsyncAnthropic
 
@@ -92,10 +104,12 @@ def _store(named: Path | None) -> Iterator[Path]:
         yield Path(folder) / "carpool.db"
 
 
-# ---------------------------------------------------------------- the run
+# ---------------------------------------------------------------- run
 
 
-async def _demo(client_class: Any, store: Path, before: Sequence[Totals], console: Console, terminal: bool) -> Verdict:
+async def _demo(
+    client_class: Any, store: Path, before: Sequence[Totals], console: Console, terminal: bool
+) -> DemoVerdict:
     clock = SystemClock()
     start = clock.now()
     board = Board(FLEET, lambda: clock.now() - start, say_nothing if terminal else log_to(console))
@@ -107,7 +121,7 @@ async def _demo(client_class: Any, store: Path, before: Sequence[Totals], consol
             console.print(board.batch_table())
         totals = since(before, (await peek(store))[0])
         console.print(lane_table(board, totals))
-        return Verdict(totals, server.provider.bill.total(), sum(map(len, board.waits.values())))
+        return DemoVerdict(totals, server.provider.bill.total(), sum(map(len, board.waits.values())))
 
 
 def _introduce(console: Console, server: MockServer) -> None:
@@ -156,14 +170,14 @@ async def _call(
 
 
 def _lane_of(role: Role, answer: Any) -> str:
-    """The answer says how it was bought. A call that could wait, and was bought at full price, was rescued."""
+    """The lane of a response, by its service tier. A call with a budget that was bought at full price was rescued."""
     if answer.usage.service_tier == "batch":
         return BATCH
     return NOW if role.budget_s is not None and role.budget_s * 1000 <= TIGHT_MS else RESCUE
 
 
 def _hold_if_reviews(provider_id: str, board: Board, provider: MockAnthropic) -> None:
-    """The trouble of this demo: the reviewers' batch does not move."""
+    """Simulate a stuck batch: the one of the reviewers."""
     first = provider.batch(provider_id).requests[0]
     if getattr(first, "snippet", "").startswith(REVIEWERS.task):
         provider.hold_batch(provider_id)

@@ -1,5 +1,5 @@
-"""What the workers of one machine share, in the process that started them: a store in a file, which only one process
-may open, and the secrets that clients passed to any of them. Both over a Unix socket that is its user's alone."""
+"""What the workers of one machine share, in the supervising process: a store in a file, which only one process may
+open, and the secrets that clients sent to any of them. Both use a Unix socket that only the same user can open."""
 
 from __future__ import annotations
 
@@ -11,37 +11,43 @@ from typing import Any, cast
 
 import msgspec
 
-from carpool.engine.tasks import Crew
-from carpool.errors import CarpoolError, Garbled, StoreError
-from carpool.model import Headers
-from carpool.ports import Clock, Store
-from carpool.stores._frames import UNASKED, Frames, Message, frame, message, method
+from carpool.cli.announce import Holding
+from carpool.core.errors import CarpoolError, Garbled, StoreError
+from carpool.core.model import Headers
+from carpool.core.ports import Clock, Store
+from carpool.engine.tasks import BackgroundTasks
+from carpool.stores.remote.frames import UNASKED, Frames, Message, frame, message, method
 
-HIGH_WATER = 8 << 20  # bytes that may wait for a worker before it is asked for nothing more, and told less
+HIGH_WATER = 8 << 20  # bytes that may be buffered for a worker before its requests and hints are held back
 
+Ready = Callable[[Holding], None]
+
+_HOLDING = msgspec.msgpack.Decoder(Holding)
 _NUMBER = msgspec.msgpack.Decoder(tuple[int])
 _SECRET = msgspec.msgpack.Decoder(tuple[str, Headers])
 _NO_STORE = "This store is not hosted here: each worker opens it for itself."
 
 
 class Hub:
-    """`ready` hears when a worker serves. Without a store only secrets are handed on."""
+    """`ready` is called when a worker serves, with what it found. Without a store only secrets are shared."""
 
-    def __init__(self, store: Store | None, clock: Clock, ready: Callable[[], None] = lambda: None) -> None:
+    def __init__(self, store: Store | None, clock: Clock, ready: Ready = lambda holding: None) -> None:
         self.store = store
         self.clock = clock
         self.ready = ready
-        self.crew = Crew()
-        self._desks: set[Desk] = set()
-        self._secrets: dict[tuple[str, Headers], None] = {}  # in memory, and nowhere else
+        self.background = BackgroundTasks()
+        self._desks: set[WorkerConnection] = set()
+        self._secrets: dict[tuple[str, Headers], None] = {}  # in memory only
         self._server: asyncio.Server | None = None
         self._closing = False
 
     async def open(self, path: Path) -> None:
-        """In a directory that is its owner's alone, so that nobody can come between making and closing the door."""
+        """Listen in a directory that only its owner can enter, so there is no moment when others could connect."""
         before = os.umask(0o177)
         try:
-            self._server = await asyncio.get_running_loop().create_unix_server(lambda: Desk(self), str(path))
+            self._server = await asyncio.get_running_loop().create_unix_server(
+                lambda: WorkerConnection(self), str(path)
+            )
         finally:
             os.umask(before)
 
@@ -51,34 +57,34 @@ class Hub:
             self._server.close()
         for desk in tuple(self._desks):
             desk.hang_up()
-        await self.crew.rest(5.0)
+        await self.background.rest(5.0)
 
-    def came(self, desk: Desk) -> None:
+    def came(self, desk: WorkerConnection) -> None:
         self._desks.add(desk)
 
-    def tell_secrets(self, desk: Desk) -> None:
+    def tell_secrets(self, desk: WorkerConnection) -> None:
         desk.tell("secrets", list(self._secrets))
 
-    def went(self, desk: Desk, engines: Sequence[str]) -> None:
+    def went(self, desk: WorkerConnection, engines: Sequence[str]) -> None:
         self._desks.discard(desk)
         if self.store is not None and engines and not self._closing:
-            self.crew.spawn(self._bury(self.store, engines), "bury")
+            self.background.spawn(self._release_engines(self.store, engines), "bury")
 
-    async def _bury(self, store: Store, engines: Sequence[str]) -> None:
-        """Whoever hung up is dead: what it owned is free at once, and its clients find their tickets."""
+    async def _release_engines(self, store: Store, engines: Sequence[str]) -> None:
+        """A worker that disconnected is dead: release what it owned at once, so that its clients find their tickets."""
         for engine in engines:
             await store.leave(engine)
         await store.take_over("", (), self.clock.now())
 
-    def took(self, sender: Desk, provider: str, secret: Headers) -> None:
+    def took(self, sender: WorkerConnection, provider: str, secret: Headers) -> None:
         if (provider, secret) not in self._secrets:
             self._secrets[provider, secret] = None
             for desk in self._desks - {sender}:
                 desk.tell("secrets", [(provider, secret)])
 
 
-class Desk(asyncio.Protocol):
-    """One worker's connection."""
+class WorkerConnection(asyncio.Protocol):
+    """The connection of a worker."""
 
     def __init__(self, hub: Hub) -> None:
         self._hub = hub
@@ -89,12 +95,12 @@ class Desk(asyncio.Protocol):
         self._next = 0
         self._ends: list[Callable[[], None]] = []
         self._slow = False
-        self._untold: set[str] = set()  # of what it was told less while it was slow
+        self._skipped_hints: set[str] = set()  # hints that were held back while it was slow
 
     # asyncio.Protocol
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast("asyncio.Transport", transport)  # uvloop's is one in all but its ancestors
+        self._transport = cast("asyncio.Transport", transport)  # uvloop's does not inherit from it
         self._transport.set_write_buffer_limits(HIGH_WATER)
         self._hub.came(self)
 
@@ -105,7 +111,7 @@ class Desk(asyncio.Protocol):
         self._hub.went(self, sorted(self._engines))
 
     def pause_writing(self) -> None:
-        """A worker that does not listen is asked for nothing more; what it is not told now, it is told of later."""
+        """A worker that does not read gets no more requests; hints that are held back follow later."""
         self._slow = True
         if self._transport is not None:
             self._transport.pause_reading()
@@ -114,14 +120,14 @@ class Desk(asyncio.Protocol):
         self._slow = False
         if self._transport is not None:
             self._transport.resume_reading()
-        for name in sorted(self._untold):
+        for name in sorted(self._skipped_hints):
             self.tell(name, ())
-        self._untold.clear()
+        self._skipped_hints.clear()
 
     def data_received(self, data: bytes) -> None:
         try:
-            for one in self._frames.feed(data):
-                self._take(message(one))
+            for frame in self._frames.feed(data):
+                self._take(message(frame))
         except (msgspec.DecodeError, Garbled):
             self.hang_up()
 
@@ -129,11 +135,11 @@ class Desk(asyncio.Protocol):
         if self._transport is not None:
             self._transport.close()
 
-    # what is said
+    # outgoing messages
 
     def tell(self, name: str, said: Sequence[Any]) -> None:
         if self._slow and name != "secrets":
-            self._untold.add(name)
+            self._skipped_hints.add(name)
         elif self._transport is not None:
             self._transport.write(frame(UNASKED, name, said))
 
@@ -141,14 +147,14 @@ class Desk(asyncio.Protocol):
         if self._transport is not None:
             self._transport.write(frame(number, well, said))
 
-    # what is asked
+    # incoming messages
 
     def _take(self, asked: Message) -> None:
         name = str(asked.head)
         if asked.number == UNASKED:
             self._told(name, asked.rest)
-        else:  # tasks begin in the order of these lines, and so does what they write
-            self._hub.crew.spawn(self._serve(asked.number, name, asked.rest), name)
+        else:  # tasks start in this order, and so do their writes
+            self._hub.background.spawn(self._serve(asked.number, name, asked.rest), name)
 
     def _told(self, name: str, rest: msgspec.Raw) -> None:
         if name == "secret":
@@ -158,7 +164,7 @@ class Desk(asyncio.Protocol):
         elif name == "enough":
             self._lines.pop(_NUMBER.decode(rest)[0], None)
         elif name == "ready":
-            self._hub.ready()
+            self._hub.ready(_HOLDING.decode(rest))
 
     async def _serve(self, number: int, name: str, rest: msgspec.Raw) -> None:
         try:
@@ -180,8 +186,8 @@ class Desk(asyncio.Protocol):
         if name == "hello":
             self._ends = [
                 store.subscribe(lambda tickets: self.tell("settled", tickets)),
-                store.watch(lambda names: self.tell("watched", names)),
-                store.heed(lambda batches: self.tell("nudged", batches)),
+                store.on_pool_change(lambda names: self.tell("watched", names)),
+                store.on_batch_hint(lambda batches: self.tell("nudged", batches)),
             ]
             return store.durable, store.pepper
         if name == "lines":

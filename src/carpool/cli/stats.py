@@ -1,34 +1,32 @@
-"""`carpool stats`: what was paid, and what would have been."""
+"""`carpool stats`: what was paid, and what it would have cost without carpool."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
-from typing import Annotated
 
-import typer
 from rich.box import SIMPLE_HEAD
-from rich.console import Console
 from rich.table import Table
 
-from carpool.ledger import Summary, dollars
-from carpool.model import Totals
+from carpool.cli import flags
+from carpool.cli.console import console
+from carpool.cli.setup import gather
+from carpool.core.model import Totals
+from carpool.planners.ledger import LedgerSummary, dollars
 from carpool.stores import peek
 
 
-def stats(
-    store: Annotated[str, typer.Option(help="The store: a path, sqlite:///path or postgresql://…")] = "carpool.db",
-) -> None:
+def stats(store: flags.Store = None, config: flags.ConfigFile = None) -> None:
     """Show what a store's calls were paid, and what they would have been without carpool."""
-    totals, counts = asyncio.run(peek(store))
-    console = Console()
-    console.print(ledger_table(totals))
-    console.print(states_line(counts))
+    totals, counts = asyncio.run(peek(gather(config, None, (), store).store))
+    out = console()
+    out.print(ledger_table(totals))
+    out.print(states_line(counts), soft_wrap=True)
 
 
 def ledger_table(totals: Sequence[Totals]) -> Table:
-    """The ledger by lane and kind, with its sum."""
-    table = Table(title="Ledger", title_justify="left", title_style="bold", caption_justify="left", box=SIMPLE_HEAD)
+    """The ledger by lane and kind, with the total. A call may have several purchases, as in a batch and a rescue."""
+    table = Table(title="Purchases", title_justify="left", title_style="bold", caption_justify="left", box=SIMPLE_HEAD)
     table.add_column("lane")
     table.add_column("kind")
     for name in ("purchases", "unknown", "paid", "would have paid"):
@@ -36,7 +34,7 @@ def ledger_table(totals: Sequence[Totals]) -> Table:
     for row in totals:
         paid, would = dollars(row.paid), dollars(row.would_have_paid)
         table.add_row(row.lane, row.kind, f"{row.purchases:,}", f"{row.unknown or ''}", paid, would)
-    summary = Summary.of(totals)
+    summary = LedgerSummary.of(totals)
     table.add_section()
     sums = f"{summary.purchases:,}", f"{summary.unknown or ''}", dollars(summary.paid), dollars(summary.would_have_paid)
     table.add_row("sum", "", *sums, style="bold")
@@ -48,5 +46,12 @@ def ledger_table(totals: Sequence[Totals]) -> Table:
 
 
 def states_line(counts: Mapping[str, int]) -> str:
-    shown = [f"{name.replace('.', ' ')} {count:,}" for name, count in sorted(counts.items()) if count]
-    return " · ".join(shown) if shown else "No calls yet."
+    """The number of calls and batches by state. A call counts once, however often it was bought."""
+    groups = {"Calls": "tickets.", "Batches": "batches."}
+    lines = [f"{title}: {shown}" for title, prefix in groups.items() if (shown := _states(counts, prefix))]
+    return "\n".join(lines) if lines else "No calls yet."
+
+
+def _states(counts: Mapping[str, int], prefix: str) -> str:
+    found = {name.removeprefix(prefix): count for name, count in sorted(counts.items()) if name.startswith(prefix)}
+    return " · ".join(f"{state} {count:,}" for state, count in found.items() if count)

@@ -1,4 +1,4 @@
-"""`carpool serve --workers N`: one process starts the others, starts them again, hosts what they share, ends last."""
+"""`carpool serve --workers N`: a supervisor starts and restarts the workers, hosts what they share, and exits last."""
 
 from __future__ import annotations
 
@@ -8,50 +8,56 @@ import os
 import signal
 import sys
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
-from carpool.cli.hub import Hub
-from carpool.clock import SystemClock
+from carpool.cli.announce import Holding
+from carpool.cli.hub import Hub, Ready
 from carpool.config import Config
-from carpool.engine.tasks import Crew
+from carpool.core.backoff import backoff
+from carpool.core.clock import SystemClock
+from carpool.engine.tasks import BackgroundTasks
 from carpool.stores import open_store
 from carpool.stores.remote import hosted
 
 log = logging.getLogger("carpool.serve")
 
-SHORTEST_PAUSE_S = 0.5  # before a worker that ended is started again; twice as long each time
+SHORTEST_PAUSE_S = 0.5  # before a worker is restarted; doubles each time
 LONGEST_PAUSE_S = 30.0
-STEADY_S = 60.0  # a worker that lived so long starts with the shortest again
+STEADY_S = 60.0  # after so long a worker's pause is reset
 FAILED = 2
 
 
 class Workers:
-    """`command` is what one is started with. `begun` is called once, when all of them serve."""
+    """`command` starts a worker. `begun` is called once, when all of them serve, with what the first one found in the
+    store."""
 
-    def __init__(self, count: int, command: Sequence[str], begun: Callable[[], None]) -> None:
+    def __init__(self, count: int, command: Sequence[str], begun: Ready) -> None:
         self._count = count
         self._command = command
         self._begun = begun
         self._clock = SystemClock()
-        self._crew = Crew()
+        self._background = BackgroundTasks()
         self._live: set[asyncio.subprocess.Process] = set()
         self._ready = 0
-        self._said = asyncio.Event()
+        self._found = Holding()
+        self._served = asyncio.Event()
         self._stopping = asyncio.Event()
         self.code = 0
 
-    # ------------------------------------------------------------ what they say, and what they are told
+    # ------------------------------------------------------------ messages
 
-    def ready(self) -> None:
-        """A worker serves. When the first does, the others are started: what is wrong is then told once."""
+    def ready(self, holding: Holding) -> None:
+        """A worker serves. The others start only after the first one, so that an error is reported once."""
         self._ready += 1
-        self._said.set()
+        self._served.set()
+        if self._ready == 1:
+            self._found = holding
         if self._ready == self._count:
-            self._begun()
+            self._begun(self._found)
 
     def stop(self, number: int) -> None:
-        """Passes a signal on. The second one is passed on too, and means at once."""
+        """Forward a signal. A second one is forwarded too, and means an immediate stop."""
         self._stopping.set()
         self._pass(number)
 
@@ -60,44 +66,44 @@ class Workers:
             if process.returncode is None:
                 process.send_signal(number)
 
-    # ------------------------------------------------------------ keeping them alive
+    # ------------------------------------------------------------ supervision
 
     async def run(self) -> int:
-        """Until all are gone; says with which code this process ends."""
+        """Run until all workers have ended; returns the exit code."""
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, self.stop, number)
         loop.add_signal_handler(signal.SIGHUP, self._pass, signal.SIGHUP)
         try:
-            keepers = [self._crew.lend(self._keep(1), "worker 1")]
-            first = self._crew.lend(self._said.wait(), "first")
+            keepers = [self._background.lend(self._keep(1), "worker 1")]
+            first = self._background.lend(self._served.wait(), "first")
             await asyncio.wait((keepers[0], first), return_when=asyncio.FIRST_COMPLETED)
-            if self._said.is_set() and not self._stopping.is_set():
-                keepers += [self._crew.lend(self._keep(n), f"worker {n}") for n in range(2, self._count + 1)]
+            if self._served.is_set() and not self._stopping.is_set():
+                keepers += [self._background.lend(self._keep(n), f"worker {n}") for n in range(2, self._count + 1)]
             await asyncio.gather(*keepers)
         finally:
             self._pass(signal.SIGKILL)
-            self._crew.abort()
+            self._background.abort()
         return self.code
 
     async def _keep(self, which: int) -> None:
-        pause = SHORTEST_PAUSE_S
+        ended = 0  # exits in a row soon after the start
         while not self._stopping.is_set():
             started = self._clock.now()
             code = await self._live_once(which)
             if self._stopping.is_set():
                 return
-            if not self._said.is_set():  # it never served: what keeps it from that would keep the next from it, too
+            if not self._served.is_set():  # it never served, so a restart would fail as well
                 self.code = code if code > 0 else FAILED
                 return
             lived = self._clock.now() - started
-            pause = SHORTEST_PAUSE_S if lived >= STEADY_S else pause
+            ended = 1 if lived >= STEADY_S else ended + 1
+            pause = backoff(ended, SHORTEST_PAUSE_S, LONGEST_PAUSE_S)
             log.warning("Worker %d ended (%s). It is started again in %g s.", which, _how(code), pause)
             await self._wait(pause)
-            pause = min(2 * pause, LONGEST_PAUSE_S)
 
     async def _live_once(self, which: int) -> int:
-        # A session of its own: Ctrl-C at a terminal would otherwise reach the workers twice.
+        # In a new session, or Ctrl-C at a terminal would reach the workers twice.
         process = await asyncio.create_subprocess_exec(*self._command, start_new_session=True)
         self._live.add(process)
         try:
@@ -119,10 +125,10 @@ def _how(code: int) -> str:
     return f"signal {-code}" if code < 0 else f"code {code}"
 
 
-async def supervise(count: int, config: Config, port: int, begun: Callable[[], None]) -> int:
-    """Hosts the store where only one process may open it, and hands secrets on; the rest is the workers' own."""
+async def supervise(count: int, config: Config, port: int, begun: Ready) -> int:
+    """Run the workers; host the store if only one process may open it, and share secrets between them."""
     store = await open_store(config.store, encrypt=config.encrypt) if hosted(config.store) else None
-    with tempfile.TemporaryDirectory(prefix="carpool-") as folder:  # its owner's alone
+    with tempfile.TemporaryDirectory(prefix="carpool-") as folder:  # only its owner can enter
         path = Path(folder) / "hub"
         command = [sys.executable, "-m", "carpool", *sys.argv[1:], "--port", str(port), "--hub", str(path)]
         workers = Workers(count, command, begun)
@@ -137,5 +143,5 @@ async def supervise(count: int, config: Config, port: int, begun: Callable[[], N
 
 
 def able() -> bool:
-    """Whether several processes can share a port here, each with a queue of its own."""
+    """Whether several processes can share a port on this system, each with its own accept queue."""
     return sys.platform == "linux" and hasattr(os, "fork")

@@ -1,9 +1,9 @@
-"""The whole of `carpool.yaml`, typed. `layering` lays environment variables and flags over the file, `reading` checks
-every section and makes the values of `values`. Nothing is guessed: what is not known or not yet there is refused.
+"""The typed contents of `carpool.yaml`. `layers` merges the file, environment variables and flags; `parse` and
+`network` check every section and build the types of `values`. Unknown keys are errors.
 """
 
-from carpool.config.layering import Flag
-from carpool.config.reading import SECTIONS, read_config
+from carpool.config.layers import Flag
+from carpool.config.parse import SECTIONS, read_config, secret_in
 from carpool.config.values import Config, Provider, Serving, Tls
 
-__all__ = ["SECTIONS", "Config", "Flag", "Provider", "Serving", "Tls", "read_config"]
+__all__ = ["SECTIONS", "Config", "Flag", "Provider", "Serving", "Tls", "read_config", "secret_in"]

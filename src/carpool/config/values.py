@@ -1,14 +1,49 @@
-"""What a config comes to."""
+"""The types of a parsed config."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
 
-from carpool.config.limits import Limits
-from carpool.policy import RoutingPolicy
-from carpool.rules import RuleBook
+from carpool.config.layers import ConfigDocument
+from carpool.core.settings import Range, check, mapping
+from carpool.planners.policy import RoutingPolicy
+from carpool.planners.rules import RuleBook
+
+# ------------------------------------------------------------ limits
+# Limits of the proxy per connection and in total: a part of the section `limits`.
+
+_RANGES: Final[Mapping[str, Range]] = {
+    "max_head_kb": Range(1, 1000, whole=True),
+    "max_headers": Range(10, 10_000, whole=True),
+    "max_connections": Range(1, 1_000_000, whole=True),
+    "slow_sender_s": Range(0.1, 86_400, whole=False),
+    "slow_reader_s": Range(0.1, 86_400, whole=False),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class ConnectionLimits:
+    max_head_kb: int = 64
+    max_headers: int = 256
+    max_connections: int = 20_000
+    slow_sender_s: float = 60.0
+    slow_reader_s: float = 600.0
+
+    @property
+    def max_head(self) -> int:
+        """The maximum size in bytes of a request line and headers together."""
+        return self.max_head_kb * 1024
+
+
+def read_limits(document: ConfigDocument) -> ConnectionLimits:
+    section = mapping(document.sections.get("limits"), "The section limits")
+    given = {name: section[name] for name in _RANGES if section.get(name) is not None}
+    for name, value in given.items():
+        check(_RANGES[name], value, document.shown(f"limits.{name}"))
+    return ConnectionLimits(**given)  # type: ignore[arg-type]
+
 
 DEFAULT_STORE = "carpool.db"
 DEFAULT_BODY_MB = 32.0
@@ -16,32 +51,32 @@ DEFAULT_BODY_MB = 32.0
 
 @dataclass(frozen=True, slots=True)
 class Provider:
-    """Where calls of one name go. `api_key_env` names the variable whose key is used for clients that send none."""
+    """A configured provider. `api_key_env` names the variable with the key for clients that send none."""
 
     name: str
     dialect: str
     base_url: str
     api_key_env: str | None = None
-    default: bool = False  # the one of its dialect that a request goes to which names no provider
-    allow_http: bool = False  # unencrypted, off this machine
-    allow_link_local: bool = False  # where cloud metadata is served
-    proxy: str | None = None  # through which it is reached
-    ca_file: str | None = None  # who else may vouch for it
+    default: bool = False  # used for requests of its dialect that name no provider
+    allow_http: bool = False  # allow unencrypted connections to other machines
+    allow_link_local: bool = False  # allow the addresses of cloud metadata services
+    proxy: str | None = None  # URL of the outgoing proxy
+    ca_file: str | None = None  # additional certificate authorities
     webhook_secret_env: str | None = None  # the variable with the secret of its webhooks
-    models: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # what they can do, where the table is wrong
-    relative: str = ""  # which of OpenAI's, where it speaks its wire
-    window: float | None = None  # of its batches, in seconds, where it is not the usual one
-    api_version: str = ""  # on every request, as a query
+    models: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # overrides of the capability table
+    relative: str = ""  # which OpenAI-compatible provider it is
+    window: float | None = None  # completion window of its batches in seconds; None: the usual one
+    api_version: str = ""  # query parameter of every request
 
 
 ANTHROPIC = Provider("anthropic", "anthropic", "https://api.anthropic.com", None, True)
 OPENAI = Provider("openai", "openai", "https://api.openai.com/v1", None, True)
-BUILT_IN: Mapping[str, Provider] = {one.name: one for one in (ANTHROPIC, OPENAI)}
+BUILT_IN: Mapping[str, Provider] = {provider.name: provider for provider in (ANTHROPIC, OPENAI)}
 
 
 @dataclass(frozen=True, slots=True)
 class Tls:
-    """Paths of a certificate and of its key, in PEM form."""
+    """Paths of a certificate and its key, in PEM format."""
 
     cert: str
     key: str
@@ -49,7 +84,7 @@ class Tls:
 
 @dataclass(frozen=True, slots=True)
 class Serving:
-    """How carpool is reached, and the way out that holds for every provider without one of its own."""
+    """How clients reach carpool, and the outgoing proxy for providers without their own."""
 
     tls: Tls | None = None
     allowed_hosts: tuple[str, ...] = ()
@@ -68,16 +103,16 @@ class Config:
     timezone: str = "UTC"
     max_body_mb: float = DEFAULT_BODY_MB
     store: str = DEFAULT_STORE
-    encrypt: bool = False  # what the store keeps of calls and answers
-    keys_required: bool | None = None  # None: off this machine
+    encrypt: bool = False  # whether calls and responses are encrypted in the store
+    keys_required: bool | None = None  # None: required unless only this machine can connect
     caching: str = "observe"
     otlp_endpoint: str | None = None
     serving: Serving = field(default_factory=Serving)
-    limits: Limits = field(default_factory=Limits)
-    origins: Mapping[str, str] = field(default_factory=dict)  # where each key that was set came from
-    notes: tuple[str, ...] = ()  # what the user should know, though it is no mistake
+    limits: ConnectionLimits = field(default_factory=ConnectionLimits)
+    origins: Mapping[str, str] = field(default_factory=dict)  # the origin of each key that was set
+    notes: tuple[str, ...] = ()  # warnings for the user
 
     @property
     def max_body(self) -> int:
-        """The most bytes that the body of a call may have."""
+        """The maximum size in bytes of a call's body."""
         return int(self.max_body_mb * 1_000_000)

@@ -1,14 +1,14 @@
-"""Wire formats of the provider families: pure translation between bytes and carpool's words."""
+"""The API formats of the providers: pure translation between bytes and carpool's own types."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 from types import MappingProxyType
 
+from carpool.core.errors import ConfigError
+from carpool.core.ports import Dialect
 from carpool.dialects.anthropic import Anthropic
 from carpool.dialects.openai import RELATIVES, OpenAI, Relative, recognised
-from carpool.errors import ConfigError
-from carpool.ports import Dialect
 
 __all__ = [
     "ANTHROPIC",
@@ -37,7 +37,7 @@ def get(name: str) -> Dialect:
 
 
 def relative_at(base_url: str, named: str | None = None) -> Relative:
-    """Which of OpenAI's relatives is meant: the one that is named, else the one that is known to live there."""
+    """The OpenAI-compatible provider of that name, else the one with this base URL."""
     if named is None:
         return recognised(base_url)
     try:
@@ -50,10 +50,10 @@ def relative_at(base_url: str, named: str | None = None) -> Relative:
 def speaking(
     name: str, base_url: str, relative: str | None = None, *, window: float | None = None, api_version: str = ""
 ) -> Dialect:
-    """The dialect of one provider, with its habits."""
+    """The dialect of a provider, with the differences of an OpenAI-compatible one."""
     if name != OPENAI.name:
         return get(name)
-    found = relative_at(base_url, relative)
+    row = relative_at(base_url, relative)
     if window is not None:
-        found = found.with_window(window)
-    return OpenAI(replace(found, api_version=api_version or found.api_version))
+        row = row.with_window(window)
+    return OpenAI(replace(row, api_version=api_version or row.api_version))

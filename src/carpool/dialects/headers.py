@@ -1,15 +1,15 @@
-"""What headers say, whoever the provider: which are noise, whether a client comes back, how long to wait.
+"""Headers that mean the same at every provider: which to drop, whether a request is a retry, how long to wait.
 
-The headers of a batch hold for every call in it. So a header that nobody knows is kept and keeps calls apart, and only
-headers known to say nothing about the answer are dropped: those about the connection, the client, or one request.
+The headers of a batch apply to every call in it. An unknown header is kept, and separates calls into different batches.
+Only headers that can't influence the response are dropped: those about the connection, the client, or one request.
 """
 
 from __future__ import annotations
 
 import math
 
-from carpool.errors import BadCall
-from carpool.model import Headers
+from carpool.core.errors import BadCall
+from carpool.core.model import Headers
 
 _HOP_BY_HOP = frozenset(
     {
@@ -63,7 +63,7 @@ _ROUTE = frozenset(
         "x-real-ip",
     }
 )
-# Each names one request, so none may speak for a batch.
+# Each belongs to one request, so it can't be sent with a batch.
 ONE_REQUEST = frozenset(
     {
         "b3",
@@ -93,14 +93,14 @@ def first(headers: Headers, name: str) -> str | None:
 
 
 def check_encoding(headers: Headers) -> None:
-    """Bodies that come packed were unpacked by the door, or nobody here can read them."""
+    """Refuse compressed bodies that the frontend did not decompress."""
     for name, value in headers:
         if name == "content-encoding" and value.strip().lower() not in ("", "identity"):
             raise BadCall(f"carpool does not read request bodies with content-encoding {value.strip()[:40]!r} yet.")
 
 
 def is_positive(text: str) -> bool:
-    """Of `x-stainless-retry-count`: the client's SDK says that it sends this again."""
+    """Whether this value of `x-stainless-retry-count` marks a retry by the client's SDK."""
     try:
         return int(text) > 0
     except ValueError:
@@ -108,9 +108,9 @@ def is_positive(text: str) -> bool:
 
 
 def wish(headers: Headers) -> bool | None:
-    """Whether the provider wants to be asked again, where it says so."""
-    said = (first(headers, "x-should-retry") or "").strip().lower()
-    return said == "true" if said in ("true", "false") else None
+    """Whether the provider wants a retry, according to `x-should-retry`; None without that header."""
+    value = (first(headers, "x-should-retry") or "").strip().lower()
+    return value == "true" if value in ("true", "false") else None
 
 
 def retry_after(headers: Headers) -> float | None:

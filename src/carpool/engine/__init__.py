@@ -1,23 +1,24 @@
-"""The only driver: it claims, plans, commits, and then does the I/O.
+"""The engine: the only layer that acts. It claims, plans, commits, and then does the I/O.
 
-The way of a call, top to bottom: `Engine.submit` routes it; `now` is bought by `sending`; `batch` is admitted to the
-store and waits in its pool until `buying` claims it into a batch, `following` sees that batch end, `collecting`
-settles its lines, and the waiter is woken. `flex` is tried by `flexing`, once. What a provider refuses is `refusing`'s:
-`queues` knows where there was no room, `learning` what is never allowed; `sweeping` deletes files that were needed at
-the provider. `rescuing` sends it on `now` when its batch would be late; `reconciling`
-finds out what became of a create that nobody answered.
+The path of a call: `Engine.submit` routes it. On `now` it is bought by `now/send.py`, on `flex` by `now/flex.py`, which
+tries once. On `batch` it is admitted to the store by `batch/admit.py` and waits in its pool until `batch/buy.py` claims
+it into a batch. `batch/follow.py` polls that batch until it ends, `batch/collect.py` settles its result lines, and the
+client is woken. `batch/refuse.py` handles batches that the provider refuses, `batch/rescue.py` sends calls on `now`
+whose batch would be late, and `batch/reconcile.py` resolves creates with an unknown outcome.
+
+`cluster/membership.py` decides which engine does what where several share a store. `health.py` remembers what fails and
+what providers refuse on principle, and `cleanup.py` deletes old calls and the provider's files.
 """
 
-from carpool.engine.core import Diverted, Engine
-from carpool.engine.desk import Probe
-from carpool.engine.entering import Seat
+from carpool.core.upstream import Upstream
+from carpool.engine.batch.admit import PendingCall
+from carpool.engine.context import Probe
+from carpool.engine.credentials import Keyring
+from carpool.engine.engine import Diverted, Engine
 from carpool.engine.events import Event, Hook
-from carpool.engine.keyring import Keyring
-from carpool.engine.passing import Passage
-from carpool.engine.relaying import Outlet, Purchase
+from carpool.engine.now.relay import Passage, Purchase, ResponseSink
 from carpool.engine.stats import Stats
-from carpool.engine.upstream import Upstream
-from carpool.engine.waiting import Reply
+from carpool.engine.waiters import Reply
 
 __all__ = [
     "Diverted",
@@ -25,12 +26,12 @@ __all__ = [
     "Event",
     "Hook",
     "Keyring",
-    "Outlet",
     "Passage",
+    "PendingCall",
     "Probe",
     "Purchase",
     "Reply",
-    "Seat",
+    "ResponseSink",
     "Stats",
     "Upstream",
 ]

@@ -1,4 +1,4 @@
-"""What happens to batches and calls, as values, for hooks, logs and statistics. Never a body, never a secret."""
+"""Events about batches and calls, for hooks, logs and statistics. They never contain a body or a secret."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from carpool.crashes import named
-from carpool.model import Lane
+from carpool.core.model import Lane
+from carpool.core.tracebacks import error_name
 
 log = logging.getLogger("carpool.events")
 
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """`credential` names whose call or batch it is; empty where it is nobody's, or everybody's."""
+    """`credential` owns the call or batch; empty if the event concerns none, or all."""
 
     at: float
     credential: str = field(default="", kw_only=True)
@@ -60,7 +60,7 @@ class BatchRefused(Event):
 
 @dataclass(frozen=True, slots=True)
 class BatchUnknown(Event):
-    """The create may have been bought. Its fate is being reconciled."""
+    """The create may have been bought. The outcome is being reconciled."""
 
     batch: int
     count: int
@@ -72,6 +72,25 @@ class BatchAbandoned(Event):
     batch: int
     count: int
     reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class BatchFound(Event):
+    """An unfinished batch of an engine that is gone, after a restart or another's crash. It continues here."""
+
+    batch: int
+    provider_id: str
+    count: int
+    state: str
+
+
+@dataclass(frozen=True, slots=True)
+class BatchLate(Event):
+    """Its first call can't wait any longer and goes on `now`. If none can wait, the batch is cancelled first."""
+
+    batch: int
+    provider_id: str
+    count: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,14 +109,17 @@ class BatchCollected(Event):
 
 @dataclass(frozen=True, slots=True)
 class BatchLost(Event):
+    """The provider has lost a batch that was bought, or its results. `count` of its calls are bought again."""
+
     batch: int
     provider_id: str
     reason: str
+    count: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class RetentionNear(Event):
-    """A batch's results are not collected, and the provider will soon drop them."""
+    """The results of a batch are not collected yet, and the provider will soon drop them."""
 
     batch: int
     provider_id: str
@@ -113,7 +135,7 @@ class FailureRateHigh(Event):
 
 @dataclass(frozen=True, slots=True)
 class AccountSlowed(Event):
-    """The provider asked an account for less; its calls to this model wait, and go on gradually after the pause."""
+    """The provider rate limited an account. Its calls to this model wait, and resume gradually after the pause."""
 
     account: str
     provider: str
@@ -124,7 +146,7 @@ class AccountSlowed(Event):
 
 @dataclass(frozen=True, slots=True)
 class BreakerOpened(Event):
-    """The provider failed again and again: it is left alone for so long, and then asked by one call at a time."""
+    """The provider failed repeatedly: it gets no requests for `pause_s`, and then one call at a time."""
 
     account: str
     provider: str
@@ -142,17 +164,42 @@ class BreakerClosed(Event):
 
 @dataclass(frozen=True, slots=True)
 class Trouble(Event):
-    """Something did not work and will be tried again."""
+    """Something failed and will be retried."""
 
     doing: str
     reason: str
 
 
+@dataclass(frozen=True, slots=True)
+class TroubleBegan(Event):
+    """Something stopped working, or fails in another way than before. Reported once, however often it is retried.
+
+    `doing` is empty if the provider can't be reached at all, `provider` if the trouble is carpool's own. `then` says
+    what happens to the calls."""
+
+    doing: str
+    reason: str
+    since: float
+    tries: int = 1
+    provider: str = ""
+    then: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class TroubleOver(Event):
+    """It works again."""
+
+    doing: str
+    since: float
+    tries: int
+    provider: str = ""
+
+
 Hook = Callable[[Event], object]
 
 
-class Bulletin:
-    """Tells every hook what happened. A hook that fails is logged and does no harm."""
+class EventHooks:
+    """Passes every event to every hook. A hook that fails is logged and does no harm."""
 
     def __init__(self, hooks: tuple[Hook, ...] = ()) -> None:
         self._hooks = list(hooks)
@@ -165,7 +212,7 @@ class Bulletin:
 
     @property
     def heard(self) -> bool:
-        """Whether anybody listens: what happens to every single call is only then put into words."""
+        """Whether anybody listens. Events for every single call are built only then."""
         return bool(self._hooks) or log.isEnabledFor(logging.DEBUG)
 
     def tell(self, event: Event) -> None:
@@ -173,5 +220,5 @@ class Bulletin:
         for hook in self._hooks:
             try:
                 hook(event)
-            except Exception as error:  # noqa: BLE001  a user's hook may raise anything; the purchase must go on
-                log.warning("A hook failed on %s: %s", type(event).__name__, named(error))
+            except Exception as error:  # noqa: BLE001  a user's hook may raise anything, and the purchase must continue
+                log.warning("A hook failed on %s: %s", type(event).__name__, error_name(error))

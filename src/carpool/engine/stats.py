@@ -1,22 +1,22 @@
-"""Counters of one engine's life, in the words that the library shows."""
+"""Counters of one engine since its start, under the names that the library shows."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
 
-from carpool.model import Entry, EntryKind, Lane
+from carpool.core.model import Entry, EntryKind, Lane
 
 
 @dataclass(slots=True)
 class Stats:
-    """Calls, batches and money since this dispatcher started. Money is in nano-dollars (`paid_usd` in dollars)."""
+    """Calls, batches and money since this engine started. Money is in nano-dollars (`paid_usd` in dollars)."""
 
     sync_calls: int = 0
     flex_calls: int = 0
-    flex_refused: int = 0  # and went another way
+    flex_refused: int = 0  # and took another lane
     batched_calls: int = 0
     rescued_calls: int = 0
-    returned_calls: int = 0  # came back by key or adoption
+    returned_calls: int = 0  # found again by key or adoption
     requeued_calls: int = 0
     settled_calls: int = 0
     failed_calls: int = 0
@@ -25,11 +25,16 @@ class Stats:
     batches_unknown: int = 0
     batches_abandoned: int = 0
     batches_collected: int = 0
+    batches_lost: int = 0  # bought, but lost by the provider
+    sync_purchases: int = 0
+    flex_purchases: int = 0
+    batch_purchases: int = 0  # result lines, including unsuccessful ones
+    rescue_purchases: int = 0  # of these, those beside a purchase that may be billed too
     duplicates: int = 0
     stray_lines: int = 0
     missing_lines: int = 0
     unknown_purchases: int = 0
-    held_calls: int = 0  # had to wait before they were sent on `now`
+    held_calls: int = 0  # had to queue before they were sent on `now`
     turned_away_calls: int = 0
     retries: int = 0  # on `now`, of calls with a budget
     slowdowns: int = 0
@@ -54,19 +59,50 @@ class Stats:
         return self.saved / 1e9
 
     def metrics(self, prefix: str = "carpool", split: bool = True) -> dict[str, int]:
-        """Every counter under `prefix`; without `split`, calls are not told apart by lane."""
+        """All counters, named with `prefix`; without `split`, the calls of all lanes are added up."""
         values = {field.name: int(getattr(self, field.name)) for field in fields(self)}
         if not split:
             values["calls"] = sum(values.pop(name) for name in ("sync_calls", "flex_calls", "batched_calls"))
         return {f"{prefix}.{name}": value for name, value in values.items()}
 
+    def apart(self) -> dict[str, dict[str, int]]:
+        """Calls and purchases separately, because one call may take several purchases."""
+        return {
+            "calls": {
+                "now": self.sync_calls,
+                "flex": self.flex_calls,
+                "batch": self.batched_calls,
+                "rescued": self.rescued_calls,
+                "settled": self.settled_calls,
+                "failed": self.failed_calls,
+            },
+            "purchases": {
+                "now": self.sync_purchases,
+                "flex": self.flex_purchases,
+                "batch": self.batch_purchases,
+                "rescues": self.rescue_purchases,
+                "duplicates": self.duplicates,
+                "unknown": self.unknown_purchases,
+            },
+        }
+
     def count(self, entry: Entry, used: bool) -> None:
-        """Adds one finished purchase. What the unmodified call would have cost is counted once, with its answer."""
+        """Adds one finished purchase. `would_have_paid` is counted once per call, with its answer."""
         if entry.paid is None:
             self.unknown_purchases += 1
             return
+        self._count_lane(entry)
         self.paid += entry.paid
         if used:
             self.would_have_paid += entry.would_have_paid or 0
         elif entry.paid and entry.kind is not EntryKind.RESCUE and entry.lane is Lane.BATCH:
             self.duplicates += 1
+
+    def _count_lane(self, entry: Entry) -> None:
+        if entry.lane is Lane.BATCH:
+            self.batch_purchases += 1
+        elif entry.lane is Lane.FLEX:
+            self.flex_purchases += 1
+        else:
+            self.sync_purchases += 1
+        self.rescue_purchases += entry.kind is EntryKind.RESCUE

@@ -1,116 +1,135 @@
-"""Calls by their ticket: a seat taken without waiting in line, an answer collected later, a call taken back."""
+"""Operations on calls by ticket: admit, leave, collect the answer later, cancel."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
 
-from carpool.engine.desk import Desk
-from carpool.engine.entering import NO_TICKET, Entrance, Gone, Seat
-from carpool.engine.rescuing import Rescuer
-from carpool.engine.waiting import Reply
-from carpool.lifecycle import TicketState
-from carpool.model import Call, CallRow, Lane, Outcome, OutcomeKind
-from carpool.routing import Decision
+from carpool.core.errors import Closed
+from carpool.core.lifecycle import TicketState
+from carpool.core.model import Call, CallRow, Entry, Lane, Outcome, OutcomeKind
+from carpool.engine.batch.admit import NO_TICKET, Admitter, Gone, PendingCall
+from carpool.engine.batch.rescue import Rescuer
+from carpool.engine.context import EngineContext
+from carpool.engine.waiters import Reply
+from carpool.planners.routing import Decision
 
 
 class Tickets:
-    def __init__(self, desk: Desk, rescuer: Rescuer) -> None:
-        self._desk = desk
+    def __init__(self, context: EngineContext, rescuer: Rescuer) -> None:
+        self._context = context
         self._rescuer = rescuer
-        self._entrance = Entrance(desk, rescuer, self.leave)
+        self._admitter = Admitter(context, rescuer, self._release)
 
-    # ------------------------------------------------------------ taking a seat
+    # ------------------------------------------------------------ admitting a call
 
-    async def board(self, call: Call, decision: Decision, gone: Gone = "keep") -> Seat:
-        """Puts a call on disk. `gone` says what becomes of it when its client leaves; a key always keeps it."""
-        seat = self._entrance.enter(call, decision, gone, told=True)
-        assert seat.aboard is not None
+    async def board(self, call: Call, decision: Decision, gone: Gone = "keep") -> PendingCall:
+        """Puts a call on disk. `gone` says what to do with it if its client leaves; with a key it is always kept."""
+        pending_call = self._admitter.admit(call, decision, gone, wait_for_disk=True)
+        assert pending_call.persisted is not None
         try:
-            await seat.aboard
-        except asyncio.CancelledError:  # it may be on disk already, but its caller never heard of it
-            self.leave(seat)
+            await pending_call.persisted
+        except asyncio.CancelledError:  # it may be on disk already, but its caller does not know the ticket
+            self.leave(pending_call)
             raise
-        return seat
-
-    def take(self, call: Call, decision: Decision, gone: Gone) -> Seat:
-        """The seat of a call that is about to be put on disk: who waits for its answer only need not wait twice."""
-        return self._entrance.enter(call, decision, gone)
-
-    # ------------------------------------------------------------ leaving it
-
-    def leave(self, seat: Seat) -> None:
-        if seat.ticket == NO_TICKET:  # the entrance sees to it, if it comes in
-            seat.left = True
-        else:
-            self.left(seat.ticket, seat.answer, seat.provider, seat.gone)
-
-    def left(self, ticket: int, answer: asyncio.Future[Reply], provider: str, gone: Gone) -> None:
-        """The client is gone. Without another who waits for it, the call is nobody's until somebody comes back."""
-        crew = self._desk.crew
-        if self._desk.waiters.drop(ticket, answer):
-            # Both reach the store in this order and with nothing between them: no newcomer adopts what is cancelled,
-            # and one that comes at once finds what is not.
-            if gone == "cancel":
-                crew.spawn(self.take_back(ticket, provider), "take back")
-            crew.spawn(self._nobody_waits(ticket), "gone")
-
-    async def hold(self, seat: Seat, leaving: asyncio.Future[None], wait: float) -> Reply | None:
-        """The answer, if it comes within so long. Its client will come for it later: the call counts as awaited."""
-        try:
-            if wait > 0 and not seat.answer.done():
-                await asyncio.wait((seat.answer, leaving), timeout=wait, return_when=asyncio.FIRST_COMPLETED)
-            return seat.answer.result() if seat.answer.done() else None
         finally:
-            self._desk.waiters.drop(seat.ticket, seat.answer)
+            pending_call.persisted = None  # breaks a reference cycle: an exception from it holds this frame
+        return pending_call
+
+    def take(self, call: Call, decision: Decision, gone: Gone) -> PendingCall:
+        """Queues a call for the disk, for callers that wait for the answer only."""
+        return self._admitter.admit(call, decision, gone)
+
+    # ------------------------------------------------------------ leaving a call
+
+    def leave(self, pending_call: PendingCall) -> None:
+        """The client is gone and did not receive its answer, whether it is there already or not. If nobody else waits,
+        the ticket becomes adoptable. An equal call that arrives before the store knows that is delayed."""
+        if pending_call.left:
+            return
+        pending_call.left = True
+        # A call that is not on disk yet is released when it is.
+        if self._admitter.leaving(pending_call) and pending_call.ticket != NO_TICKET:
+            self._release(pending_call)
+
+    def _release(self, pending_call: PendingCall) -> None:
+        if self._context.waiters.drop(pending_call.ticket, pending_call.answer):
+            self._context.background.spawn(self._stop_awaiting(pending_call), "gone")
+        else:
+            self._admitter.left(pending_call)
+
+    async def hold(self, pending_call: PendingCall, leaving: asyncio.Future[None], wait: float) -> Reply | None:
+        """The answer, if it comes within `wait`. The client will collect it later, so the call counts as awaited."""
+        try:
+            if wait > 0 and not pending_call.answer.done():
+                await asyncio.wait((pending_call.answer, leaving), timeout=wait, return_when=asyncio.FIRST_COMPLETED)
+            return pending_call.answer.result() if pending_call.answer.done() else None
+        finally:
+            self._context.waiters.drop(pending_call.ticket, pending_call.answer)
 
     async def take_back(self, ticket: int, provider: str) -> bool:
-        """Ends a call that still waits in its pool. False, and no change, when it is on its way or answered."""
-        desk = self._desk
-        body = desk.upstreams[provider].dialect.error(409, "conflict_error", "The caller cancelled this call.")
-        outcome = Outcome(OutcomeKind.CANCELLED, 409, body, desk.now(), Lane.BATCH, "cancelled by its caller")
-        return await desk.store.cancel(ticket, outcome)
+        """Cancels a call that still waits in its pool. Returns False, without a change, if it was sent or answered."""
+        context = self._context
+        body = context.upstreams[provider].dialect.error(409, "conflict_error", "The caller cancelled this call.")
+        outcome = Outcome(OutcomeKind.CANCELLED, 409, body, context.now(), Lane.BATCH, "cancelled by its caller")
+        return await context.store.cancel(ticket, outcome)
 
-    async def _nobody_waits(self, ticket: int) -> None:
-        desk = self._desk
-        await desk.store.await_ticket(ticket, None)
-        if ticket in desk.waiters:  # somebody came back for it meanwhile
-            await desk.store.await_ticket(ticket, desk.name)
+    async def _stop_awaiting(self, pending_call: PendingCall) -> None:
+        context, ticket = self._context, pending_call.ticket
+        try:
+            if pending_call.gone == "cancel":  # before it is adoptable: nobody must adopt a cancelled call
+                await self.take_back(ticket, pending_call.provider)
+            await context.store.stop_awaiting(ticket, context.name)
+            if ticket in context.waiters:  # a client came for it by ticket meanwhile
+                await context.store.await_ticket(ticket, context.name)
+        except Closed:  # the next start on this store finds that nobody awaits it
+            return
+        finally:
+            self._admitter.left(pending_call)
 
-    # ------------------------------------------------------------ coming for it
+    # ------------------------------------------------------------ collecting an answer
 
     async def find(self, ticket: int, credentials: Sequence[str] | None = None) -> CallRow | None:
-        """With `credentials` only where the call is theirs."""
-        return await self._desk.store.listed_call(ticket, credentials)
+        """With `credentials`, finds only calls that belong to them."""
+        return await self._context.store.listed_call(ticket, credentials)
+
+    async def purchases(self, ticket: int, credentials: Sequence[str]) -> list[Entry]:
+        """What these credentials bought for a call. The ledger outlives the call and its answer."""
+        return await self._context.store.entries(ticket, credentials)
 
     async def collect(self, row: CallRow, leaving: asyncio.Future[None], wait: float) -> Reply | None:
-        """The answer of a call, waited for at most so long; None when it is not there yet. It counts as awaited."""
-        desk = self._desk
-        answer = desk.waiters.add(row.ticket)  # before the look into the store: nothing can slip between
+        """The answer of a call, after at most `wait` seconds; None if there is none yet. The call counts as awaited."""
+        context = self._context
+        answer = context.waiters.add(row.ticket)  # before reading the store, so that no outcome is missed
         try:
-            settled = await desk.store.outcome(row.ticket, row.credential)
+            settled = await context.store.outcome(row.ticket, row.credential)
             if settled is not None:
                 return Reply.of(settled)
-            await self._go_on(row)
+            await self._await_again(row)
             if wait > 0:
                 await asyncio.wait((answer, leaving), timeout=wait, return_when=asyncio.FIRST_COMPLETED)
             return answer.result() if answer.done() else None
         finally:
-            desk.waiters.drop(row.ticket, answer)
+            context.waiters.drop(row.ticket, answer)
 
-    async def _go_on(self, row: CallRow) -> None:
-        desk = self._desk
-        await desk.store.await_ticket(row.ticket, desk.name)
+    async def not_collected(self, row: CallRow) -> None:
+        """The client that came by ticket left without an answer: the call is unawaited again if it was before."""
+        if not row.awaited and row.ticket not in self._context.waiters:
+            await self._context.store.stop_awaiting(row.ticket, self._context.name)
+
+    async def _await_again(self, row: CallRow) -> None:
+        context = self._context
+        await context.store.await_ticket(row.ticket, context.name)
         if row.lane is Lane.NOW and row.state is TicketState.SENDING:
             await self._rescuer.resume(row.ticket, row.deadline)
-        desk.wake_now()
+        context.wake_now()
 
     async def cancel(self, row: CallRow) -> tuple[bool, TicketState]:
-        """Takes a waiting call back, or leaves one that travels to itself. Says whether, and where it stands now."""
+        """Cancels a waiting call, or stops awaiting a sent one. Returns whether it is cancelled, and its state."""
         if await self.take_back(row.ticket, row.provider):
             return True, TicketState.SETTLED
-        now = await self.find(row.ticket)
-        if now is None or now.state is TicketState.SETTLED:
+        current = await self.find(row.ticket)
+        if current is None or current.state is TicketState.SETTLED:
             return False, TicketState.SETTLED
-        await self._desk.store.await_ticket(row.ticket, None)
-        return False, now.state
+        await self._context.store.await_ticket(row.ticket, None)
+        return False, current.state

@@ -9,6 +9,7 @@ from carpool.mock.bill import Bill, Charge, Usage, price_nano
 from carpool.mock.config import MockConfig
 from carpool.mock.digest import expected_text, fingerprint
 from carpool.mock.errors import ApiError, ConnectionCut
+from carpool.mock.fault_list import FAULTS, LENGTHS
 from carpool.mock.faults import Faults
 from carpool.mock.latency import Constant, Latency, LogNormal, Mixture, Uniform, parse_latency
 from carpool.mock.models import CATALOGUE, ModelSpec, find_model
@@ -17,12 +18,16 @@ from carpool.mock.openai_config import OpenAIConfig
 from carpool.mock.openai_digest import expected_openai_text, openai_fingerprint
 from carpool.mock.openai_models import CATALOGUE as OPENAI_CATALOGUE
 from carpool.mock.openai_models import OpenAISpec
+from carpool.mock.openai_relatives import TABLE as RELATIVES
 from carpool.mock.provider import MockAnthropic
 from carpool.mock.server import MockServer, run, serve, serve_in_thread
 
 __all__ = [
     "CATALOGUE",
+    "FAULTS",
+    "LENGTHS",
     "OPENAI_CATALOGUE",
+    "RELATIVES",
     "ApiError",
     "Batch",
     "Bill",

@@ -4,7 +4,8 @@ from typing import Any
 
 from carpool.mock.bill import Kind, Usage
 from carpool.mock.cache import CacheUse
-from carpool.mock.digest import Digest
+from carpool.mock.digest import Digest, ToolUse, echo
+from carpool.mock.filler import arguments
 
 Message = dict[str, Any]
 NO_CACHE = CacheUse(0, 0, 0)
@@ -71,7 +72,8 @@ def _stop_reason(digest: Digest) -> str:
 def _content(digest: Digest) -> list[dict[str, Any]]:
     text = _text(digest)
     if digest.tool is not None:
-        return [text, _tool_use(digest)]
+        use = _tool_use(digest, digest.tool)
+        return [use] if digest.tool.alone else [text, use]
     if digest.directive == "think":
         return [_thinking(digest), text]
     if digest.directive == "blocks":
@@ -80,7 +82,8 @@ def _content(digest: Digest) -> list[dict[str, Any]]:
 
 
 def _text(digest: Digest) -> dict[str, Any]:
-    return {"type": "text", "text": f"echo:{digest.fingerprint} {digest.snippet}".rstrip(), "citations": None}
+    """Without `citations`, which only a text that cites has: there are clients that refuse a null."""
+    return {"type": "text", "text": digest.structured or echo(digest.fingerprint, digest.snippet)}
 
 
 def _thinking(digest: Digest) -> dict[str, Any]:
@@ -88,14 +91,8 @@ def _thinking(digest: Digest) -> dict[str, Any]:
     return {"type": "thinking", "thinking": "Let me think. Yes.", "signature": f"EqQB/{digest.fingerprint}+aB=="}
 
 
-def _tool_use(digest: Digest) -> dict[str, Any]:
-    arguments = {"query": digest.snippet, "ünïcode": '\u2028"\\', "nested": {"n": [1, 2.5, None, True]}}
-    return {
-        "type": "tool_use",
-        "id": f"toolu_{digest.fingerprint}",
-        "name": digest.tool or "lookup",
-        "input": arguments,
-    }
+def _tool_use(digest: Digest, tool: ToolUse) -> dict[str, Any]:
+    return {"type": "tool_use", "id": f"toolu_{digest.fingerprint}", "name": tool.name, "input": tool.input}
 
 
 def _every_block(digest: Digest) -> list[dict[str, Any]]:
@@ -110,7 +107,7 @@ def _every_block(digest: Digest) -> list[dict[str, Any]]:
     }
     found = {"type": "web_search_result", "encrypted_content": "Ev0D=", "page_age": None, "title": title, "url": url}
     page = {"type": "text", "media_type": "text/plain", "data": "So it is."}
-    document = {"type": "document", "source": page, "title": title, "citations": None}
+    document = {"type": "document", "source": page, "title": title}
     fetched = {"type": "web_fetch_result", "url": url, "content": document, "retrieved_at": None}
     ran = {"content": [], "return_code": 0, "stderr": "", "stdout": "42\n"}
     view = {"file_type": "text", "content": "x = 1", "num_lines": 1, "start_line": 1, "total_lines": 1}
@@ -127,7 +124,7 @@ def _every_block(digest: Digest) -> list[dict[str, Any]]:
         _result("tool_search", use, {"type": "tool_search_tool_search_result", "tool_references": tools}),
         {"type": "container_upload", "file_id": "file_mock"},
         {**_text(digest), "citations": [cited]},
-        _tool_use(digest),
+        _tool_use(digest, ToolUse("lookup", arguments(None, digest.snippet))),
     ]
 
 

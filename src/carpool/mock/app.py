@@ -1,6 +1,6 @@
 """The ASGI app: finds the endpoint, and puts the provider's headers on every answer."""
 
-from carpool.mock import batches_api, messages_api, models_api
+from carpool.mock import batches_api, bill_api, messages_api, models_api
 from carpool.mock.clock import http_date
 from carpool.mock.errors import ApiError
 from carpool.mock.http import Receive, Reply, Request, Scope, Send, json_reply, read_request
@@ -56,6 +56,9 @@ class App:
         """The endpoint's reply; what it owes to the caller's limits goes into `headers`, also when it fails."""
         if (request.method, request.path) in _OPEN:
             return Reply(200)
+        if (request.method, request.path) == ("GET", bill_api.PATH):
+            self._state.advance()
+            return bill_api.show(self._state.bill)
         if speaks_openai(request):
             return await answer_openai(self._state, request, headers)
         found = find_route(ROUTES, request)

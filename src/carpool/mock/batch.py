@@ -48,6 +48,8 @@ class Batch(ABC):
     cancel_at: float | None = None
     cancel_s: float = 0.0
     deleted: bool = False
+    forgotten_from: float = FOREVER
+    forgotten_until: float = FOREVER
     usages: list[Usage | None] = field(init=False)
     outcomes: bytearray = field(init=False)
     closed: bool = field(init=False, default=False)
@@ -157,6 +159,10 @@ class Batch(ABC):
             self.starts[index] = shift(self.starts[index])
             self.ends[index] = shift(self.ends[index])
         self._schedule()
+
+    def denied(self, now: float) -> bool:
+        """Whether the provider says then that there is no such batch."""
+        return self.deleted or self.forgotten_from <= now < self.forgotten_until
 
     def discard(self) -> None:
         """Deleted: nobody can ask for its members any more."""

@@ -46,6 +46,13 @@ class Charge(msgspec.Struct, frozen=True, gc=False):
     at: float
     fingerprint: str
     """Of the request's body, so that a charge can be told apart where no id came back."""
+    tier: str = "default"
+    """OpenAI's service tier."""
+
+    @property
+    def lane(self) -> str:
+        """How it was bought: `now`, `flex` or `batch`."""
+        return "batch" if self.kind == "batch" else "flex" if self.tier == "flex" else "now"
 
 
 def price_pico(spec: ModelSpec, usage: Usage, kind: Kind) -> int:

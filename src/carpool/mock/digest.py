@@ -9,11 +9,19 @@ import msgspec
 from carpool.mock.blocks import Body, canonical, count_tokens, last_text
 from carpool.mock.cache import CachePlan, plan_cache
 from carpool.mock.errors import STATUS, ApiError
+from carpool.mock.filler import arguments, fill
 from carpool.mock.models import ModelSpec
 from carpool.mock.validate import check_body
 
 _DIRECTIVE = re.compile(r"\[(tool|think|blocks|refuse|max|error:(\w+))\]")
 SNIPPET = 40
+
+
+class ToolUse(msgspec.Struct, frozen=True, gc=False):
+    name: str
+    input: dict[str, Any]
+    alone: bool = False
+    """The request left no choice: nothing is said beside the call."""
 
 
 class Digest(msgspec.Struct, frozen=True, gc=False):
@@ -25,7 +33,9 @@ class Digest(msgspec.Struct, frozen=True, gc=False):
     input_tokens: int
     output_tokens: int
     directive: str = ""
-    tool: str | None = None
+    tool: ToolUse | None = None
+    structured: str | None = None
+    """The answer, where the request has a schema for it."""
     plan: CachePlan | None = None
     geo_us: bool = False
     fast: bool = False
@@ -48,7 +58,11 @@ def fingerprint(body: Body) -> str:
 
 def expected_text(body: Body) -> str:
     """The text this provider answers `body` with, for tests that check that everyone got their own."""
-    return f"echo:{fingerprint(body)} {last_text(body)[:SNIPPET]}".rstrip()
+    return echo(fingerprint(body), last_text(body))
+
+
+def echo(name: str, text: str) -> str:
+    return f"echo:{name} {text[:SNIPPET]}".rstrip()
 
 
 def digest(body: Any, raw: bytes | bytearray, mean_output: int, in_batch: bool) -> Digest:
@@ -67,7 +81,8 @@ def digest(body: Any, raw: bytes | bytearray, mean_output: int, in_batch: bool) 
         input_tokens=count_tokens(body),
         output_tokens=most if directive == "max" else _output_tokens(name, most, mean_output),
         directive=directive,
-        tool=_first_tool(body) if directive == "tool" else None,
+        tool=_tool(body, directive, text[:SNIPPET]),
+        structured=_structured(body, echo(name, text)),
         plan=plan_cache(body, spec) if b'"cache_control"' in raw else None,
         geo_us=body.get("inference_geo") == "us",
         fast=body.get("speed") == "fast",
@@ -103,8 +118,25 @@ def _output_tokens(name: str, most: int, mean: int) -> int:
     return 1 + int(name, 16) % min(most, 2 * mean - 1) if most else 0
 
 
-def _first_tool(body: Body) -> str | None:
-    for tool in body.get("tools") or ():
-        if isinstance(tool, dict) and isinstance(tool.get("name"), str):
-            return str(tool["name"])
+def _structured(body: Body, text: str) -> str | None:
+    output = body.get("output_config")
+    wanted = (output.get("format") if isinstance(output, dict) else None) or body.get("output_format")
+    if isinstance(wanted, dict) and wanted.get("type") == "json_schema":
+        return canonical(fill(wanted.get("schema"), text)).decode()
     return None
+
+
+def _tool(body: Body, directive: str, snippet: str) -> ToolUse | None:
+    """A tool is called when the user asks for it, or when the request leaves no choice."""
+    choice = body.get("tool_choice") or {}
+    forced = choice.get("type") in ("any", "tool")
+    if directive == "refuse" or choice.get("type") == "none" or not (forced or directive == "tool"):
+        return None
+    tools = [tool for tool in body.get("tools") or () if isinstance(tool.get("name"), str)]
+    if choice.get("type") == "tool":
+        tools = [tool for tool in tools if tool["name"] == choice["name"]]
+    # What runs at the provider has no schema, and is called there.
+    tools.sort(key=lambda tool: "input_schema" not in tool)
+    if not tools:
+        return None
+    return ToolUse(tools[0]["name"], arguments(tools[0].get("input_schema"), snippet), alone=forced)

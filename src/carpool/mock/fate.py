@@ -39,6 +39,11 @@ class Fate:
     def listed_from(self, now: float, stranger: bool) -> float:
         return now + self.box.faults.list_lag_s if not stranger and self.box.roll("list_lag") else now
 
+    def may_be_forgotten(self, batch: Batch, now: float) -> None:
+        if not batch.stranger and self.box.roll("batch_forgotten"):
+            batch.forgotten_from = now + self.box.faults.forget_after_s
+            batch.forgotten_until = batch.forgotten_from + self.box.faults.forgotten_s
+
     def may_stick(self, batch: Batch, now: float) -> None:
         if not batch.stranger and self.box.roll("batch_stuck"):
             batch.hold(now)

@@ -1,7 +1,7 @@
 """What may go wrong, each with its own probability, and each on demand.
 
 A fault's name says where and how: `create_accepted_cut` is a create that was accepted and then lost its connection.
-The last word decides what the client sees: `cut` a reset connection, `hang` silence, `500` `529` `429` an answer,
+The last word decides what the client sees: `cut` a reset connection, `hang` silence, `500` `529` `429` `404` an answer,
 `429_bare` one without `retry-after`, `429_burst` one to everybody for a while, `garbage` a 200 that is not JSON.
 """
 
@@ -12,6 +12,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, fields
 
 from carpool.mock.errors import ApiError, ConnectionCut
+from carpool.mock.fault_list import LENGTHS
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +44,7 @@ class Faults:
     delete_500: float = 0.0
     # What becomes of a created batch.
     batch_stuck: float = 0.0
+    batch_forgotten: float = 0.0  # after a while it is denied: 404, and in no list; it runs and is billed all the same
     token_limit: float = 0.0  # OpenAI: it fails as if too many tokens were waiting
     list_lag: float = 0.0
     stranger: float = 0.0
@@ -53,6 +55,7 @@ class Faults:
     poll_529: float = 0.0
     poll_429: float = 0.0
     poll_429_bare: float = 0.0
+    poll_404: float = 0.0
     poll_garbage: float = 0.0
     # Cancelling.
     cancel_500: float = 0.0
@@ -66,6 +69,7 @@ class Faults:
     results_hang: float = 0.0
     results_500: float = 0.0
     results_429: float = 0.0
+    results_404: float = 0.0
     results_cut_midway: float = 0.0
     # Single lines, drawn per request when its batch is created. All but the last three were bought.
     line_missing: float = 0.0
@@ -98,6 +102,8 @@ class Faults:
     burst_s: float = 2.0
     create_slow_s: float = 1.0
     stuck_s: float = float("inf")
+    forget_after_s: float = 0.0
+    forgotten_s: float = float("inf")
     list_lag_s: float = 5.0
     file_lag_s: float = 5.0
     hook_late_s: float = 60.0
@@ -105,19 +111,7 @@ class Faults:
     clock_offset_s: float = 0.0
 
 
-_TUNING = {
-    "hang_s",
-    "retry_after_s",
-    "burst_s",
-    "create_slow_s",
-    "stuck_s",
-    "list_lag_s",
-    "file_lag_s",
-    "hook_late_s",
-    "cancel_slow_s",
-    "clock_offset_s",
-}
-NAMES = tuple(field.name for field in fields(Faults) if field.name not in _TUNING)
+NAMES = tuple(field.name for field in fields(Faults) if field.name not in LENGTHS)
 LINE_FAULTS = tuple(name for name in NAMES if name.startswith("line_"))
 
 
@@ -166,6 +160,8 @@ class FaultBox:
             raise ApiError("rate_limit_error", "This request would exceed your rate limit.", headers)
         if name.endswith("_429_bare"):
             raise ApiError("rate_limit_error", "This request would exceed your rate limit.")
+        if name.endswith("_404"):
+            raise ApiError("not_found_error", "Not found")
         if name.endswith("_529"):
             raise ApiError("overloaded_error", "Overloaded")
         raise ApiError("api_error", "Internal server error")
@@ -175,9 +171,9 @@ BEFORE_CREATE = ("create_cut", "create_hang", "create_500", "create_529", "creat
 AFTER_CREATE = ("create_accepted_cut", "create_accepted_hang", "create_accepted_500", "create_accepted_529")
 BEFORE_UPLOAD = ("upload_cut", "upload_hang", "upload_500", "upload_529", "upload_429")
 AFTER_UPLOAD = ("upload_accepted_cut", "upload_accepted_hang", "upload_accepted_500")
-POLL = ("poll_cut", "poll_hang", "poll_500", "poll_529", "poll_429", "poll_429_bare")
+POLL = ("poll_cut", "poll_hang", "poll_500", "poll_529", "poll_429", "poll_429_bare", "poll_404")
 BEFORE_CANCEL = ("cancel_500", "cancel_429")
 AFTER_CANCEL = ("cancel_accepted_cut", "cancel_accepted_500")
-RESULTS = ("results_cut", "results_hang", "results_500", "results_429")
+RESULTS = ("results_cut", "results_hang", "results_500", "results_429", "results_404")
 BEFORE_SYNC = ("sync_cut", "sync_500", "sync_529", "sync_429", "sync_429_bare")
 AFTER_SYNC = ("sync_accepted_cut", "sync_accepted_hang")

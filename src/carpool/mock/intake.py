@@ -100,6 +100,7 @@ class Intake:
             stranger=stranger,
         )
         fate.may_stick(batch, now)
+        fate.may_be_forgotten(batch, now)
         return batch
 
     def _draw_unlucky(self, requests: Sequence[Digest | Failure]) -> frozenset[int]:

@@ -8,11 +8,12 @@ from typing import Any, Literal
 import msgspec
 
 from carpool.mock.blocks import canonical
-from carpool.mock.digest import SNIPPET
+from carpool.mock.digest import SNIPPET, echo
 from carpool.mock.errors import STATUS, ApiError
+from carpool.mock.filler import fill
 from carpool.mock.openai_cache import Prefixes, prefixes
-from carpool.mock.openai_filler import fill
 from carpool.mock.openai_models import OpenAISpec
+from carpool.mock.openai_tools import ToolCall, called
 from carpool.mock.openai_validate import Body, check_chat, check_responses
 
 Endpoint = Literal["chat", "responses", "embeddings", "completions", "moderations"]
@@ -20,14 +21,6 @@ Endpoint = Literal["chat", "responses", "embeddings", "completions", "moderation
 _DIRECTIVE = re.compile(r"\[(tool|think|refuse|max|error:(\w+))\]")
 _UNLIMITED = 4096
 _NOT_MEANING = ("stream", "stream_options")
-_AWKWARD = {"ünïcode": '\u2028"\\', "nested": {"n": [1, 2.5, None, True]}}
-
-
-class ToolCall(msgspec.Struct, frozen=True):
-    kind: str
-    """`function` or `custom`."""
-    name: str
-    argument: str
 
 
 class Asked(msgspec.Struct, frozen=True):
@@ -57,11 +50,7 @@ def openai_fingerprint(body: Body) -> str:
 
 def expected_openai_text(body: Body) -> str:
     """The text this provider answers `body` with, for tests that check that everyone got their own."""
-    return _echo(openai_fingerprint(body), _last_text(_turns(body)))
-
-
-def _echo(name: str, text: str) -> str:
-    return f"echo:{name} {text[:SNIPPET]}".rstrip()
+    return echo(openai_fingerprint(body), _last_text(_turns(body)))
 
 
 def digest(endpoint: Literal["chat", "responses"], body: Any, mean_output: int) -> Asked:
@@ -79,14 +68,14 @@ def digest(endpoint: Literal["chat", "responses"], body: Any, mean_output: int) 
         spec=spec,
         model=body["model"],
         fingerprint=name,
-        text=_answer_text(body, endpoint, _echo(name, last)),
+        text=_answer_text(body, endpoint, echo(name, last)),
         prefixes=beginnings,
         input_tokens=beginnings.tokens[-1],
         output_tokens=most if directive == "max" else 1 + int(name, 16) % min(most, 2 * mean_output - 1),
         body=body,
         endpoint=endpoint,
         directive=directive,
-        tool=_tool(body, directive, last),
+        tool=None if directive == "refuse" else called(body, directive == "tool", last[:SNIPPET]),
         stream=bool(body.get("stream")),
         include_usage=bool(options.get("include_usage")),
         tier="default" if tier in (None, "auto") else tier,
@@ -134,7 +123,7 @@ def _limit(body: Body) -> int:
     return next((limit for limit in limits if limit is not None), _UNLIMITED)
 
 
-def _answer_text(body: Body, endpoint: Endpoint, echo: str) -> str:
+def _answer_text(body: Body, endpoint: Endpoint, said: str) -> str:
     """An echo; as JSON where the client wants JSON."""
     text = body.get("text")
     wanted = (
@@ -142,44 +131,8 @@ def _answer_text(body: Body, endpoint: Endpoint, echo: str) -> str:
     )
     kind = wanted.get("type") if isinstance(wanted, dict) else None
     if kind == "json_object":
-        return canonical({"echo": echo}).decode()
+        return canonical({"echo": said}).decode()
     if kind == "json_schema" and isinstance(wanted, dict):
         described = wanted.get("json_schema") if endpoint == "chat" else wanted
-        return canonical(fill((described or {}).get("schema"), echo)).decode()
-    return echo
-
-
-# ---------------------------------------------------------------- tools
-
-
-def _tool(body: Body, directive: str, text: str) -> ToolCall | None:
-    """A tool is called when the user asks for it, or when the request leaves no choice."""
-    choice = body.get("tool_choice")
-    forced = choice == "required" or (isinstance(choice, dict) and choice.get("type") in ("function", "custom"))
-    if choice == "none" or not (forced or directive == "tool"):
-        return None
-    tools = [_described(tool) for tool in body.get("tools") or () if tool["type"] in ("function", "custom")]
-    if isinstance(choice, dict) and forced:
-        wanted = _described(choice)["name"]
-        tools = [tool for tool in tools if tool["name"] == wanted]
-    # A shell is the tool whose call a client can carry out for real.
-    tools.sort(key=lambda tool: not _is_shell(tool))
-    return _call(tools[0], text[:SNIPPET]) if tools else None
-
-
-def _described(tool: Body) -> Body:
-    """The two endpoints nest the same things differently."""
-    return {"type": tool["type"], **tool.get(tool["type"], tool)}
-
-
-def _is_shell(tool: Body) -> bool:
-    properties = (tool.get("parameters") or {}).get("properties") or {}
-    return "cmd" in properties or "command" in properties
-
-
-def _call(tool: Body, snippet: str) -> ToolCall:
-    if tool["type"] == "custom":
-        return ToolCall("custom", tool["name"], f"do {snippet}")
-    schema = tool.get("parameters") or {}
-    arguments = fill(schema, snippet) if schema.get("properties") else {"query": snippet, **_AWKWARD}
-    return ToolCall("function", tool["name"], canonical(arguments).decode())
+        return canonical(fill((described or {}).get("schema"), said)).decode()
+    return said

@@ -226,4 +226,5 @@ class OpenAIIntake:
             crowded=not stranger and fate.box.roll("token_limit"),
         )
         fate.may_stick(batch, now)
+        fate.may_be_forgotten(batch, now)
         return batch

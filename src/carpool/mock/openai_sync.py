@@ -110,6 +110,7 @@ def _charge(state: State, caller: Caller, request: Request, asked: Asked, usage:
             nano_usd=price_nano(asked.spec, usage, asked.tier),
             at=state.now(),
             fingerprint=asked.fingerprint,
+            tier=asked.tier,
         )
     )
 

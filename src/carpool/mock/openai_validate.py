@@ -5,6 +5,7 @@ from typing import Any
 from carpool.mock.openai_errors import OpenAIError, missing, wrong_type
 from carpool.mock.openai_models import OpenAISpec, find_model
 from carpool.mock.openai_relatives import TABLE
+from carpool.mock.openai_tools import check_tools
 
 Body = dict[str, Any]
 
@@ -108,7 +109,7 @@ def check_chat(body: Any) -> OpenAISpec:
     _check_messages(body["messages"])
     spec = _check_model(body, "talk")
     _check_common(body, spec)
-    _check_tools(body, "chat")
+    check_tools(body, "chat")
     if spec.thinks and body.get("max_tokens") is not None:
         said = "'max_tokens' is not supported with this model. Use 'max_completion_tokens' instead."
         raise OpenAIError(f"Unsupported parameter: {said}", "max_tokens", "unsupported_parameter")
@@ -127,7 +128,7 @@ def check_responses(body: Any) -> OpenAISpec:
         _check_list("input", asked)
         _check_items(asked)
     _check_common(body, spec)
-    _check_tools(body, "responses")
+    check_tools(body, "responses")
     _check_limit(body, "max_output_tokens", _LEAST_OUTPUT)
     earlier = body.get("previous_response_id")
     if earlier is not None:  # this provider keeps none
@@ -293,16 +294,3 @@ def _check_items(items: list[Body]) -> None:
             )
         elif kind == "message" and item.get("content") is None:
             raise missing(f"input[{position}].content")
-
-
-def _check_tools(body: Body, endpoint: str) -> None:
-    for position, tool in enumerate(body.get("tools") or ()):
-        where = f"tools[{position}]"
-        if not isinstance(tool, dict):
-            raise wrong_type(where, "an object", tool)
-        if "type" not in tool:
-            raise missing(f"{where}.type")
-        if tool["type"] == "function":
-            named = tool.get("function") if endpoint == "chat" else tool
-            if not isinstance(named, dict) or not isinstance(named.get("name"), str):
-                raise missing(f"{where}.function.name" if endpoint == "chat" else f"{where}.name")

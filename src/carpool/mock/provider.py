@@ -1,10 +1,12 @@
 """The provider as tests and simulations hold it: the app, the bill, and a hand on its controls."""
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from carpool.mock.app import App
-from carpool.mock.batch import Batch
+from carpool.mock.batch import FOREVER, Batch
 from carpool.mock.bill import Bill
+from carpool.mock.bill_api import summary
 from carpool.mock.clock import Now, wall
 from carpool.mock.config import MockConfig
 from carpool.mock.openai_hooks import Post, Sent
@@ -25,6 +27,11 @@ class MockAnthropic:
         """Everything charged up to now, strangers' batches excepted."""
         self._state.advance()
         return self._state.bill
+
+    @property
+    def bill_summary(self) -> dict[str, Any]:
+        """The bill's sums, as `GET /mock/bill` has them."""
+        return summary(self.bill)
 
     @property
     def strangers_bill(self) -> Bill:
@@ -96,6 +103,11 @@ class MockAnthropic:
     def release_batch(self, batch_id: str) -> None:
         self.batch(batch_id).release(self._state.now())
         self._state.hooks.stir()
+
+    def forget_batch(self, batch_id: str, seconds: float = FOREVER) -> None:
+        """From now on, and for so long, there is no such batch. It runs and is billed all the same."""
+        batch, now = self.batch(batch_id), self._state.now()
+        batch.forgotten_from, batch.forgotten_until = now, now + seconds
 
     def add_stranger(self, credential: str, size: int) -> Batch:
         """A batch of somebody else in this credential's workspace."""

@@ -1,6 +1,7 @@
 """Serves the stand-in over real HTTP, with uvicorn's protocol and without its process management."""
 
 import asyncio
+import signal
 import socket
 import struct
 import threading
@@ -91,13 +92,16 @@ def run(
     port: int = 8788,
     ready: Callable[[MockServer], None] | None = None,
 ) -> None:
-    """Serves until interrupted; `ready` is called once it listens."""
+    """Serves until it is interrupted or terminated; `ready` is called once it listens."""
 
     async def forever() -> None:
+        stopped = asyncio.Event()
+        with suppress(NotImplementedError):  # not on this platform
+            asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stopped.set)
         async with serve(config, host=host, port=port) as server:
             if ready is not None:
                 ready(server)
-            await asyncio.Event().wait()
+            await stopped.wait()
 
     with suppress(KeyboardInterrupt), asyncio.Runner(loop_factory=_loop_factory()) as runner:
         runner.run(forever())

@@ -47,19 +47,22 @@ class Shelf(ABC, Generic[B]):
 
     def find(self, batch_id: str) -> B | None:
         position = self._position.get(batch_id)
-        if position is None or self.batches[position].deleted:
+        if position is None or self.batches[position].denied(self._until):
             return None
         return self.batches[position]
 
     def older(self, than: str | None) -> Iterator[B]:
         """Newest first, from the one before `than`, or from the newest."""
         position = len(self.batches) if than is None else self._position.get(than, 0)
-        return (self.batches[i] for i in range(position - 1, -1, -1) if not self.batches[i].deleted)
+        return self._shown(self.batches[i] for i in range(position - 1, -1, -1))
 
     def newer(self, than: str) -> Iterator[B]:
         """Oldest first, from the one after `than`."""
         position = self._position.get(than, len(self.batches))
-        return (self.batches[i] for i in range(position + 1, len(self.batches)) if not self.batches[i].deleted)
+        return self._shown(self.batches[i] for i in range(position + 1, len(self.batches)))
+
+    def _shown(self, batches: Iterator[B]) -> Iterator[B]:
+        return (batch for batch in batches if not batch.denied(self._until))
 
     def waiting(self) -> int:
         """Requests of all batches that have not started."""

@@ -46,7 +46,7 @@ def _empty(block: dict[str, Any]) -> dict[str, Any]:
     """The form a block starts with; what has no deltas starts whole."""
     kind = block["type"]
     if kind == "text":
-        return {**block, "text": "", "citations": [] if block["citations"] else None}
+        return {**block, "text": ""} | ({"citations": []} if "citations" in block else {})
     if kind == "thinking":
         return {**block, "thinking": "", "signature": ""}
     if kind in ("tool_use", "server_tool_use"):
@@ -57,7 +57,7 @@ def _empty(block: dict[str, Any]) -> dict[str, Any]:
 def _deltas(block: dict[str, Any]) -> Iterator[dict[str, Any]]:
     kind = block["type"]
     if kind == "text":
-        for citation in block["citations"] or ():
+        for citation in block.get("citations", ()):
             yield {"type": "citations_delta", "citation": citation}
         for piece in _split(block["text"]):
             yield {"type": "text_delta", "text": piece}

@@ -10,6 +10,7 @@ _NOT_IN_BATCH = frozenset(
     ("speed", "store", "previous_thread_event_id", "cache_hint", "context_hint", "research_preview_2026_02")
 )
 _ROLES = frozenset({"user", "assistant", "system"})
+_CHOICES = ("auto", "any", "tool", "none")
 BATCH_MAX_OUTPUT = 300_000
 
 
@@ -39,10 +40,29 @@ def check_prompt(body: Body) -> ModelSpec:
             continue
         if not isinstance(value, list) or not all(isinstance(block, dict) for block in value):
             raise invalid(f"{name}: Input should be a valid list of objects")
+    _check_tool_choice(body)
     spec = find_model(model)
     if spec is None:
         raise ApiError("not_found_error", f"model: {model}")
     return spec
+
+
+def _check_tool_choice(body: Body) -> None:
+    choice = body.get("tool_choice")
+    if choice is None:
+        return
+    kind = choice.get("type") if isinstance(choice, dict) else None
+    if kind not in _CHOICES:
+        raise invalid(f"tool_choice: Input tag {kind!r} does not match any of {', '.join(map(repr, _CHOICES))}")
+    if not body.get("tools"):
+        raise invalid("tool_choice: may only be specified while providing tools")
+    if kind != "tool":
+        return
+    named = choice.get("name")
+    if not isinstance(named, str):
+        raise invalid("tool_choice.tool.name: Field required")
+    if all(tool.get("name") != named for tool in body["tools"]):
+        raise invalid(f"tool_choice: Tool '{named}' not found in provided tools")
 
 
 def _check_messages(messages: Any) -> None:

@@ -1,4 +1,4 @@
-"""The production engine under virtual time: a seed makes a world, the checks hold it against the promises."""
+"""Simulation: the production engine under virtual time. A seed generates a world; the checks verify the guarantees."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ class Report:
 
 
 def simulate(seed: int, fleet: Fleet | None = None, store: str | None = None) -> Report:
-    """One world, from its seed to the verdict. `fleet` says whom its agents call, in place of what is drawn. Its store
-    is in memory, or a new one at this address."""
+    """Run and check one world. `fleet` overrides which providers its agents call. `store` is the address of an empty
+    store; None keeps it in memory."""
     timeline = Timeline()
     return run(_simulate(draw(seed, fleet), timeline, store), timeline)
 

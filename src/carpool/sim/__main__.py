@@ -1,8 +1,9 @@
-"""`python -m carpool.sim 2000` runs seeds 0 to 1,999; `--seed 17` replays one, with its story."""
+"""`python -m carpool.sim 2000` runs seeds 0 to 1,999; `--seed 17` replays one and prints its events."""
 
 from __future__ import annotations
 
 import argparse
+import logging
 import os
 import signal
 import sys
@@ -13,8 +14,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
-from carpool.clock import SystemClock
-from carpool.errors import CarpoolError, ConfigError
+from carpool.core.clock import SystemClock
+from carpool.core.errors import CarpoolError, ConfigError
 from carpool.sim import Fleet, Report, simulate
 from carpool.sim.plan import FLEETS
 from carpool.stores import check_url
@@ -24,13 +25,13 @@ if TYPE_CHECKING:
 
 POSTGRES = "postgres"
 STALL_S = 90.0
-STALL_ON_POSTGRES_S = 600.0  # every operation is a question to a server
+STALL_ON_POSTGRES_S = 600.0  # every operation is a round trip to the server
 TOLD_EVERY = 250  # seeds
 
 
 @dataclass(frozen=True, slots=True)
 class Ground:
-    """What is the same for all worlds of a run."""
+    """The settings shared by all worlds of a run."""
 
     fleet: Fleet | None
     database: Database | None = None
@@ -53,7 +54,7 @@ def main() -> int:
     parser.add_argument("--fleet", choices=sorted(set(FLEETS)), help="whom all call, in place of what a seed draws")
     parser.add_argument("--store", help=f"{POSTGRES} for a throwaway server, or the address of one; else in memory")
     asked = parser.parse_args()
-    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))  # what was started is ended first
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))  # clean up on the way out
     try:
         with _ground(asked.fleet, asked.store) as ground:
             if asked.seed is not None:
@@ -73,7 +74,7 @@ def _ground(fleet: Fleet | None, store: str | None) -> Iterator[Ground]:
     url = "postgresql:///postgres" if store == POSTGRES else store
     if not url.startswith("postgresql://"):
         raise ConfigError(f"Worlds run in memory, or with --store {POSTGRES}, or with --store postgresql://….")
-    check_url(url)  # before the driver is asked for: its absence is told in a sentence
+    check_url(url)  # before the driver is imported: gives a clear error if it is missing
     from carpool.sim.databases import database
 
     with database(None if store == POSTGRES else url) as opened:
@@ -99,8 +100,8 @@ def _reports(seeds: Iterable[int], ground: Ground, jobs: int) -> Iterable[Report
 
 
 class _Stall(SystemExit):
-    """A world that takes so long has lost its way. It strikes in the middle of some task, and only an exit is passed on
-    by tasks, and caught by nobody."""
+    """Ends a world that takes too long. It is raised inside some task, and only a `SystemExit` passes through tasks
+    without being caught."""
 
 
 def _stall(*_: object) -> None:
@@ -108,7 +109,8 @@ def _stall(*_: object) -> None:
 
 
 def _watched(seed: int, ground: Ground) -> Report:
-    """One world, with an end to the patience: a broken engine may plan for ever."""
+    """Run one world with a timeout: a broken engine may plan forever."""
+    logging.disable(logging.WARNING)  # failures in a world are intended
     signal.signal(signal.SIGVTALRM, _stall)
     signal.setitimer(signal.ITIMER_VIRTUAL, ground.stall)
     try:
@@ -117,6 +119,7 @@ def _watched(seed: int, ground: Ground) -> Report:
         return Report(seed, (f"It does not end: {ground.stall:g} s of work, and no verdict.",), "", 0, 0, 0.0)
     finally:
         signal.setitimer(signal.ITIMER_VIRTUAL, 0.0)
+        logging.disable(logging.NOTSET)
 
 
 def _tell(done: int, count: int, took: float) -> None:

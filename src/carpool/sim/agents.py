@@ -1,4 +1,4 @@
-"""The clients of a simulated world: they call, lose patience, lose their connection, and come back for their answer."""
+"""The clients of a simulated world: they call, time out, lose their connection, and retry."""
 
 from __future__ import annotations
 
@@ -6,26 +6,28 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
+from carpool.core.errors import CarpoolError
+from carpool.core.model import Call, OutcomeKind, ticket_text
 from carpool.dialects.headers import retry_after
-from carpool.doors.options import Options
 from carpool.engine import Reply
-from carpool.errors import CarpoolError
-from carpool.model import Call, OutcomeKind, ticket_text
+from carpool.frontends.options import Options
 from carpool.sim.asking import Body, body_of, request
+from carpool.sim.leaving import AT_ONCE_S, HangUp
 from carpool.sim.plan import AgentPlan, TurnPlan
-from carpool.sim.process import Process
+from carpool.sim.process import Broken, Process
 from carpool.sim.story import Story
 
 MOST_TRIES = 40
-HASTY_TRIES = 20  # from then on it takes its time: a provider may refuse everybody for a while
+HASTY_TRIES = 20  # then it retries slowly: a provider may refuse every call for a while
 SLOW_S = 5.0
+STAYS = HangUp()  # stays until the response is complete
 
 Find = Callable[[], Awaitable[Process]]
 
 
 @dataclass(slots=True)
-class Turn:
-    """One logical call and everything that was seen of it."""
+class SimTurn:
+    """One logical call and everything that its client observed."""
 
     agent: AgentPlan
     plan: TurnPlan
@@ -33,9 +35,15 @@ class Turn:
     asked_at: float = 0.0
     answered_at: float = 0.0
     reply: Reply | None = None
-    calls: list[Call] = field(default_factory=list)  # every try, each with a ticket of its own
+    calls: list[Call] = field(default_factory=list)  # every attempt, each with its own ticket
     errors: list[str] = field(default_factory=list)
-    interrupted: bool = False  # its client left, or its process died
+    interrupted: bool = False  # its client disconnected, or its process died
+    left: HangUp | None = None  # how its client ended the last attempt
+
+    @property
+    def forsaken(self) -> bool:
+        """Whether its client never comes back."""
+        return self.left is not None and not self.left.back
 
 
 class Agent:
@@ -44,7 +52,8 @@ class Agent:
         self._find = find
         self._now = now
         self._story = story
-        self.turns = [Turn(plan, turn, body_of(turn)) for turn in plan.turns]
+        self._process: Process | None = None  # the process of its last request
+        self.turns = [SimTurn(plan, turn, body_of(turn)) for turn in plan.turns]
 
     async def run(self) -> None:
         await asyncio.sleep(self._plan.starts)
@@ -54,37 +63,43 @@ class Agent:
             await self._until_answered(turn)
             turn.answered_at = self._now()
 
-    async def _until_answered(self, turn: Turn) -> None:
+    async def _until_answered(self, turn: SimTurn) -> None:
         for number in range(MOST_TRIES):
             reply = await self._try(turn)
             if reply is not None and (turn.plan.keyed or not _worth_another_try(reply)):
                 turn.reply = reply
-                self._story.tell(self._plan.name, f"has the answer of {ticket_text(reply.ticket)}: {_said(reply)}")
+                self._story.tell(self._plan.name, f"has the answer of {ticket_text(reply.ticket)}: {_summary(reply)}")
+                return
+            if turn.forsaken:
+                self._story.tell(self._plan.name, "does not come back")
                 return
             wanted = 0.0 if reply is None else self._refused(reply)
-            pause = turn.plan.away if number < HASTY_TRIES else max(turn.plan.away, SLOW_S)
-            await asyncio.sleep(max(pause, wanted))
+            away = turn.plan.away if turn.left is None or turn.left.away is None else turn.left.away
+            await asyncio.sleep(max(away if number < HASTY_TRIES else max(away, SLOW_S), wanted))
 
     def _refused(self, reply: Reply) -> float:
-        """Says so in the story, and how long it was asked to wait: SDKs obey that."""
+        """Log the refusal. Returns how long to wait: SDKs follow `retry-after`."""
         wanted = retry_after(reply.outcome.headers) or 0.0
-        self._story.tell(self._plan.name, f"is refused: {_said(reply)}, try again in {wanted:g} s")
+        self._story.tell(self._plan.name, f"is refused: {_summary(reply)}, try again in {wanted:g} s")
         return wanted
 
-    async def _try(self, turn: Turn) -> Reply | None:
-        process = await self._find()
-        raw = request(self._plan, turn.plan, turn.body)
+    async def _try(self, turn: SimTurn) -> Reply | None:
+        process = self._process = await self._choose_process(turn.left)
+        retries = len(turn.calls) if turn.left is not None and turn.left.marked else 0
+        raw = request(self._plan, turn.plan, turn.body, retries)
         call = process.call(self._plan.provider, raw, self._options(turn))
+        hang_ups, turn.left = turn.plan.hang_ups[len(turn.calls) :], None
+        hang_up = hang_ups[0] if hang_ups else STAYS
         turn.calls.append(call)
         asks = f"for {self._plan.provider}'s {turn.plan.model} {turn.plan.endpoint}, {_terms(turn.plan)}"
         self._story.tell(self._plan.name, f"submits {ticket_text(call.ticket)} to {process.name}, {asks}")
-        patience = turn.plan.leaves_after if len(turn.calls) == 1 else None
         try:
-            async with asyncio.timeout(patience):
-                reply = await process.submit(call)
-        except TimeoutError:
-            turn.interrupted = True
-            self._story.tell(self._plan.name, f"hangs up on {ticket_text(call.ticket)}")
+            async with asyncio.timeout(hang_up.after):
+                reply = await process.submit(call, hang_up.cut)
+        except (TimeoutError, Broken) as error:
+            turn.interrupted, turn.left = True, hang_up
+            how = "in the middle of its answer" if isinstance(error, Broken) else "while it waits"
+            self._story.tell(self._plan.name, f"hangs up on {ticket_text(call.ticket)} {how}")
             return None
         except CarpoolError as error:
             turn.errors.append(f"{type(error).__name__}: {error}")
@@ -95,17 +110,23 @@ class Agent:
             self._story.tell(self._plan.name, f"loses its connection with {ticket_text(call.ticket)}")
         return reply
 
-    def _options(self, turn: Turn) -> Options:
+    async def _choose_process(self, left: HangUp | None) -> Process:
+        """The process of the next request. Another process learns of the disconnect only a moment later."""
+        last = self._process
+        at_once = left is not None and left.away is not None and left.away < AT_ONCE_S
+        return last if at_once and last is not None and not last.died.is_set() else await self._find()
+
+    def _options(self, turn: SimTurn) -> Options:
         key = f"{self._plan.name}/{turn.plan.text}" if turn.plan.keyed else None
         return Options(budget=turn.plan.budget, key=key, tags={"agent": self._plan.name})
 
 
 def _worth_another_try(reply: Reply) -> bool:
-    """As SDKs do: server errors are tried again, by a call without a key."""
+    """Whether an SDK would retry: after server errors, for a call without a key."""
     return reply.outcome.kind is OutcomeKind.ERRORED and reply.outcome.status >= 429 and not reply.outcome.batch
 
 
-def _said(reply: Reply) -> str:
+def _summary(reply: Reply) -> str:
     outcome = reply.outcome
     return f"{outcome.kind} {outcome.status} on {outcome.lane} ({reply.reason or outcome.reason})"
 

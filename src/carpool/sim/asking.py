@@ -1,4 +1,4 @@
-"""A simulated turn as its client sends it, and what the provider must have answered to it."""
+"""The request of a simulated turn, and the response that the provider must have given."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from typing import Any
 
 import msgspec
 
+from carpool.core.ports import RawRequest
 from carpool.mock import expected_openai_text, expected_text, fingerprint, openai_fingerprint
 from carpool.mock.openai_embeddings import embeddings
 from carpool.mock.openai_models import find_model
-from carpool.ports import RawRequest
 from carpool.sim.openai import CHAT
 from carpool.sim.plan import MESSAGES, AgentPlan, TurnPlan
 
@@ -34,12 +34,14 @@ def body_of(turn: TurnPlan) -> Body:
             return {"model": turn.model, "input": turn.text, "dimensions": 8}
 
 
-def request(agent: AgentPlan, turn: TurnPlan, body: Body) -> RawRequest:
-    return RawRequest("POST", turn.endpoint, "", (*agent.secret, *agent.headers), msgspec.json.encode(body))
+def request(agent: AgentPlan, turn: TurnPlan, body: Body, retries: int = 0) -> RawRequest:
+    """The request of a turn. `retries` is the retry count that the client states."""
+    mark = (("x-stainless-retry-count", str(retries)),) if retries else ()
+    return RawRequest("POST", turn.endpoint, "", (*agent.secret, *agent.headers, *mark), msgspec.json.encode(body))
 
 
 def names(turn: TurnPlan, body: Body) -> Sequence[tuple[str, bool]]:
-    """How the provider's bill names what this buys, and whether it was bought on flex."""
+    """The names of this purchase in the provider's bill, each with whether it was bought on flex."""
     if turn.endpoint == MESSAGES:
         return ((fingerprint(body), False),)
     return ((openai_fingerprint(body), False), (openai_fingerprint(_flexed(body)), True))
@@ -59,10 +61,10 @@ def is_its_answer(turn: TurnPlan, body: Body, answer: bytes) -> bool:
         case "/v1/moderations":
             return bool(told["results"][0]["flagged"] == ("[flag]" in body["input"]))
         case _:
-            return _said(turn.endpoint, told) in (expected_openai_text(body), expected_openai_text(_flexed(body)))
+            return _text_of(turn.endpoint, told) in (expected_openai_text(body), expected_openai_text(_flexed(body)))
 
 
-def _said(endpoint: str, told: Body) -> str:
+def _text_of(endpoint: str, told: Body) -> str:
     if endpoint == CHAT:
         return str(told["choices"][0]["message"]["content"])
     parts = [part for item in told["output"] for part in item.get("content") or ()]

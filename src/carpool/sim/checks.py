@@ -1,4 +1,4 @@
-"""The promises, checked on what a run left behind. Each check says in sentences what is wrong; nothing means clean."""
+"""Check the guarantees on the final state of a run. Each check yields a sentence per violation."""
 
 from __future__ import annotations
 
@@ -6,29 +6,46 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable
 from itertools import pairwise
 
+from carpool.core.backoff import backoff
+from carpool.core.lifecycle import UNFINISHED
+from carpool.core.model import Batch as Row
+from carpool.core.model import Entry, EntryKind, Lane, Outcome, OutcomeKind, ticket_number, ticket_text
 from carpool.dialects.headers import retry_after
 from carpool.engine import Reply
-from carpool.lifecycle import UNFINISHED
 from carpool.mock import Batch, Charge, OpenAIBatch
-from carpool.model import Batch as Row
-from carpool.model import Entry, EntryKind, Lane, Outcome, OutcomeKind, ticket_number, ticket_text
-from carpool.sim.agents import Turn
+from carpool.sim.agents import SimTurn
 from carpool.sim.asking import is_its_answer, names
 from carpool.sim.world import World
 
+MOST_BATCHES = 100_000  # per world
 LATE_S = 3.0
-FIRST_PAUSE_S = 0.625  # at most, before a second try; twice as long before every further one
+FIRST_PAUSE_S = 0.625  # longest pause before the first retry; doubles with each further one
 LONGEST_PAUSE_S = 37.5
-# What may leave a purchase in a batch, or its answer, in doubt.
+# Faults that may leave a batch purchase or its response unknown.
 UNCLEAR_CREATES = ("cut", "hang", "500", "529", "accepted_cut", "accepted_hang", "accepted_500", "accepted_529")
-DOUBTFUL = (*(f"create_{name}" for name in UNCLEAR_CREATES), "line_missing", "line_malformed", "cancel_forgets")
-BLINDING = ("list_lag", "line_missing", "line_malformed", "line_unknown", "create_hang", "create_accepted_hang")
+DENYING = ("batch_forgotten", "poll_404", "results_404")
+DOUBTFUL = (
+    *(f"create_{name}" for name in UNCLEAR_CREATES),
+    "line_missing",
+    "line_malformed",
+    "cancel_forgets",
+    *DENYING,
+)
+BLINDING = (
+    "list_lag",
+    "line_missing",
+    "line_malformed",
+    "line_unknown",
+    "create_hang",
+    "create_accepted_hang",
+    *DENYING,
+)
 
-Check = Callable[["Books"], Iterable[str]]
+Check = Callable[["SimBooks"], Iterable[str]]
 
 
-class Books:
-    """A world with its ledger and bill sorted by logical call."""
+class SimBooks:
+    """A world with its ledger and bill grouped by logical call."""
 
     def __init__(
         self,
@@ -40,9 +57,9 @@ class Books:
     ) -> None:
         self.world = world
         self.entries = entries
-        self.outcomes = outcomes  # that the store keeps
+        self.outcomes = outcomes  # in the store
         self.counts = counts
-        self.abandoned = abandoned  # batches that were given up as unknown, by their nonces
+        self.abandoned = abandoned  # abandoned batches, by nonce
         self.charges: dict[tuple[str, str], list[Charge]] = defaultdict(list)  # by provider and fingerprint
         for name, provider in world.providers.items():
             for charge in provider.bill.charges:
@@ -50,12 +67,12 @@ class Books:
 
     @property
     def batches(self) -> Iterable[tuple[str, Batch]]:
-        """Every batch that is somebody's of this fleet, with the name of its provider."""
+        """Every batch of this fleet, with the name of its provider."""
         for name, provider in self.world.providers.items():
             yield from ((name, batch) for batch in provider.batches if not batch.stranger)
 
-    def billed(self, turn: Turn) -> Counter[tuple[Lane, int]]:
-        """What the provider charged for a turn, lane by lane. Each charge is told once."""
+    def billed(self, turn: SimTurn) -> Counter[tuple[Lane, int]]:
+        """The provider's charges for a turn by lane. Each charge is counted once."""
         found: Counter[tuple[Lane, int]] = Counter()
         for fingerprint, flex in names(turn.plan, turn.body):
             for charge in self.charges.pop((turn.agent.provider, fingerprint), ()):
@@ -65,17 +82,17 @@ class Books:
                 found[Lane.BATCH if charge.kind == "batch" else sync, charge.nano_usd] += 1
         return found
 
-    def of(self, turn: Turn) -> list[Entry]:
+    def of(self, turn: SimTurn) -> list[Entry]:
         return [entry for call in turn.calls for entry in self.entries.get(call.ticket, ())]
 
 
-async def open_books(world: World) -> Books:
+async def open_books(world: World) -> SimBooks:
     tickets = {call.ticket for turn in world.turns for call in turn.calls}
     entries = {ticket: await world.store.entries(ticket) for ticket in tickets}
-    given_up = [await world.store.batch(number) for process in world.processes for number in process.abandoned]
-    abandoned = {batch.nonce: batch for batch in given_up if batch is not None}
-    outcomes = {one.ticket: one.outcome for one in await world.store.outcomes(sorted(tickets))}
-    return Books(world, entries, outcomes, dict(await world.store.counts()), abandoned)
+    made = await world.store.listed_batches(None, None, MOST_BATCHES)
+    abandoned = {batch.nonce: batch for batch in made if batch.abandoned}
+    outcomes = {settled.ticket: settled.outcome for settled in await world.store.outcomes(sorted(tickets))}
+    return SimBooks(world, entries, outcomes, dict(await world.store.counts()), abandoned)
 
 
 async def problems(world: World) -> list[str]:
@@ -83,15 +100,15 @@ async def problems(world: World) -> list[str]:
     return [sentence for check in CHECKS for sentence in check(books)]
 
 
-def everybody_is_answered(books: Books) -> Iterable[str]:
+def everybody_is_answered(books: SimBooks) -> Iterable[str]:
     if books.world.stuck:
         yield f"The run got stuck: {books.world.stuck}."
     for turn in books.world.turns:
-        if turn.reply is None:
+        if turn.reply is None and not turn.forsaken:
             yield f"{_name(turn)} never got an answer. It was told: {turn.errors[-3:]}"
 
 
-def replies_are_the_providers(books: Books) -> Iterable[str]:
+def replies_are_the_providers(books: SimBooks) -> Iterable[str]:
     for turn in books.world.turns:
         outcome = turn.reply.outcome if turn.reply else None
         if outcome is None or outcome.kind is not OutcomeKind.SUCCEEDED:
@@ -100,8 +117,8 @@ def replies_are_the_providers(books: Books) -> Iterable[str]:
             yield f"{_name(turn)} got somebody else's answer: {outcome.body[:200]!r}."
 
 
-def first_answers_stay(books: Books) -> Iterable[str]:
-    """A call is settled once: whatever comes later changes nothing."""
+def first_answers_stay(books: SimBooks) -> Iterable[str]:
+    """A call is settled once; later results change nothing."""
     for turn in books.world.turns:
         kept = books.outcomes.get(turn.reply.ticket) if turn.reply else None
         if kept is not None and turn.reply and kept.body != turn.reply.outcome.body:
@@ -111,8 +128,8 @@ def first_answers_stay(books: Books) -> Iterable[str]:
         yield f"The store counts {settled} settled calls, and keeps {len(books.outcomes)} outcomes."
 
 
-def mistakes_come_back(books: Books) -> Iterable[str]:
-    """As the provider's 400, unless the wire broke, the deadline came, or the provider had no room until then."""
+def mistakes_come_back(books: SimBooks) -> Iterable[str]:
+    """A client's mistake returns as the provider's 400, unless the connection broke, or the deadline passed first."""
     for turn in books.world.turns:
         if turn.reply is None or "[error:" not in turn.plan.text or turn.reply.outcome.status in (400, 502, 504):
             continue
@@ -120,8 +137,8 @@ def mistakes_come_back(books: Books) -> Iterable[str]:
             yield f"{_name(turn)} made a mistake and got {turn.reply.outcome.status} instead of its 400."
 
 
-def _no_room_in_time(books: Books, turn: Turn, reply: Reply) -> bool:
-    """Whether the deadline came, or the provider said just this to the last try and there was no time for another."""
+def _no_room_in_time(books: SimBooks, turn: SimTurn, reply: Reply) -> bool:
+    """Whether the deadline passed, or the reply is the provider's refusal with no time left for a retry."""
     path, words, outcome = turn.plan.endpoint, f'"{turn.plan.text}'.encode(), reply.outcome
     told = [status for (where, body), status in books.world.refused.items() if where == path and words in body]
     deadlines = [call.deadline for call in turn.calls if call.ticket == reply.ticket and call.deadline is not None]
@@ -130,12 +147,12 @@ def _no_room_in_time(books: Books, turn: Turn, reply: Reply) -> bool:
     if outcome.kind is OutcomeKind.DEADLINE:
         return outcome.at >= max(deadlines)
     tries = sum(entry.lane is not Lane.BATCH for entry in books.entries.get(reply.ticket, ()))
-    pause = max(min(FIRST_PAUSE_S * 2 ** (tries - 1), LONGEST_PAUSE_S), retry_after(outcome.headers) or 0.0)
+    pause = max(backoff(tries, FIRST_PAUSE_S, LONGEST_PAUSE_S), retry_after(outcome.headers) or 0.0)
     return told[-1:] == [outcome.status] and outcome.at + pause >= max(deadlines)
 
 
-def ledger_is_the_bill(books: Books) -> Iterable[str]:
-    """Every charge has its line, to the nano-dollar; an unknown line may stand for one charge or for none."""
+def ledger_is_the_bill(books: SimBooks) -> Iterable[str]:
+    """Every charge has a ledger entry, exact to the nano-dollar; an unknown entry stands for one charge or none."""
     for turn in books.world.turns:
         entries, billed = books.of(turn), books.billed(turn)
         known = Counter((e.lane, e.paid) for e in entries if e.paid)
@@ -149,7 +166,7 @@ def ledger_is_the_bill(books: Books) -> Iterable[str]:
         yield f"{provider} sold what nobody asked for: {charges[0].custom_id} ({len(charges)} charges)."
 
 
-def second_purchases_are_recorded(books: Books) -> Iterable[str]:
+def second_purchases_are_recorded(books: SimBooks) -> Iterable[str]:
     for turn in books.world.turns:
         for call in turn.calls:
             entries = books.entries.get(call.ticket, ())
@@ -158,10 +175,11 @@ def second_purchases_are_recorded(books: Books) -> Iterable[str]:
                 yield f"{_name(turn)}: {ticket_text(call.ticket)} was bought {len(plain)} times as if for the first."
 
 
-def nobody_buys_again_by_coming_back(books: Books) -> Iterable[str]:
-    """Where it is certain who is dead, a client that comes back finds its ticket, and no second one is bought."""
+def nobody_buys_again_by_coming_back(books: SimBooks) -> Iterable[str]:
+    """If it is certain which processes are dead, a client that returns without its full response finds its ticket,
+    whenever and however often it disconnected, and nothing is bought twice."""
     plan = books.world.plan
-    if plan.engines > 1 or not all(crash.clean for crash in plan.crashes):
+    if plan.stops or not all(crash.clean for crash in plan.crashes):
         return
     for turn in books.world.turns:
         tickets = {entry.ticket for entry in books.of(turn) if entry.lane is Lane.BATCH and entry.paid}
@@ -169,8 +187,8 @@ def nobody_buys_again_by_coming_back(books: Books) -> Iterable[str]:
             yield f"{_name(turn)} came back, and its call was bought under {len(tickets)} tickets."
 
 
-def what_shows_itself_is_found(books: Books) -> Iterable[str]:
-    """A create that was accepted is given up only where something kept its proof from us."""
+def what_shows_itself_is_found(books: SimBooks) -> Iterable[str]:
+    """An accepted create is abandoned only if some fault hid its proof."""
     plan = books.world.plan
     for provider, batch in books.batches:
         faults = plan.mocks[provider].faults
@@ -180,28 +198,28 @@ def what_shows_itself_is_found(books: Books) -> Iterable[str]:
             yield f"{provider}'s batch {batch.id} was ours and there to be seen, and was given up."
 
 
-def what_was_never_sent_is_not_doubted(books: Books) -> Iterable[str]:
-    """A batch is given up as unknown only where its create may have gone out."""
+def what_was_never_sent_is_not_doubted(books: SimBooks) -> Iterable[str]:
+    """A batch is abandoned as unknown only if its create may have been sent."""
     for nonce, batch in books.abandoned.items():
         if batch.unsent:
             yield f"Batch {nonce} was given up as unknown, and its create was never sent."
 
 
-def doubts_have_a_cause(books: Books) -> Iterable[str]:
-    """What a batch bought is known, and is there, unless something in this world hides it."""
+def doubts_have_a_cause(books: SimBooks) -> Iterable[str]:
+    """The purchases of a batch are known and complete, unless some fault hides them."""
     plan = books.world.plan
     for turn in books.world.turns:
         faults = plan.mocks[turn.agent.provider].faults
         if plan.crashes or any(getattr(faults, name) for name in DOUBTFUL):
             continue
-        # Where the usage is known, only the price table has nothing to say.
+        # The usage is known, and only the price table lacks the model.
         if any(e.paid is None and e.usage is None and e.lane is Lane.BATCH for e in books.of(turn)):
             yield f"{_name(turn)}: a purchase in a batch stands as unknown, and nothing in this world hid it."
         if turn.reply is not None and turn.reply.outcome.kind is OutcomeKind.LOST:
             yield f"{_name(turn)} was told that its answer is lost, and nothing in this world lost it."
 
 
-def no_call_is_in_two_live_batches(books: Books) -> Iterable[str]:
+def no_call_is_in_two_live_batches(books: SimBooks) -> Iterable[str]:
     rides: dict[str, list[tuple[float, float, str]]] = defaultdict(list)
     for _, batch in books.batches:
         for custom_id in batch.custom_ids:
@@ -213,7 +231,7 @@ def no_call_is_in_two_live_batches(books: Books) -> Iterable[str]:
                 yield f"Ticket {ticket} was in two live batches, {nonce} and {other}, and neither was given up."
 
 
-def nothing_mixes(books: Books) -> Iterable[str]:
+def nothing_mixes(books: SimBooks) -> Iterable[str]:
     calls = {call.ticket: (turn, call) for turn in books.world.turns for call in turn.calls}
     for provider, batch in books.batches:
         riders = [calls[ticket_number(custom_id.partition("-")[2])] for custom_id in batch.custom_ids]
@@ -227,15 +245,15 @@ def nothing_mixes(books: Books) -> Iterable[str]:
             yield f"Batch {batch.id} mixes models or endpoints, which {provider} does not allow."
 
 
-def files_are_flawless(books: Books) -> Iterable[str]:
-    """Nothing that is wrong with a file is its callers' mistake; but a model may turn out not to be offered."""
+def files_are_flawless(books: SimBooks) -> Iterable[str]:
+    """carpool's files are always valid; only a model may turn out not to be offered."""
     for provider, batch in books.batches:
         flaw = batch.flaw if isinstance(batch, OpenAIBatch) else None
         if flaw is not None and flaw["code"] != "model_not_found":
             yield f"{provider} could not read the file of batch {batch.id}: {flaw['message']}"
 
 
-def strangers_are_left_alone(books: Books) -> Iterable[str]:
+def strangers_are_left_alone(books: SimBooks) -> Iterable[str]:
     for name, provider in books.world.providers.items():
         strangers = [batch for batch in provider.batches if batch.stranger]
         for batch in strangers:
@@ -246,7 +264,7 @@ def strangers_are_left_alone(books: Books) -> Iterable[str]:
                 yield f"A stranger's file was deleted at {name}: {file_id}."
 
 
-def deadlines_are_kept(books: Books) -> Iterable[str]:
+def deadlines_are_kept(books: SimBooks) -> Iterable[str]:
     if not books.world.plan.calm:
         return
     for turn in books.world.turns:
@@ -257,14 +275,14 @@ def deadlines_are_kept(books: Books) -> Iterable[str]:
             yield f"{_name(turn)} was {late:.1f} s late, and nothing in this world excuses that."
 
 
-def missed_deadlines_have_a_reason(books: Books) -> Iterable[str]:
+def missed_deadlines_have_a_reason(books: SimBooks) -> Iterable[str]:
     for turn in books.world.turns:
         outcome = turn.reply.outcome if turn.reply else None
         if outcome is not None and outcome.kind is OutcomeKind.DEADLINE and not outcome.reason:
             yield f"{_name(turn)} missed its deadline, and nobody says why."
 
 
-def nothing_is_left_over(books: Books) -> Iterable[str]:
+def nothing_is_left_over(books: SimBooks) -> Iterable[str]:
     for name, count in books.counts.items():
         kind, _, state = name.partition(".")
         if count and (kind == "tickets" and state not in ("settled", "sending")):
@@ -273,12 +291,12 @@ def nothing_is_left_over(books: Books) -> Iterable[str]:
             yield f"{count} batches are left {state}."
 
 
-def only_leaders_make_batches(books: Books) -> Iterable[str]:
+def only_leaders_make_batches(books: SimBooks) -> Iterable[str]:
     for process in books.world.processes:
         yield from process.usurped
 
 
-def no_task_died(books: Books) -> Iterable[str]:
+def no_task_died(books: SimBooks) -> Iterable[str]:
     for process in books.world.processes:
         if process.engine.failures:
             yield f"{process.engine.failures} background tasks of {process.name} failed."
@@ -286,7 +304,7 @@ def no_task_died(books: Books) -> Iterable[str]:
             yield f"{process.name} tried a forbidden move. {reason}"
 
 
-def _name(turn: Turn) -> str:
+def _name(turn: SimTurn) -> str:
     return f"{turn.plan.text!r} ({', '.join(ticket_text(call.ticket) for call in turn.calls)})"
 
 

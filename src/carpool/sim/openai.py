@@ -1,4 +1,4 @@
-"""What an OpenAI fleet of the simulation asks for, and what goes wrong there besides what goes wrong anywhere."""
+"""The requests of a simulated OpenAI fleet, and the faults that only OpenAI has."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ MODELS = {
 ENDPOINTS = (CHAT, CHAT, RESPONSES, EMBEDDINGS)
 Menu = Sequence[tuple[str, str]]  # endpoint and model
 HOOK_URL = "http://carpool.invalid/carpool/hooks/openai"
-# Each drawn fault gets a chance up to this.
+# The maximum probability of each fault that is drawn.
 FAULTS = {
     "upload_cut": 0.3,
     "upload_hang": 0.2,
@@ -43,14 +43,14 @@ FAULTS = {
 
 
 def menu(rng: random.Random, seed: int) -> Menu:
-    """What the fleet of one world asks for. Few things: a file has one model and one endpoint, and is to have lines."""
+    """The endpoints and models of a world. Few, so that files, which have one model and endpoint, get several lines."""
     endpoints = [rng.choice(ENDPOINTS) for _ in range(rng.choice([1, 2, 3, 6]))]
     offered = [(endpoint, rng.choice(MODELS[endpoint])) for endpoint in endpoints]
     return [*offered, *LEGACY] if seed % 6 == 5 else offered
 
 
 def with_its_own(rng: random.Random, config: MockConfig, keys: list[str]) -> MockConfig:
-    """The stand-in as OpenAI: files, flex, webhooks, and room for so many tokens only."""
+    """The mock provider as OpenAI: files, flex, webhooks, and a limit of enqueued tokens."""
     level = rng.choice([0.0, 0.15, 0.4])
     drawn = {name: rng.random() * most for name, most in FAULTS.items() if rng.random() < level}
     faults = replace(
@@ -69,7 +69,7 @@ def with_its_own(rng: random.Random, config: MockConfig, keys: list[str]) -> Moc
         webhook_latency=_up_to(5.0, rng),
     )
     barred = frozenset(keys[:1]) if rng.random() < 0.08 else frozenset()
-    expiry = rng.choice([config.expiry_s, 600.0])  # so short that batches end with a part of their results
+    expiry = rng.choice([config.expiry_s, 600.0])  # short enough that batches expire with partial results
     return replace(config, faults=faults, openai=own, keys_without_batch=barred, expiry_s=expiry)
 
 

@@ -1,4 +1,4 @@
-"""A world drawn from a seed: who calls, with what budgets, what goes wrong, and who dies when. Pure."""
+"""Draw a world from a seed: clients, budgets, faults and crashes. Pure."""
 
 from __future__ import annotations
 
@@ -7,21 +7,22 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from carpool.engine.sharing import Lease
+from carpool.core.model import Headers
+from carpool.engine.cluster.membership import Lease
 from carpool.mock import Constant, Faults, Latency, LogNormal, Mixture, MockConfig, Uniform
-from carpool.model import Headers
-from carpool.policy import RoutingPolicy
+from carpool.planners.policy import RoutingPolicy
 from carpool.sim import openai
+from carpool.sim.leaving import HangUp, gives_up, restless
 
 Fleet = Literal["anthropic", "openai", "mixed"]
 FLEETS: tuple[Fleet, ...] = ("anthropic",) * 9 + ("openai",) * 3 + ("mixed",) * 8
 MESSAGES = "/v1/messages"
-UNHURRIED = Lease(300.0, 300.0, 100.0)  # days pass quickly when few beats must be counted
+UNHURRIED = Lease(300.0, 300.0, 100.0)  # fewer heartbeats make days of virtual time faster
 BRISK = Lease(180.0, 45.0, 15.0)
 MODELS = ("claude-sonnet-5", "claude-haiku-4-5", "claude-opus-4-8")
 VERSIONS = ("2023-06-01", "2026-10-21")
 BUDGETS = (None, None, 2.0, 30.0, 90.0, 300.0, 900.0, 3600.0, 6 * 3600.0)
-# Each drawn fault gets a chance up to this.
+# The maximum probability of each fault that is drawn.
 FAULTS = {
     "create_cut": 0.3,
     "create_500": 0.3,
@@ -94,7 +95,7 @@ class AgentPlan:
 
     @property
     def headers(self) -> Headers:
-        """What else it sends, and what travels with its calls."""
+        """Its further headers, which are sent with its calls."""
         if self.provider == "openai":
             return (("openai-beta", self.beta),) if self.beta else ()
         beta = (("anthropic-beta", self.beta),) if self.beta else ()
@@ -109,8 +110,8 @@ class TurnPlan:
     budget: float | None
     keyed: bool
     pause: float
-    leaves_after: float | None  # the client gives up waiting, and comes back
-    away: float
+    hang_ups: tuple[HangUp, ...]  # how its client abandons its first attempts
+    away: float  # seconds between two attempts
     endpoint: str = MESSAGES
 
 
@@ -118,12 +119,12 @@ class TurnPlan:
 class Crash:
     at: float
     back_after: float
-    clean: bool  # the successor knows at once that the process is dead (the file's lock); else the lease must lapse
+    clean: bool  # the successor knows at once that the process is dead (file lock); else the lease must expire
 
 
 @dataclass(frozen=True, slots=True)
 class Stop:
-    """A process that stands still for a while, and goes on as if nothing had happened."""
+    """A process that is suspended for a while and then continues."""
 
     at: float
     lasts: float
@@ -132,7 +133,7 @@ class Stop:
 @dataclass(frozen=True, slots=True)
 class Plan:
     seed: int
-    mocks: Mapping[str, MockConfig]  # one stand-in for each provider that somebody calls
+    mocks: Mapping[str, MockConfig]  # one mock for each provider in use
     policy: RoutingPolicy
     agents: tuple[AgentPlan, ...]
     crashes: tuple[Crash, ...]
@@ -146,21 +147,22 @@ class Plan:
 
 
 def draw(seed: int, fleet: Fleet | None = None) -> Plan:
-    """Whom the fleet calls is drawn apart from the rest, so that a world that had a number before there were several
-    providers is the same world still where its fleet is Anthropic's."""
+    """Draw a world. The fleet has its own random generator, so that the worlds of old seeds stay the same where the
+    fleet is Anthropic's."""
     rng = random.Random(seed)  # noqa: S311  a world must be the same every time
     keys = [f"sk-sim-{number}" for number in range(rng.choice([1, 1, 2, 3]))]
     crashes = _crashes(rng)
     faults, sync_faults = _faults(rng)
     engines, stops, lease = _shared(seed, rng.choice([1, 1, 1, 2]))
     refuse = rng.choice([0.0, 0.0, 0.1])
-    mock = _pressed(_mock(rng, seed, faults, sync_faults, keys))
+    mock = _forgetful(_pressed(_mock(rng, seed, faults, sync_faults, keys)))
     agents = tuple(_agent(rng, number, keys) for number in range(rng.choice([1, 3, 8, 20])))
     offset = rng.choice([0.0, 0.0, -40.0, 35.0, 600.0])
     policy = _policy(rng)
     other = random.Random(f"fleet {seed}")  # noqa: S311
     drawn = other.choice(FLEETS)
     agents, openai_mock = _abroad(other, seed, agents, fleet or drawn), _openai_mock(other, seed, keys)
+    agents = _restless(seed, agents)
     every: dict[str, MockConfig] = {"anthropic": mock, "openai": openai_mock}
     mocks = {provider: every[provider] for provider in sorted({agent.provider for agent in agents})}
     calm = not crashes and not stops and refuse == 0.0 and all(map(_calm, mocks.values()))
@@ -168,7 +170,7 @@ def draw(seed: int, fleet: Fleet | None = None) -> Plan:
 
 
 def _calm(mock: MockConfig) -> bool:
-    """Whether a synchronous call is always taken in, and answered."""
+    """Whether every synchronous call is accepted and answered."""
     return mock.sync_rpm is None and not any(getattr(mock.faults, name) for name in (*SYNC_FAULTS, "sync_429_burst"))
 
 
@@ -188,23 +190,31 @@ def _at_openai(rng: random.Random, agent: AgentPlan, menu: openai.Menu) -> Agent
 def _turn_at_openai(rng: random.Random, turn: TurnPlan, menu: openai.Menu) -> TurnPlan:
     endpoint, model = rng.choice(menu)
     text = turn.text if endpoint in (openai.CHAT, openai.RESPONSES) else turn.text.partition(" [")[0]
-    tokens = rng.choice([200, turn.max_tokens])  # flex is for short answers
+    tokens = rng.choice([200, turn.max_tokens])  # flex is for short responses
     return replace(turn, endpoint=endpoint, model=model, text=text, max_tokens=tokens)
 
 
 def _at_once(agent: AgentPlan) -> AgentPlan:
-    """Where calls come together and are alike, their batches have many lines."""
+    """Make an agent's calls simultaneous and equal in kind, so that batches have many lines."""
     turns = (replace(turn, pause=0.0, max_tokens=200, budget=turn.budget and 3600.0) for turn in agent.turns)
     return replace(agent, starts=0.0, beta=None, project=None, turns=tuple(turns))
 
 
+def _restless(seed: int, agents: tuple[AgentPlan, ...]) -> tuple[AgentPlan, ...]:
+    """Let every agent disconnect and return at any moment. A separate generator keeps the rest of a world unchanged."""
+    rng = random.Random(f"leaving {seed}")  # noqa: S311
+    return tuple(
+        replace(agent, turns=tuple(replace(turn, hang_ups=turn.hang_ups + restless(rng)) for turn in agent.turns))
+        for agent in agents
+    )
+
+
 def _openai_mock(rng: random.Random, seed: int, keys: list[str]) -> MockConfig:
-    return openai.with_its_own(rng, _pressed(_mock(rng, seed + 1_000_000, *_faults(rng), keys)), keys)
+    return _forgetful(openai.with_its_own(rng, _pressed(_mock(rng, seed + 1_000_000, *_faults(rng), keys)), keys))
 
 
 def _shared(seed: int, engines: int) -> tuple[int, tuple[Stop, ...], Lease]:
-    """Where several engines share a store there may be more than two, and one may stand still for a while. Drawn apart,
-    as below."""
+    """With several engines on a store: their number, and suspensions of single ones. Uses a separate generator."""
     if engines == 1:
         return 1, (), UNHURRIED
     rng = random.Random(f"sharing {seed}")  # noqa: S311
@@ -260,13 +270,14 @@ def _mock(
         ),
     )
     if config.faults.batch_stuck and config.faults.stuck_s > config.expiry_s:
-        return replace(config, expiry_s=min(config.expiry_s, 7200.0))  # days of looking at stuck batches teach nothing
+        return replace(config, expiry_s=min(config.expiry_s, 7200.0))  # days of polling stuck batches test nothing new
     return config
 
 
 def _pressed(config: MockConfig) -> MockConfig:
-    """In some worlds synchronous calls are few, or refused by the burst. Drawn apart, so that a world that had a number
-    before it had pressure is the same world still."""
+    """Give some worlds low rate limits or bursts of refusals. A separate generator keeps the worlds of old seeds the
+    same.
+    """
     rng = random.Random(f"pressure {config.seed}")  # noqa: S311
     if rng.random() < 0.75:
         return config
@@ -278,6 +289,22 @@ def _pressed(config: MockConfig) -> MockConfig:
         retry_after_s=rng.choice([0, 1, 5]),
     )
     return replace(config, sync_rpm=rng.choice([None, 30.0, 60.0]), sync_burst=rng.choice([None, 2.0]), faults=faults)
+
+
+def _forgetful(config: MockConfig) -> MockConfig:
+    """Let some providers deny bought batches, for a while or for good. Uses a separate generator."""
+    rng = random.Random(f"forgetting {config.seed}")  # noqa: S311
+    if rng.random() < 0.85:
+        return config
+    faults = replace(
+        config.faults,
+        batch_forgotten=rng.choice([0.1, 0.5]),
+        forget_after_s=rng.choice([0.0, 5.0, 60.0, 300.0]),
+        forgotten_s=rng.choice([20.0, 120.0, 7200.0, float("inf")]),
+        poll_404=rng.choice([0.0, 0.3]),
+        results_404=rng.choice([0.0, 0.0, 0.5]),
+    )
+    return replace(config, faults=faults)
 
 
 def _batch_latency(rng: random.Random) -> Latency:
@@ -319,6 +346,6 @@ def _turn(rng: random.Random, number: int, turn: int) -> TurnPlan:
         budget=rng.choice(BUDGETS),
         keyed=rng.random() < 0.4,
         pause=rng.choice([0.0, 1.0, 60.0]) * rng.random(),
-        leaves_after=rng.choice([None, None, None, 1.0, 60.0]),
+        hang_ups=gives_up(rng.choice([None, None, None, 1.0, 60.0])),
         away=rng.choice([0.1, 5.0, 300.0]),
     )

@@ -1,4 +1,4 @@
-"""A process of the simulation: an engine on the shared store, which can be killed between any two of its steps."""
+"""A simulated process: an engine on the shared store that can be killed between any two of its steps."""
 
 from __future__ import annotations
 
@@ -8,31 +8,37 @@ from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from typing import Any, cast
 
+from carpool.core.errors import CarpoolError
+from carpool.core.model import Batch, Call, Entry, Headers, Intent
+from carpool.core.ports import RawRequest, Store
+from carpool.core.prices import PriceBook
 from carpool.dialects import get as get_dialect
-from carpool.doors.intake import make_call
-from carpool.doors.options import Options
-from carpool.doors.proxy.hooks import PREFIX, Hooks
-from carpool.engine import Engine, Event, Keyring, Reply, Upstream
-from carpool.engine.core import LEASE
-from carpool.engine.events import BatchAbandoned, Trouble
-from carpool.engine.sharing import Lease
-from carpool.engine.tasks import Crew
-from carpool.errors import CarpoolError
-from carpool.model import Batch, Call, Entry, Headers, Intent
-from carpool.policy import RoutingPolicy
-from carpool.ports import RawRequest, Store
-from carpool.prices import PriceBook
-from carpool.sim.network import Network, SimWire, address
+from carpool.engine import Engine, Event, Keyring, PendingCall, Reply, Upstream
+from carpool.engine.cluster.membership import Lease
+from carpool.engine.engine import LEASE
+from carpool.engine.events import Trouble
+from carpool.engine.tasks import BackgroundTasks
+from carpool.frontends.intake import make_call
+from carpool.frontends.options import Options
+from carpool.frontends.proxy.webhooks import PREFIX, Hooks
+from carpool.planners.policy import RoutingPolicy
+from carpool.sim.leaving import Cut
+from carpool.sim.network import Network, SimHttpClient, address
 from carpool.sim.story import Story
 from carpool.sim.timeline import VirtualClock
 
 Told = Callable[[BaseException | None], None]
+RESET_S = 0.09  # a reset arrives this soon, before a response is persisted as delivered
+
+
+class Broken(Exception):
+    """A client broke its connection in the middle of its response."""
 
 
 class MortalStore:
-    """The store as one process reaches it: every operation takes a moment, and none starts after the process died.
+    """The store as seen by one process: every operation takes a moment, and none starts after the process died.
 
-    The moments before and after an operation are where the tasks of a process interleave, and where it may be killed.
+    The delays before and after an operation are where the tasks of a process interleave, and where it may be killed.
     """
 
     def __init__(self, store: Store, rng: random.Random, slowness: float) -> None:
@@ -41,7 +47,7 @@ class MortalStore:
         self._slowness = slowness
         self._owed: deque[tuple[Entry, Told]] = deque()
         self.dead = False
-        self.running = asyncio.Event()  # not set while it is stopped, as by SIGSTOP
+        self.running = asyncio.Event()  # cleared while it is suspended, as by SIGSTOP
         self.running.set()
         self.usurped: list[str] = []
 
@@ -64,23 +70,23 @@ class MortalStore:
     def subscribe(self, listener: Callable[[Sequence[int]], None]) -> Callable[[], None]:
         return self._store.subscribe(listener)
 
-    def watch(self, listener: Callable[[Sequence[str]], None]) -> Callable[[], None]:
-        return self._store.watch(listener)
+    def on_pool_change(self, listener: Callable[[Sequence[str]], None]) -> Callable[[], None]:
+        return self._store.on_pool_change(listener)
 
-    def heed(self, listener: Callable[[Sequence[int]], None]) -> Callable[[], None]:
-        return self._store.heed(listener)
+    def on_batch_hint(self, listener: Callable[[Sequence[int]], None]) -> Callable[[], None]:
+        return self._store.on_batch_hint(listener)
 
     async def intend(self, intent: Intent) -> Batch | None:
         await self._moment()
         batch = await self._store.intend(intent)
-        leaders = await self._store.leaders(intent.at)  # in the same instant: the store itself never suspends here
+        leaders = await self._store.leaders(intent.at)  # at the same instant: the store itself never suspends here
         if batch is not None and leaders.get(intent.account or "") != intent.owner:
             self.usurped.append(f"Batch {batch.id} was made by {intent.owner}, which does not lead its account.")
         await self._moment()
         return batch
 
     def attempted(self, entry: Entry) -> bool:
-        return False  # its moments can't be waited for
+        return False  # it can't wait for the delays
 
     def completed(self, entry: Entry, told: Told) -> None:
         self._owed.append((entry, told))
@@ -92,7 +98,7 @@ class MortalStore:
 
     async def aclose(self) -> None:
         while self._owed and not self.dead:
-            self._write()  # the disk itself outlives the process
+            self._write()  # the disk outlives the process
 
     @property
     def durable(self) -> bool:
@@ -127,10 +133,11 @@ class Process:
         self.name = name
         self.died: asyncio.Event = asyncio.Event()
         self._story = story
+        self._rng = rng
         self._clock = clock
         self._store = MortalStore(store, rng, slowness=rng.choice([0.0, 0.002, 0.05]))
-        self._wire = SimWire(network, self._store.running, name, story)
-        self._upstreams = {one: Upstream(one, address(one), get_dialect(one), self._wire) for one in providers}
+        self._http_client = SimHttpClient(network, self._store.running, name, story)
+        self._upstreams = {one: Upstream(one, address(one), get_dialect(one), self._http_client) for one in providers}
         self.engine = Engine(
             store=cast("Store", self._store),
             clock=clock,
@@ -143,22 +150,19 @@ class Process:
             lease=lease,
         )
         self._hooks = Hooks(self.engine, clock, hook_secrets)
-        self.abandoned: list[int] = []
         self.illegal: list[str] = []
-        self._clients = Crew()
+        self._clients = BackgroundTasks()
 
     def _tell(self, event: Event) -> None:
         if isinstance(event, Trouble) and "IllegalMove" in event.reason:
             self.illegal.append(event.reason)
-        if isinstance(event, BatchAbandoned):
-            self.abandoned.append(event.batch)
         self._story.event(self.name, event)
 
     async def start(self) -> None:
         await self.engine.start()
 
     def show(self, secrets: Iterable[tuple[str, Headers]]) -> None:
-        """Lets the process know these keys, so that what waits for them goes on."""
+        """Give these keys to the process, so that work that needs them continues."""
         for provider, secret in secrets:
             self.engine.enrol(provider, secret)
 
@@ -166,7 +170,7 @@ class Process:
         return make_call(self.engine, self._upstreams[provider], self._clock, raw, options)
 
     async def hook(self, provider: str, headers: Headers, body: bytes) -> int:
-        """A provider's webhook reaches the door."""
+        """Receive a provider's webhook."""
         answered: list[int] = []
 
         async def receive() -> dict[str, Any]:
@@ -181,38 +185,57 @@ class Process:
             return error.status
         return answered[0]
 
-    async def submit(self, call: Call) -> Reply | None:
-        """The reply, or None when the process died first: then the client's connection is simply gone."""
-        task = self._clients.lend(self.engine.submit(call), "submit")
+    async def submit(self, call: Call, cut: Cut | None = None) -> Reply | None:
+        """The reply, or None if the process died first and the connection is gone. With `cut` the client breaks the
+        connection in the middle of its response."""
+        task = self._clients.lend(self.engine.submit_pending(call), "submit")
         dying = self._clients.lend(self.died.wait(), "dying")
         try:
             await asyncio.wait({task, dying}, return_when=asyncio.FIRST_COMPLETED)
             if self.died.is_set():
                 return None
-            reply = task.result()
-            self.engine.delivered_soon(reply.ticket)
-            return reply
+            return await self._deliver(*task.result(), cut)
+        except asyncio.CancelledError:  # the client disconnects, perhaps just when the response is ready
+            if task.done() and not task.cancelled() and task.exception() is None:
+                self._leave(*task.result())
+            raise
         finally:
             dying.cancel()
             task.cancel()
 
+    async def _deliver(self, reply: Reply, pending_call: PendingCall | None, cut: Cut | None) -> Reply:
+        """Deliver as the proxy does: a response may be cut off, or turn out a moment later not to have arrived."""
+        if cut is not Cut.UNREAD:
+            self.engine.deliveries.add(reply.ticket, pending_call)
+        if cut is Cut.RESET:
+            await asyncio.sleep(self._rng.random() * RESET_S)
+        if cut is not None:
+            self._leave(reply, pending_call)
+            raise Broken
+        return reply
+
+    def _leave(self, reply: Reply, pending_call: PendingCall | None) -> None:
+        self.engine.deliveries.take_back(reply.ticket)
+        if pending_call is not None:
+            self.engine.tickets.leave(pending_call)
+
     @property
     def usurped(self) -> list[str]:
-        """Batches that it made for accounts which it did not lead."""
+        """Batches that it created for accounts that it did not lead."""
         return self._store.usurped
 
     def stop(self) -> None:
-        """SIGSTOP: nothing more is written or sent, until it goes on."""
+        """SIGSTOP: nothing is written or sent until it continues."""
         self._store.running.clear()
 
     def go_on(self) -> None:
         self._store.running.set()
 
     def kill(self) -> None:
-        """kill -9: nothing more is written, sent or told."""
+        """kill -9: nothing more is written, sent or logged."""
         self._store.dead = True
         self.go_on()
-        self._wire.dead = True
+        self._http_client.dead = True
         self.died.set()
         self.engine.abort()
         self._clients.abort()

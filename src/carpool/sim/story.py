@@ -1,4 +1,4 @@
-"""What happened in a simulated run, in order, in sentences: enough to understand a failure without the code."""
+"""The event log of a simulated run, in sentences: enough to understand a failure without the code."""
 
 from __future__ import annotations
 

@@ -1,24 +1,25 @@
-"""Virtual time: an event loop whose clock jumps to the next thing that happens. A day of waiting costs nothing."""
+"""Virtual time: an event loop whose clock jumps to the next scheduled event, so that waiting costs nothing."""
 
 from __future__ import annotations
 
 import asyncio
 import selectors
 from collections.abc import Coroutine
+from contextlib import suppress
 from typing import Any, TypeVar
 
 T = TypeVar("T")
 
-# After the price table's first batch prices, so that everything has a price.
+# Later than the first batch prices in the price table, so that everything has a price.
 START = 1_794_000_000.0  # 2026-11-06
 
 
 class Deadlock(Exception):
-    """Nothing is scheduled any more, and somebody still waits."""
+    """Nothing is scheduled, but a task still waits."""
 
 
 class _Jumping(selectors.SelectSelector):
-    """Never waits: where the loop would sleep, time passes instead. There is no real I/O in a simulation."""
+    """Never blocks: where the loop would sleep, virtual time advances. A simulation has no real I/O."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -45,7 +46,7 @@ class Timeline(asyncio.SelectorEventLoop):
 
 
 class VirtualClock:
-    """`ports.Clock` on the timeline; `offset` sets this host's clock apart from the provider's."""
+    """`ports.Clock` on the timeline; `offset` is the difference of this host's clock from the provider's."""
 
     def __init__(self, timeline: Timeline, offset: float = 0.0) -> None:
         self._timeline = timeline
@@ -59,6 +60,14 @@ class VirtualClock:
 
 
 def run(work: Coroutine[Any, Any, T], timeline: Timeline) -> T:
-    """Runs to the end in virtual time, and leaves no task behind."""
-    with asyncio.Runner(loop_factory=lambda: timeline) as runner:
-        return runner.run(work)
+    """Run a coroutine to its end in virtual time, and leave no task behind."""
+    runner = asyncio.Runner(loop_factory=lambda: timeline)
+    try:
+        result = runner.run(work)
+    except BaseException:
+        # The first failure is the one to report: tasks that it left half done may wait for each other.
+        with suppress(Deadlock):
+            runner.close()
+        raise
+    runner.close()
+    return result

@@ -1,4 +1,4 @@
-"""One simulated run: the production engine, dialect and store under virtual time, against a world drawn from a seed."""
+"""A simulated run: the production engine, dialects and store under virtual time, in a world drawn from a seed."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import partial
 
-from carpool.engine.tasks import Crew
-from carpool.lifecycle import UNFINISHED
+from carpool.core.lifecycle import UNFINISHED
+from carpool.core.ports import Store
+from carpool.core.prices import PriceBook
+from carpool.engine.tasks import BackgroundTasks
 from carpool.mock import MockAnthropic
-from carpool.ports import Store
-from carpool.prices import PriceBook
-from carpool.sim.agents import Agent, Turn
+from carpool.sim.agents import Agent, SimTurn
 from carpool.sim.network import Network
 from carpool.sim.plan import Crash, Plan
 from carpool.sim.process import Process
@@ -22,20 +22,20 @@ from carpool.sim.timeline import Timeline, VirtualClock
 from carpool.stores import open_inline
 
 LONGEST_S = 2 * 86_400.0  # the longest budget is hours, the longest batch a day
-AFTERMATH_S = 4 * 86_400.0  # unfinished batches are followed, abandoned ones watched, to their end
-PRICES = PriceBook()  # rate cards are cached: one book for all worlds
+AFTERMATH_S = 4 * 86_400.0  # time for unfinished and abandoned batches to end
+PRICES = PriceBook()  # shared by all worlds, because it caches prices
 
 
 @dataclass(slots=True)
 class World:
-    """Everything that a finished run leaves behind, for the checks."""
+    """The final state of a run, for the checks."""
 
     plan: Plan
     providers: Mapping[str, MockAnthropic]
     store: Store
     story: Story
-    turns: list[Turn]
-    refused: Mapping[tuple[str, bytes], int]  # path and body → how a provider refused it last; the latest is last
+    turns: list[SimTurn]
+    refused: Mapping[tuple[str, bytes], int]  # path and body → status of the last refusal; the latest is last
     processes: list[Process] = field(default_factory=list)
     stuck: str | None = None
 
@@ -48,7 +48,7 @@ class Run:
         self._story = Story(timeline.now)
         self._providers = {name: MockAnthropic(mock, now=timeline.now) for name, mock in plan.mocks.items()}
         self._network = Network(self._providers, self._rng, refuse=plan.refuse)
-        self._crew = Crew()
+        self._background = BackgroundTasks()
         self._live: list[Process] = []
         self._somebody = asyncio.Event()
         agents = [Agent(agent, self._find, timeline.now, self._story) for agent in plan.agents]
@@ -59,11 +59,11 @@ class Run:
     async def go(self) -> World:
         for number in range(self._plan.engines):
             await self._boot(f"engine {number}")
-        crashing = self._crew.lend(self._crash_all(), "crashes")
+        crashing = self._background.lend(self._crash_all(), "crashes")
         for name, provider in self._providers.items():
-            self._crew.lend(provider.carry_hooks(partial(self._post, name)), "webhooks")
-        stopping = self._crew.lend(self._stop_all(), "stops")
-        agents = [self._crew.lend(agent.run(), "agent") for agent in self._agents]
+            self._background.lend(provider.carry_hooks(partial(self._post, name)), "webhooks")
+        stopping = self._background.lend(self._stop_all(), "stops")
+        agents = [self._background.lend(agent.run(), "agent") for agent in self._agents]
         try:
             async with asyncio.timeout(LONGEST_S):
                 await asyncio.gather(*agents)
@@ -74,7 +74,7 @@ class Run:
         await self._aftermath()
         for process in self._live:
             await process.engine.close(0.0)
-        await self._crew.rest(0.0)
+        await self._background.rest(0.0)
         await self._network.close()
         return self.world
 
@@ -107,7 +107,7 @@ class Run:
         return self._rng.choice(self._live)
 
     async def _post(self, provider: str, url: str, headers: Mapping[str, str], body: bytes) -> int:
-        """A webhook reaches one of the processes, whichever that is, or nobody."""
+        """Deliver a webhook to any one of the processes, or to none."""
         await asyncio.sleep(self._rng.random())
         if not self._live:
             raise ConnectionRefusedError
@@ -125,8 +125,9 @@ class Run:
         victim = self._live.pop(self._rng.randrange(len(self._live)))
         victim.kill()
         self._story.tell(victim.name, "is killed")
-        if crash.clean:  # whoever opens the file next has its lock, so its leases are void
+        if crash.clean:  # the next process that opens the file gets its lock, so the leases are void
             await self.world.store.leave(victim.engine.name)
+            await self.world.store.take_over("", (), self._timeline.now() + self._plan.clock_offset)
         await asyncio.sleep(crash.back_after)
         await self._boot(f"engine {number + max(2, self._plan.engines)}")
 
@@ -143,10 +144,10 @@ class Run:
         process.go_on()
         self._story.tell(process.name, "goes on")
 
-    # the end
+    # shutdown
 
     async def _aftermath(self) -> None:
-        """Gives what was bought the time to be collected."""
+        """Give bought batches time to be collected."""
         for process in self._live:
             process.show((agent.provider, agent.secret) for agent in self._plan.agents)
         waited = 0.0
@@ -161,5 +162,5 @@ class Run:
 
 
 async def run_world(plan: Plan, timeline: Timeline, store: str | None = None) -> World:
-    """`store` None keeps it in memory; else it must be one that nobody used before."""
+    """Run a world. `store` None keeps it in memory; else it must be the address of an empty store."""
     return await Run(plan, timeline, await open_inline(store, b"simulation")).go()

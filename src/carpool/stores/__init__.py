@@ -1,4 +1,4 @@
-"""Stores: they implement `ports.Store`. `open_store` finds the right one for a URL."""
+"""Implementations of `ports.Store`. `open_store` opens the one that a URL names."""
 
 from __future__ import annotations
 
@@ -10,26 +10,27 @@ from contextlib import closing
 from pathlib import Path
 from urllib.parse import unquote
 
-from carpool.errors import ConfigError, StoreError
-from carpool.model import Totals
-from carpool.ports import Store
-from carpool.stores import _calls, _ledger
-from carpool.stores._drivers import carries_password, is_postgres, postgres_module, shown
-from carpool.stores._opening import migrate
-from carpool.stores._sqlite_session import SqliteSession
-from carpool.stores._trouble import translate
+from carpool.core.errors import ConfigError, StoreError
+from carpool.core.keys import VirtualKey
+from carpool.core.model import Totals
+from carpool.core.ports import Store
+from carpool.stores.addresses import carries_password, is_postgres, no_store, postgres_module, shown
+from carpool.stores.encryption import check_sealing
+from carpool.stores.operations import calls, ledger
 from carpool.stores.secret import load_secret
-from carpool.stores.sqlite import SqliteStore
+from carpool.stores.sqlite.opening import connect_to_read, inspect_file, is_there, migrate, real_path
+from carpool.stores.sqlite.session import SqliteSession, translate
+from carpool.stores.sqlite.store import SqliteStore
 
-__all__ = ["SqliteStore", "carries_password", "check_url", "load_secret", "open_inline", "open_store"]
-__all__ += ["peek", "shown", "sqlite_path"]
+__all__ = ["SqliteStore", "carries_password", "check_url", "is_postgres", "load_secret", "open_inline", "open_store"]
+__all__ += ["inspect_store", "peek", "shown", "sqlite_path", "store_exists"]
 
 _SQLITE = "sqlite://"
 
 
 async def open_store(url: str | Path | None, *, secret: bytes | None = None, encrypt: bool = False) -> Store:
-    """None keeps everything in memory; a path or `sqlite:///path` is a SQLite file, `postgresql://…` a database that
-    many processes may share. `encrypt`: what it writes of calls and answers can be read with the secret only."""
+    """Opens a store. None means in memory; a path or `sqlite:///path` is a SQLite file, `postgresql://…` a database
+    that several processes may share. `encrypt`: contents of calls and answers are encrypted with the secret."""
     if is_postgres(url):
         opened: Store = await postgres_module().PostgresStore.open(str(url), secret=secret, encrypt=encrypt)
         return opened
@@ -37,16 +38,16 @@ async def open_store(url: str | Path | None, *, secret: bytes | None = None, enc
 
 
 async def open_inline(url: str | None, secret: bytes) -> Store:
-    """One that works in the caller's thread, never suspends, and takes the time that callers say: for a simulation."""
+    """Opens a store for a simulation: it runs in the caller's thread, never suspends, and uses the callers' time."""
     if is_postgres(url):
-        asked = {"threaded": False, "own_clock": False, "secret": secret}
-        opened: Store = await postgres_module().PostgresStore.open(url, **asked)
+        options = {"threaded": False, "own_clock": False, "secret": secret}
+        opened: Store = await postgres_module().PostgresStore.open(url, **options)
         return opened
     return await SqliteStore.open(sqlite_path(url), threaded=False, secret=secret)
 
 
 async def peek(url: str | Path) -> tuple[list[Totals], Mapping[str, int]]:
-    """The ledger's sums and the counts by state of a store, also while another process works on it."""
+    """Reads the totals of the ledger and the counts by state, even while another process uses the store."""
     if is_postgres(url):
         return await asyncio.to_thread(postgres_module().look, str(url))
     path = sqlite_path(url)
@@ -55,8 +56,30 @@ async def peek(url: str | Path) -> tuple[list[Totals], Mapping[str, int]]:
     return await asyncio.to_thread(_peek, path)
 
 
+def store_exists(url: str | Path | None) -> bool:
+    """Whether the store exists, so that opening it would not create it; always true for one in memory."""
+    if is_postgres(url):
+        return bool(postgres_module().exists(str(url)))
+    path = sqlite_path(url)
+    return path is None or is_there(real_path(path))
+
+
+def inspect_store(url: str | Path | None, *, encrypt: bool = False) -> list[VirtualKey]:
+    """Raises what `open_store` would raise, except for a lock held by another process. Creates and changes nothing.
+    Returns the store's virtual keys."""
+    if is_postgres(url):
+        keys: list[VirtualKey] = postgres_module().inspect(str(url), encrypt=encrypt)
+        return keys
+    path = sqlite_path(url)
+    if path is not None:
+        return inspect_file(real_path(path), encrypt=encrypt)
+    load_secret(None, os.environ)
+    check_sealing(None, "in memory", encrypt=encrypt)
+    return []
+
+
 def check_url(url: str | Path | None) -> None:
-    """Raises where this names no store."""
+    """Raises if the URL does not name a store."""
     if is_postgres(url):
         postgres_module().address_of(str(url))
     else:
@@ -64,24 +87,23 @@ def check_url(url: str | Path | None) -> None:
 
 
 def _peek(path: str) -> tuple[list[Totals], Mapping[str, int]]:
-    """Read-only and without the lock, so that it disturbs nobody."""
-    file = Path(path)
-    if not os.path.isfile(file):  # noqa: PTH113  unlike Path.is_file it never raises
-        raise StoreError(f"There is no store at {path}. Name the file that carpool keeps its calls in.")
+    """Reads without taking the lock, so that it does not disturb the process that uses the store."""
+    if not os.path.isfile(path):  # noqa: PTH113  unlike Path.is_file it never raises
+        raise StoreError(no_store(path))
     try:
-        with closing(sqlite3.connect(f"{file.absolute().as_uri()}?mode=ro", uri=True, isolation_level=None)) as db:
+        with closing(connect_to_read(path)) as db:
             if db.execute("SELECT count(*) FROM sqlite_schema").fetchone() == (0,):
                 return [], {}
-            migrate(db, path)  # on a read-only connection it can only check
-            db.execute("BEGIN")  # both as of one moment
+            migrate(db, path)  # on a read-only connection it only checks the version
+            db.execute("BEGIN")  # one snapshot for both queries
             session = SqliteSession(db, path, numbers=False)
-            return _ledger.totals(session), _calls.counts(session)
+            return ledger.totals(session), calls.counts(session)
     except sqlite3.Error as error:
         raise translate(error, path) from error
 
 
 def sqlite_path(url: str | Path | None) -> str | None:
-    """The file that a store URL names; None means memory."""
+    """Returns the file that a store URL names; None means in memory."""
     if url is None:
         return None
     text = str(url)
@@ -90,7 +112,8 @@ def sqlite_path(url: str | Path | None) -> str | None:
         return _file(text)
     if scheme != "sqlite":
         raise ConfigError(
-            f"{scheme}:// is not a store. Use a path, sqlite:///path, postgresql://…, or leave it out to use memory."
+            f"{scheme[:40]}:// is not a store. Name a path such as carpool.db, sqlite:///path, "
+            "postgresql://user@host/database, or :memory: to keep nothing."
         )
     if not text.startswith(_SQLITE + "/"):
         raise ConfigError(f"{text} names no file. Write sqlite:///carpool.db, or sqlite:////var/lib/carpool.db.")
@@ -99,5 +122,5 @@ def sqlite_path(url: str | Path | None) -> str | None:
 
 def _file(text: str) -> str | None:
     if not text:
-        raise ConfigError("The store's path is empty. Name a file, or leave the store out to use memory.")
+        raise ConfigError("The store's path is empty. Name a file such as carpool.db, or :memory: to keep nothing.")
     return None if text == ":memory:" else str(Path(text).expanduser())

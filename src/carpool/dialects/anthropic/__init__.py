@@ -4,13 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from carpool.dialects import limiting
-from carpool.dialects.anthropic import batches, errors, replay, results, usage
-from carpool.dialects.anthropic.headers import SECRETS
-from carpool.dialects.anthropic.parse import handles, parse
-from carpool.errors import Misuse
-from carpool.model import Headers, Usage
-from carpool.ports import Allowances, Ask, BatchReport, Limits, News, Parsed, RawRequest, Refusal, ResultLine, UsageTap
+from carpool.core.errors import Misuse
+from carpool.core.model import Headers, Usage
+from carpool.core.ports import (
+    Allowances,
+    Ask,
+    BatchLimits,
+    BatchReport,
+    Parsed,
+    RawRequest,
+    Refusal,
+    ResultLine,
+    UsageTap,
+    WebhookEvent,
+)
+from carpool.dialects import rate_limits
+from carpool.dialects.anthropic import batches, errors, replay, usage
+from carpool.dialects.anthropic.parse import KEY_HEADERS, SECRETS, handles, key_header, parse
 
 __all__ = ["Anthropic"]
 
@@ -20,10 +30,11 @@ class Anthropic:
 
     name = seller = "anthropic"
     query = ""
-    limits = Limits(max_count=100_000, max_bytes=256_000_000, window=24 * 3600.0, retention=29 * 24 * 3600.0)
+    limits = BatchLimits(max_count=100_000, max_bytes=256_000_000, window=24 * 3600.0, retention=29 * 24 * 3600.0)
     mixes_models = True
     tells_nonces = False
     pages_results = False
+    key_headers = KEY_HEADERS
 
     # from clients
     def handles(self, method: str, path: str) -> bool:
@@ -34,6 +45,9 @@ class Anthropic:
 
     def secret(self, headers: Headers) -> Headers:
         return tuple(pair for pair in headers if pair[0] in SECRETS)
+
+    def key_header(self, headers: Headers) -> str:
+        return key_header(headers)
 
     def estimate_tokens(self, body: bytes) -> int:
         return (len(body) + 3) // 4
@@ -98,7 +112,7 @@ class Anthropic:
         raise Misuse("Results come in lines here.")
 
     def result_line(self, line: bytes) -> ResultLine:
-        return results.result_line(line)
+        return batches.result_line(line)
 
     def usage(self, body: bytes) -> Usage | None:
         return usage.of_message(body)
@@ -106,7 +120,7 @@ class Anthropic:
     def usage_tap(self) -> UsageTap:
         return usage.tap()
 
-    def news(self, secret: str, headers: Headers, body: bytes, now: float) -> News:
+    def news(self, secret: str, headers: Headers, body: bytes, now: float) -> WebhookEvent:
         raise Misuse("There are no webhooks here.")
 
     def refusal(self, status: int, headers: Headers, body: bytes) -> Refusal:
@@ -116,7 +130,7 @@ class Anthropic:
         return errors.requests_per_minute(headers)
 
     def allowances(self, headers: Headers) -> Allowances | None:
-        return limiting.anthropic(headers)
+        return rate_limits.anthropic(headers)
 
     # to clients
     def error(self, status: int, code: str, message: str) -> bytes:

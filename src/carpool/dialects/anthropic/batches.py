@@ -1,4 +1,4 @@
-"""The Message Batches endpoints: what we ask of them, and what they say about a batch."""
+"""The Message Batches endpoints: requests, batch descriptions and result lines."""
 
 from __future__ import annotations
 
@@ -8,17 +8,18 @@ from urllib.parse import quote
 
 import msgspec
 
+from carpool.core.errors import Garbled, Misuse
+from carpool.core.model import NONCE_LETTERS, TICKET_LETTERS, Headers
+from carpool.core.ports import Ask, BatchReport, ResultLine
+from carpool.dialects.anthropic import errors, usage
 from carpool.dialects.anthropic.usage import Count
-from carpool.errors import Garbled, Misuse
-from carpool.model import NONCE_LETTERS, TICKET_LETTERS, Headers
-from carpool.ports import Ask, BatchReport
 
 PATH = "/v1/messages/batches"
 MOST_LISTED = 1000
 FRAME = (b'{"requests":[', b",", b"]}")
 
 _CUSTOM_ID = re.compile(r"[a-zA-Z0-9_-]{1,64}")
-_BATCH_ID = re.compile(r"[a-zA-Z0-9_:-]{1,200}")  # nothing that could turn a path elsewhere
+_BATCH_ID = re.compile(r"[a-zA-Z0-9_:-]{1,200}")  # nothing that could change a path
 _IDENTITY = ("accept-encoding", "identity")
 _JSON = ("content-type", "application/json")
 
@@ -36,7 +37,7 @@ def line(custom_id: str, body: bytes) -> bytes:
     return b'{"custom_id":"%b","params":%b}' % (custom_id.encode(), body)
 
 
-# With the comma: exact for carpool's own ids in all but the first line.
+# Includes the comma: exact for carpool's own ids in all but the first line.
 LINE_OVERHEAD = len(line("x" * (NONCE_LETTERS + 1 + TICKET_LETTERS), b"") + FRAME[1])
 
 
@@ -62,7 +63,7 @@ def results(headers: Headers, place: str) -> Ask:
 
 
 def results_path(provider_id: str) -> str:
-    """Built from the id: no URL out of an answer may steer a request that carries a key."""
+    """Built from the id: a URL from a response must not decide where a key is sent."""
     return f"{_path(provider_id)}/results"
 
 
@@ -105,7 +106,7 @@ def report(body: bytes) -> BatchReport:
 
 
 def page(body: bytes) -> tuple[list[BatchReport], str | None]:
-    """One batch that can't be understood spoils the page: passing over it could hide a batch that is ours."""
+    """One batch that can't be parsed fails the whole page: skipping it could hide a batch that is ours."""
     try:
         listed = _PAGE.decode(body)
     except (ValueError, RecursionError) as error:
@@ -121,7 +122,7 @@ def _report(batch: _Batch) -> BatchReport:
         raise Garbled(f"The provider named a batch {batch.id[:80]!r}, which can't be an id.")
     return BatchReport(
         provider_id=batch.id,
-        # A state that is not known yet must neither end a running batch nor be polled for ever.
+        # An unknown state must neither end a running batch nor be polled forever.
         ended=batch.processing_status == "ended"
         or (batch.processing_status not in ("in_progress", "canceling") and batch.ended_at is not None),
         cancelling=batch.processing_status == "canceling",
@@ -140,3 +141,53 @@ def _time(text: str) -> float:
     except ValueError:
         raise Garbled(f"The provider wrote {text[:40]!r} where a time should be.") from None
     return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
+
+
+# ------------------------------------------------------------ results
+# A line of a batch's results.
+
+
+class _Result(msgspec.Struct, gc=False):
+    type: str
+    message: msgspec.Raw = msgspec.Raw(b"")
+    error: msgspec.Raw = msgspec.Raw(b"")
+
+
+class _Line(msgspec.Struct, gc=False):
+    custom_id: str
+    result: _Result
+
+
+_LINE = msgspec.json.Decoder(_Line)
+_EXPIRED = errors.error(504, "timeout_error", "The batch expired before this request was processed.")
+_CANCELED = errors.error(409, "conflict_error", "The batch was canceled before this request was processed.")
+
+
+def result_line(line: bytes) -> ResultLine:
+    try:
+        read = _LINE.decode(line)
+    except (ValueError, RecursionError) as error:
+        raise Garbled(f"A result line can't be understood: {error}.") from None
+    result = read.result
+    match result.type:
+        case "succeeded":
+            message = bytes(result.message)
+            if not message.startswith(b"{"):
+                raise Garbled("A result line says that its call succeeded, but carries no message.")
+            model, used = usage.model_and_usage(message)
+            return ResultLine(read.custom_id, "succeeded", 200, message, model, used, False)
+        case "errored":
+            return _errored(read.custom_id, bytes(result.error))
+        case "expired":
+            return ResultLine(read.custom_id, "expired", 504, _EXPIRED, "", None, True)
+        case "canceled":
+            return ResultLine(read.custom_id, "canceled", 409, _CANCELED, "", None, True)
+        case other:
+            raise Garbled(f"A result line is of the unknown type {other[:40]!r}.")
+
+
+def _errored(custom_id: str, raw: bytes) -> ResultLine:
+    read = errors.read(raw)
+    if read is None:
+        raise Garbled("A result line says that its call failed, but carries no error.")
+    return ResultLine(custom_id, "errored", errors.status_of(read), read.body, "", None, errors.is_passing(read))

@@ -1,8 +1,8 @@
-"""Recognises a conversation by how it begins, and says how long its cache lives.
+"""Recognise a conversation by its beginning, and determine the lifetime of its prompt cache.
 
-A turn repeats everything before it, so its model, system prompt, tools and first message tell which conversation it
-belongs to. Long texts are compared by their length and their ends: every call pays for this, and a mistake only costs
-a discount.
+A turn repeats everything before it, so its model, system prompt, tools and first message identify the conversation.
+Long texts are compared by their length and their ends only: this runs for every call, and a mistake only costs a
+discount.
 """
 
 from __future__ import annotations
@@ -10,12 +10,12 @@ from __future__ import annotations
 import hashlib
 from typing import Any
 
-from carpool.model import Turn
+from carpool.core.model import Turn
 
 _SHORT = 2_000
 _END = 800
-_LATEST = 4  # messages: the marks of a conversation that goes on stand at its end
-_PASSING = "x-anthropic-billing-header"  # a block that changes with every request of a conversation
+_LATEST = 4  # messages: cache marks of an ongoing conversation are at its end
+_VOLATILE = "x-anthropic-billing-header"  # a block that changes with every request of a conversation
 _HOUR = 3600.0
 _FIVE_MINUTES = 300.0
 
@@ -39,7 +39,7 @@ def _is_opening(messages: Any) -> bool:
 
 
 def _life(values: dict[str, Any]) -> float | None:
-    """How long what is cached lives; None where nothing is marked, since this provider caches only what is."""
+    """The lifetime of the cache; None without a cache mark, since this provider caches only marked content."""
     messages = values.get("messages")
     latest = messages[-_LATEST:] if isinstance(messages, list) else []
     places: list[Any] = [[values]] if "cache_control" in values else []
@@ -58,7 +58,7 @@ def _life(values: dict[str, Any]) -> float | None:
 
 
 def is_tool_turn(messages: Any) -> bool:
-    """Whether the last message carries the results of tools."""
+    """Whether the last message carries tool results."""
     last = messages[-1] if isinstance(messages, list) and messages else None
     content = last.get("content") if isinstance(last, dict) else None
     if not isinstance(content, list):
@@ -67,12 +67,12 @@ def is_tool_turn(messages: Any) -> bool:
 
 
 def _texts(content: Any) -> list[str]:
-    """The texts of some content. Marks for the cache move from turn to turn, so blocks are not compared as they are."""
+    """The texts of some content. Cache marks move from turn to turn, so whole blocks can't be compared."""
     if isinstance(content, str):
         return [_ends(content)]
     blocks = [block for block in content if isinstance(block, dict)] if isinstance(content, list) else []
     texts = [text if isinstance(text := block.get("text"), str) else str(block.get("type")) for block in blocks]
-    return [_ends(text) for text in texts if not text.startswith(_PASSING)]
+    return [_ends(text) for text in texts if not text.startswith(_VOLATILE)]
 
 
 def _names(tools: Any) -> list[str]:

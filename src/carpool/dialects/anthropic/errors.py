@@ -1,4 +1,4 @@
-"""Errors in the Claude API's shape: read from the provider, and written for clients."""
+"""Errors in the format of the Claude API: parsed from the provider, and written for clients."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from typing import Literal
 
 import msgspec
 
+from carpool.core.model import Headers
+from carpool.core.ports import Refusal
 from carpool.dialects.headers import first
-from carpool.dialects.refusing import refused
-from carpool.model import Headers
-from carpool.ports import Refusal
+from carpool.dialects.rate_limits import refused
 
 _STATUS = {
     "invalid_request_error": 400,
@@ -27,7 +27,7 @@ _STATUS = {
 }
 _TYPE = {status: kind for kind, status in _STATUS.items()}
 _UNKNOWN = 500
-_SPENT = "enforced_spend_limit_reached"  # a 429 that no waiting helps
+_SPENT = "enforced_spend_limit_reached"  # a 429 for which a retry does not help
 _UNREADABLE = (ValueError, RecursionError)
 
 
@@ -52,25 +52,25 @@ _DETAILS: msgspec.json.Decoder[_Details | None] = msgspec.json.Decoder(_Details 
 
 
 @dataclass(frozen=True, slots=True)
-class ProviderError:
+class AnthropicErrorBody:
     kind: str
     message: str
     code: str | None
-    body: bytes = field(repr=False)  # in the shape of an answer, with the provider's own words
+    body: bytes = field(repr=False)  # in the format of a response, with the provider's own text
 
 
-def read(raw: bytes) -> ProviderError | None:
-    """An error as an answer or a result line carries it; None when it is none."""
+def read(raw: bytes) -> AnthropicErrorBody | None:
+    """Parse the error of a response or of a result line; None if it is not an error."""
     try:
         error, body = _ERROR.decode(_ENVELOPE.decode(raw).error), raw
     except _UNREADABLE:
         try:
-            error, body = _ERROR.decode(raw), b'{"type":"error","error":%b}' % raw  # bare, without its envelope
+            error, body = _ERROR.decode(raw), b'{"type":"error","error":%b}' % raw  # without its envelope
         except _UNREADABLE:
             return None
-        if error.message is None:  # any object has a type; an error has a message too
+        if error.message is None:  # every object has a type, but only an error has a message
             return None
-    return ProviderError(error.type, error.message or "", _code(error), body)
+    return AnthropicErrorBody(error.type, error.message or "", _code(error), body)
 
 
 def _code(error: _Error) -> str | None:
@@ -81,12 +81,12 @@ def _code(error: _Error) -> str | None:
     return details.error_code if details else None
 
 
-def status_of(error: ProviderError) -> int:
+def status_of(error: AnthropicErrorBody) -> int:
     return _STATUS.get(error.kind, _UNKNOWN)
 
 
-def is_passing(error: ProviderError) -> bool:
-    """Whether the same call may succeed when it is asked again."""
+def is_passing(error: AnthropicErrorBody) -> bool:
+    """Whether a retry of the same call may succeed."""
     status = status_of(error)
     return (status == 429 or status >= 500) and error.code != _SPENT
 
@@ -104,5 +104,5 @@ def requests_per_minute(headers: Headers) -> int | None:
 
 def error(status: int, code: str, message: str) -> bytes:
     kind = code or _TYPE.get(status) or ("api_error" if status >= 500 else "invalid_request_error")
-    sound = message.encode("utf-8", "replace").decode()  # half a surrogate pair would not encode
-    return msgspec.json.encode({"type": "error", "error": {"type": kind, "message": sound}})
+    valid = message.encode("utf-8", "replace").decode()  # a lone surrogate can't be encoded
+    return msgspec.json.encode({"type": "error", "error": {"type": kind, "message": valid}})

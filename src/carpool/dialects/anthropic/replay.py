@@ -1,6 +1,21 @@
-"""A finished message told again as the event stream that a streaming client expects.
+"""Replay a finished message as the event stream that a streaming client expects.
 
-Everything that is not cut into deltas is passed on as the provider's own bytes.
+A batch returns a complete message, but the client may have asked for a stream. The replay must be indistinguishable
+from a live stream for the SDKs, which assemble the events again, and the result must equal the original message:
+
+- `message_start` has the message without its content and without what is known only at the end (stop reason,
+container).
+  Like a live stream it starts with about one output token.
+- Each content block becomes a start, deltas and a stop. Text, thinking and the input of tools start empty, and their
+  deltas of 2,048 characters give the original when joined. Every other block type starts complete and has no deltas, so
+  new block types work unchanged.
+- The input of a tool is sent as the original JSON text, so its numbers arrive as the model wrote them. A thinking
+  signature is verified by the provider in the next turn, so its bytes must not change.
+- `message_delta` has the stop reason and the final usage, then `message_stop` follows.
+
+Members are `msgspec.Raw`: whatever is not cut into deltas passes through as the provider's own bytes, unknown fields
+included. `replay` checks the whole message before it returns, so that a malformed one raises while the status code can
+still change.
 """
 
 from __future__ import annotations
@@ -10,8 +25,8 @@ from typing import Any
 
 import msgspec
 
+from carpool.core.errors import Garbled
 from carpool.dialects.anthropic import errors
-from carpool.errors import Garbled
 
 PING = b'event: ping\ndata: {"type":"ping"}\n\n'
 
@@ -37,7 +52,7 @@ _LIST = msgspec.json.Decoder(list[msgspec.Raw])
 
 
 def replay(body: bytes) -> Iterator[bytes]:
-    """Checks the whole message before the first event, so that trouble is known while a status can still say so."""
+    """The events of a finished message. Raises `Garbled` before the first event."""
     try:
         body.decode()
         message = _MEMBERS.decode(_one_line(body))
@@ -50,10 +65,11 @@ def replay(body: bytes) -> Iterator[bytes]:
 
 
 def stream_error(body: bytes) -> bytes:
-    """What fits no error of the provider (a page from a gateway, say) is not shown to the client's parser."""
-    read = errors.read(body)
-    told = read.body if read else errors.error(502, "api_error", "The provider's answer could not be understood.")
-    return b"event: error\ndata: %b\n\n" % _one_line(told)
+    """An error event. A body that is not an error of the provider, such as a gateway's HTML page, is replaced by one
+    that the client can parse."""
+    parsed = errors.read(body)
+    shown = parsed.body if parsed else errors.error(502, "api_error", "The provider's answer could not be understood.")
+    return b"event: error\ndata: %b\n\n" % _one_line(shown)
 
 
 def _events(message: Members, usage: Members, blocks: list[list[bytes]]) -> Iterator[bytes]:
@@ -65,7 +81,7 @@ def _events(message: Members, usage: Members, blocks: list[list[bytes]]) -> Iter
 
 
 def _start(message: Members, usage: Members) -> bytes:
-    """What is known at the beginning: everything but the content and the end."""
+    """The message without its content and without what is known only at the end."""
     opening: dict[str, Any] = {**message, "content": []}
     opening |= {"stop_reason": None, "stop_sequence": None}
     opening |= {name: None for name in _AT_THE_END if name in message}
@@ -74,9 +90,9 @@ def _start(message: Members, usage: Members) -> bytes:
 
 
 def _first_tokens(usage: Members) -> Members:
-    """A stream begins with a token or so of output; the true count comes at the end."""
-    nothing = bytes(usage.get("output_tokens", _NULL)) in (b"0", b"null")
-    return {"output_tokens": msgspec.Raw(b"0" if nothing else b"1")}
+    """A live stream starts with about one output token; the final count is in `message_delta`."""
+    no_output = bytes(usage.get("output_tokens", _NULL)) in (b"0", b"null")
+    return {"output_tokens": msgspec.Raw(b"0" if no_output else b"1")}
 
 
 def _delta(message: Members, usage: Members) -> bytes:
@@ -98,7 +114,7 @@ def _block(index: int, block: Members) -> Iterator[bytes]:
 
 
 def _cut(block: Members) -> tuple[Members, list[dict[str, Any]]]:
-    """The form in which a block starts, and the deltas that complete it. Kinds without deltas start whole."""
+    """The block as it starts, and the deltas that complete it. Block types without deltas start complete."""
     match _TEXT.decode(block["type"]):
         case "text" if _opens(block, "text", b'"'):
             return _text(block)
@@ -126,12 +142,12 @@ def _thinking(block: Members) -> tuple[Members, list[dict[str, Any]]]:
     deltas: list[dict[str, Any]] = [{"type": "thinking_delta", "thinking": piece} for piece in _pieces(thought)]
     if _opens(block, "signature", b'"'):
         opening["signature"] = _EMPTY
-        deltas.append({"type": "signature_delta", "signature": block["signature"]})  # verified later: the very bytes
+        deltas.append({"type": "signature_delta", "signature": block["signature"]})  # verified later: unchanged
     return opening, deltas
 
 
 def _tool(block: Members) -> tuple[Members, list[dict[str, Any]]]:
-    """The input travels as text, so its numbers arrive as the model wrote them. The first piece is always empty."""
+    """The input is sent as text, so its numbers arrive as the model wrote them. The first piece is always empty."""
     opening = block | {"input": msgspec.Raw(b"{}")}
     raw = bytes(block["input"]).decode()
     pieces = ["", *(_pieces(raw) if raw != "{}" else [])]
@@ -139,7 +155,7 @@ def _tool(block: Members) -> tuple[Members, list[dict[str, Any]]]:
 
 
 def _opens(members: Members, name: str, sign: bytes) -> bool:
-    """Whether there is a member of that name, and a value of the kind that begins so."""
+    """Whether there is a member of that name whose value starts with `sign`, that is, has this JSON type."""
     return name in members and bytes(members[name]).startswith(sign)
 
 
@@ -155,5 +171,6 @@ def _event(name: str, **fields: Any) -> bytes:
 
 
 def _one_line(body: bytes) -> bytes:
-    """JSON has line breaks between tokens only; in an event each would begin a new field."""
+    """Replace line breaks by spaces. JSON has them between tokens only, and in an event each would start a new
+    field."""
     return body.replace(b"\r", b" ").replace(b"\n", b" ")

@@ -1,15 +1,17 @@
-"""Tokens: read from finished messages, and from event streams while they pass."""
+"""Read the token usage of finished messages, and of event streams while they are forwarded."""
 
 from __future__ import annotations
 
+import re
 from typing import Annotated
 
 import msgspec
 
-from carpool.dialects.tapping import Tap
-from carpool.model import Usage
+from carpool.core.model import Usage
+from carpool.core.ports import Seen
+from carpool.dialects.usage_tap import Tap
 
-# A count out of this range is no count: the usage is then unknown, not guessed.
+# A count out of this range is invalid: the usage is then unknown, not guessed.
 Count = Annotated[int, msgspec.Meta(ge=0, le=2**53)]
 
 
@@ -23,7 +25,7 @@ class _ServerTools(msgspec.Struct, gc=False):
 
 
 class WireUsage(msgspec.Struct, gc=False):
-    """`usage` as it stands on the wire; None is "not said"."""
+    """`usage` as the provider sends it; None means missing."""
 
     input_tokens: Count | None = None
     output_tokens: Count | None = None
@@ -35,13 +37,13 @@ class WireUsage(msgspec.Struct, gc=False):
     speed: str | None = None
 
     def override(self, later: WireUsage) -> None:
-        """Counts are cumulative, so what is said later holds; what is not said stays."""
+        """Counts are cumulative, so later values replace earlier ones; missing ones change nothing."""
         for field in self.__struct_fields__:
             if (value := getattr(later, field)) is not None:
                 setattr(self, field, value)
 
     def words(self) -> Usage | None:
-        """None while one of the two counts that every bill needs is not said: unknown is never zero."""
+        """None while the input or the output count is missing: unknown is never zero."""
         if self.input_tokens is None or self.output_tokens is None:
             return None
         short, long = self._cache_writes()
@@ -57,7 +59,7 @@ class WireUsage(msgspec.Struct, gc=False):
         )
 
     def _cache_writes(self) -> tuple[int, int]:
-        """Writes for 5 minutes and for an hour; what the breakdown leaves out counts for 5 minutes, the default."""
+        """Cache writes for 5 minutes and for an hour; what the breakdown omits counts as 5 minutes, the default."""
         total = self.cache_creation_input_tokens or 0
         if self.cache_creation is None:
             return total, 0
@@ -79,7 +81,7 @@ class _Event(msgspec.Struct):
 
 _MESSAGE = msgspec.json.Decoder(_Message)
 _EVENT = msgspec.json.Decoder(_Event)
-_TELLING = (b"message_start", b"message_delta")
+_RELEVANT = re.compile(rb'"(?:message_start|message_delta|message_stop|error)"')
 
 
 def of_message(body: bytes | msgspec.Raw) -> Usage | None:
@@ -87,7 +89,7 @@ def of_message(body: bytes | msgspec.Raw) -> Usage | None:
 
 
 def model_and_usage(body: bytes | msgspec.Raw) -> tuple[str, Usage | None]:
-    """Which model answered, and what it used; what can't be understood is not known."""
+    """The model and the usage of a message; empty and None if it can't be parsed."""
     try:
         message = _MESSAGE.decode(body)
     except (ValueError, RecursionError):
@@ -96,12 +98,13 @@ def model_and_usage(body: bytes | msgspec.Raw) -> tuple[str, Usage | None]:
 
 
 class _Listener:
-    """Adds up what the events of a stream say: counts are cumulative."""
+    """Combines the usage of a stream's events: counts are cumulative."""
 
-    __slots__ = ("_usage",)
+    __slots__ = ("_failed", "_stopped", "_usage")
 
     def __init__(self) -> None:
         self._usage: WireUsage | None = None
+        self._stopped = self._failed = False
 
     def whole(self, body: bytes) -> Usage | None:
         return of_message(body)
@@ -112,20 +115,26 @@ class _Listener:
     def usage(self) -> Usage | None:
         return self._usage.words() if self._usage else None
 
+    def end(self, whole: bool) -> Seen:
+        """A complete message ends with `message_stop`. Without it the counts are those of its start."""
+        return Seen(self.usage(), whole or self._stopped or self._failed, self._stopped)
+
     def event(self, data: bytes) -> None:
-        if not any(name in data for name in _TELLING):
+        if _RELEVANT.search(data) is None:
             return
         try:
             event = _EVENT.decode(data)
         except (ValueError, RecursionError):
             return
-        said = event.message.usage if event.type == "message_start" and event.message else event.usage
-        if event.type not in ("message_start", "message_delta") or said is None:
+        self._stopped |= event.type == "message_stop"
+        self._failed |= event.type == "error"
+        usage = event.message.usage if event.type == "message_start" and event.message else event.usage
+        if event.type not in ("message_start", "message_delta") or usage is None:
             return
         if self._usage is None or event.type == "message_start":
-            self._usage = said
+            self._usage = usage
         else:
-            self._usage.override(said)
+            self._usage.override(usage)
 
 
 def tap() -> Tap:

@@ -1,17 +1,26 @@
-"""OpenAI's API, and that of its relatives: chat completions, Responses, embeddings, completions, batches of each."""
+"""The API of OpenAI and compatible providers: chat completions, Responses, embeddings, completions, batches of each."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
-from carpool.dialects import faithful, limiting
-from carpool.dialects.openai import errors, hooks, replay, reports, results, usage
+from carpool.core.model import Headers, Usage
+from carpool.core.ports import (
+    Allowances,
+    Ask,
+    BatchReport,
+    Parsed,
+    RawRequest,
+    Refusal,
+    ResultLine,
+    UsageTap,
+    WebhookEvent,
+)
+from carpool.dialects import json_object, rate_limits
+from carpool.dialects.openai import errors, replay, reports, results, usage, webhooks
 from carpool.dialects.openai.batches import Batches
-from carpool.dialects.openai.headers import secret
-from carpool.dialects.openai.parse import handles, parse
-from carpool.dialects.openai.relatives import OPENAI, RELATIVES, Relative, recognised
-from carpool.model import Headers, Usage
-from carpool.ports import Allowances, Ask, BatchReport, News, Parsed, RawRequest, Refusal, ResultLine, UsageTap
+from carpool.dialects.openai.parse import handles, parse, secret
+from carpool.dialects.openai.providers import OPENAI, RELATIVES, Relative, recognised
 
 __all__ = ["RELATIVES", "OpenAI", "Relative", "recognised"]
 
@@ -20,7 +29,7 @@ _JSON = ("content-type", "application/json")
 
 
 class OpenAI:
-    """`ports.Dialect` for OpenAI's API, with the habits of a relative."""
+    """`ports.Dialect` for OpenAI's API, with the differences of a compatible provider."""
 
     name = "openai"
     mixes_models = False
@@ -32,6 +41,7 @@ class OpenAI:
         self.query = relative.query
         self.limits = relative.limits
         self.pages_results = relative.pages_results
+        self.key_headers = relative.key_headers
         self._batches = Batches(relative)
 
     # from clients
@@ -44,6 +54,9 @@ class OpenAI:
     def secret(self, headers: Headers) -> Headers:
         return secret(headers)
 
+    def key_header(self, headers: Headers) -> str:
+        return self.key_headers[0]
+
     def estimate_tokens(self, body: bytes) -> int:
         return (len(body) + 3) // 4
 
@@ -52,7 +65,7 @@ class OpenAI:
         return Ask("POST", endpoint, (*headers, *self.relative.headers, _JSON, _IDENTITY), body)
 
     def flexed(self, body: bytes) -> bytes:
-        return faithful.read(body).having("service_tier", b'"flex"')
+        return json_object.read(body).having("service_tier", b'"flex"')
 
     def line_overhead(self, endpoint: str) -> int:
         return self._batches.line_overhead(endpoint)
@@ -82,7 +95,7 @@ class OpenAI:
         return self._batches.cancel(headers, provider_id)
 
     def results_at(self, provider_id: str) -> tuple[str, ...] | None:
-        return None  # files have ids of their own
+        return None  # results are in files with their own ids
 
     def results(self, headers: Headers, place: str) -> Ask:
         return self._batches.results(headers, place)
@@ -115,17 +128,17 @@ class OpenAI:
     def usage_tap(self) -> UsageTap:
         return usage.tap(self.relative.reasoning_apart)
 
-    def news(self, secret: str, headers: Headers, body: bytes, now: float) -> News:
-        return hooks.news(secret, headers, body, now)
+    def news(self, secret: str, headers: Headers, body: bytes, now: float) -> WebhookEvent:
+        return webhooks.news(secret, headers, body, now)
 
     def refusal(self, status: int, headers: Headers, body: bytes) -> Refusal:
         return errors.refusal(self.relative, status, headers, body)
 
     def requests_per_minute(self, headers: Headers) -> int | None:
-        return None  # its headers speak of synchronous calls only
+        return None  # its headers are about synchronous calls only
 
     def allowances(self, headers: Headers) -> Allowances | None:
-        return limiting.openai(headers)
+        return rate_limits.openai(headers)
 
     # to clients
     def error(self, status: int, code: str, message: str) -> bytes:

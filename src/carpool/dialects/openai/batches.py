@@ -1,4 +1,4 @@
-"""What carpool asks of the files and batches of OpenAI and its relatives."""
+"""Requests to the files and batches endpoints of OpenAI-compatible providers."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from urllib.parse import quote
 
 import msgspec
 
-from carpool.dialects.openai.frames import one_line
-from carpool.dialects.openai.relatives import DAY, HOUR, Relative
+from carpool.core.errors import Misuse
+from carpool.core.model import NONCE_LETTERS, TICKET_LETTERS, Headers
+from carpool.core.ports import Ask
+from carpool.dialects.openai.providers import DAY, HOUR, Relative
+from carpool.dialects.openai.replay import one_line
 from carpool.dialects.openai.reports import FILES, is_id
 from carpool.dialects.openai.shapes import NONCE_KEY, name_of
-from carpool.errors import Misuse
-from carpool.model import NONCE_LETTERS, TICKET_LETTERS, Headers
-from carpool.ports import Ask
 
 _CUSTOM_ID = re.compile(r"[a-zA-Z0-9_-]{1,64}")
 _IDENTITY = ("accept-encoding", "identity")
@@ -26,26 +26,26 @@ _CONTENT = (
 
 
 class Batches:
-    """The requests of one relative."""
+    """The requests to one provider."""
 
     def __init__(self, relative: Relative) -> None:
         self._relative = relative
 
-    # ------------------------------------------------------------ the lines
+    # ------------------------------------------------------------ lines
 
     def line(self, endpoint: str, custom_id: str, body: bytes) -> bytes:
-        """In one line: JSON has line breaks between tokens only, where a space means the same."""
+        """A call as one line. JSON has line breaks between tokens only, so spaces can replace them."""
         if not _CUSTOM_ID.fullmatch(custom_id):
             raise Misuse(f"{custom_id[:80]!r} can't name a call in a batch: 1 to 64 letters, digits, `_` and `-` can.")
         way = b"" if self._relative.plain_lines else b'"method":"POST","url":"%b",' % endpoint.encode()
         return b'{"custom_id":"%b",%b"body":' % (custom_id.encode(), way) + one_line(body) + b"}"
 
     def line_overhead(self, endpoint: str) -> int:
-        """With the line break: exact for carpool's own ids in all but the last line."""
+        """Includes the line break: exact for carpool's own ids in all but the last line."""
         return len(self.line(endpoint, "x" * (NONCE_LETTERS + 1 + TICKET_LETTERS), b"")) + 1
 
     def frame(self, nonce: str) -> tuple[bytes, bytes, bytes]:
-        """The form around the lines. No line holds a line break, so none can end the form before its time."""
+        """The multipart form around the lines. Lines have no line breaks, so none can contain the form's boundary."""
         boundary, name = _boundary(nonce).encode(), file_name(nonce)
         fields = [*self._relative.form, *((("file_name", name),) if self._relative.names_file else ())]
         head = b"".join(_FIELD % (boundary, key.encode(), value.encode()) for key, value in fields)
@@ -55,7 +55,7 @@ class Batches:
         form = ("content-type", f"multipart/form-data; boundary={_boundary(nonce)}")
         return self._ask("POST", self._relative.uploads, headers, (form,))
 
-    # ------------------------------------------------------------ the batch
+    # ------------------------------------------------------------ batches
 
     def create(self, headers: Headers, endpoint: str, nonce: str, file_id: str | None, model: str) -> Ask:
         if file_id is None:
@@ -71,12 +71,12 @@ class Batches:
             "metadata": {NONCE_KEY: nonce},
             "name": name_of(nonce),
         }
-        body = {said: order[what] for said, what in self._relative.create.items()}
+        body = {name: order[what] for name, what in self._relative.create.items()}
         return self._ask("POST", self._relative.batches, headers, (_JSON,), msgspec.json.encode(body))
 
     def listing(self, headers: Headers, after: str | None, limit: int) -> Ask:
         paging = self._relative.paging
-        # Where pages are counted, all must have the same size.
+        # With page numbers, all pages must have the same size.
         size = paging.most if paging.next == "page" else min(max(limit, 1), paging.most)
         query = [f"{paging.limit}={size}"] if paging.limit else []
         query += [paging.more] if paging.more else []

@@ -1,4 +1,4 @@
-"""Errors in OpenAI's shape: read from the provider, and written for clients."""
+"""Errors in OpenAI's format: parsed from the provider, and written for clients."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from dataclasses import dataclass, replace
 
 import msgspec
 
-from carpool.dialects.openai.relatives import Relative
-from carpool.dialects.refusing import refused
-from carpool.model import Headers
-from carpool.ports import Refusal
+from carpool.core.model import Headers
+from carpool.core.ports import Refusal
+from carpool.dialects.openai.providers import Relative
+from carpool.dialects.rate_limits import refused
 
-_SPENT = "insufficient_quota"  # a 429 that no waiting helps
+_SPENT = "insufficient_quota"  # a 429 for which a retry does not help
 _UNREADABLE = (ValueError, RecursionError)
-# carpool's own codes where OpenAI has another word for the same, or none.
+# carpool's own codes, mapped to OpenAI's where it has one.
 _CODES = {
     "api_error": None,
     "authentication_error": "invalid_api_key",
@@ -47,7 +47,7 @@ class _Detail(msgspec.Struct):
 
 
 class _Envelope(msgspec.Struct):
-    """OpenAI's, or what relatives have in its place: a text, the error itself, or what a form lacks."""
+    """OpenAI's envelope, or what compatible providers send instead: a text, a bare error, or missing form fields."""
 
     error: _Error | str | None = None
     message: str | None = None
@@ -59,28 +59,28 @@ class _Envelope(msgspec.Struct):
     def read(self) -> _Error | None:
         if isinstance(self.error, _Error):
             return self.error
-        if self.error is not None or self.message is not None:  # the code beside a text is its kind, in words
+        if self.error is not None or self.message is not None:  # the code beside a text is its type
             return _Error(self.error or self.message, self.type, self.code, self.param)
         if isinstance(self.detail, list):
-            return _Error("; ".join(one.msg for one in self.detail if one.msg))
+            return _Error("; ".join(problem.msg for problem in self.detail if problem.msg))
         return None if self.detail is None else _Error(self.detail)
 
 
 _ENVELOPE = msgspec.json.Decoder(_Envelope)
-_NOT_HERE = frozenset({405, 501})  # no such road, as 404 is
+_NOT_HERE = frozenset({405, 501})  # no such endpoint, like 404
 _KEY = re.compile(r"api key|authenticat|unauthori[sz]ed", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True)
-class ProviderError:
+class OpenAIErrorBody:
     message: str
     type: str
     code: str
     param: str = ""
 
 
-def read(body: bytes) -> ProviderError | None:
-    """An error as an answer carries it; None when it is none."""
+def read(body: bytes) -> OpenAIErrorBody | None:
+    """Parse the error of a response; None if it is not an error."""
     try:
         error = _ENVELOPE.decode(body).read()
     except _UNREADABLE:
@@ -88,11 +88,11 @@ def read(body: bytes) -> ProviderError | None:
     if error is None:
         return None
     code = "" if error.code is None else str(error.code)
-    return ProviderError(error.message or "", error.type or "", code, error.param or "")
+    return OpenAIErrorBody(error.message or "", error.type or "", code, error.param or "")
 
 
-def is_passing(status: int, error: ProviderError | None) -> bool:
-    """Whether the same call may succeed when it is asked again."""
+def is_passing(status: int, error: OpenAIErrorBody | None) -> bool:
+    """Whether a retry of the same call may succeed."""
     spent = error is not None and _SPENT in (error.code, error.type)
     return (status in (408, 409, 429) or status >= 500) and not spent
 
@@ -107,13 +107,13 @@ def refusal(relative: Relative, status: int, headers: Headers, body: bytes) -> R
         return replace(plain, cannot_batch=True, retryable=False)
     if error is None or status not in (400, 404):
         return plain
-    if _UNSEEN.search(error.message):  # a 404 that says nothing about the batch road
+    if _UNSEEN.search(error.message):  # a 404 that says nothing about the batch API
         return replace(plain, unseen=True, retryable=True, cannot_batch=False)
     return replace(plain, of_model=error.code in _NO_MODEL, of_tier=error.param == "service_tier")
 
 
 def failure(problems: Sequence[tuple[str, str]]) -> Refusal:
-    """What became of a batch that failed as a whole, from the codes and messages it lists: nothing of it was bought."""
+    """The refusal of a batch that failed as a whole, from its codes and messages: nothing of it was bought."""
     codes = {code for code, _ in problems}
     message = next((text for _, text in problems if text), "The provider failed the batch and did not say why.")[
         :_LONGEST
@@ -127,9 +127,9 @@ def failure(problems: Sequence[tuple[str, str]]) -> Refusal:
 
 
 def error(status: int, code: str, message: str) -> bytes:
-    sound = message.encode("utf-8", "replace").decode()  # half a surrogate pair would not encode
-    said = {"message": sound, "type": _type(status), "param": None, "code": _CODES.get(code, code or None)}
-    return msgspec.json.encode({"error": said})
+    valid = message.encode("utf-8", "replace").decode()  # a lone surrogate can't be encoded
+    content = {"message": valid, "type": _type(status), "param": None, "code": _CODES.get(code, code or None)}
+    return msgspec.json.encode({"error": content})
 
 
 def _type(status: int) -> str:

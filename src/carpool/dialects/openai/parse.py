@@ -1,15 +1,68 @@
-"""Understands a client's request to OpenAI: only what routing needs, the rest is for the provider to judge."""
+"""Parse a client's request to OpenAI: only what routing needs. The provider validates the rest."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any
+from functools import lru_cache
+from operator import itemgetter
+from typing import Any, NamedTuple
 
-from carpool.dialects import faithful
-from carpool.dialects.openai import headers as rules
-from carpool.dialects.openai.relatives import OPENAI, Relative
-from carpool.errors import BadCall
-from carpool.ports import Parsed, RawRequest
+from carpool.core.errors import BadCall
+from carpool.core.model import Headers
+from carpool.core.ports import Parsed, RawRequest
+from carpool.dialects import json_object
+from carpool.dialects.headers import DROPPED, DROPPED_PREFIXES, check_encoding, is_positive
+from carpool.dialects.openai.providers import OPENAI, Relative
+
+# ------------------------------------------------------------ headers
+# Which of a client's headers are sent to OpenAI with its call.
+
+_NAME = itemgetter(0)
+
+# Organisation and project decide who pays: calls that differ in them have different credentials.
+SECRETS = frozenset({"authorization", "api-key", "openai-organization", "openai-project"})
+_KEYS = frozenset({"authorization", "api-key"})
+# Headers of Codex about its session and about single requests.
+_DROPPED = DROPPED | {"originator", "session-id", "session_id", "thread-id", "conversation_id", "x-openai-subagent"}
+_DROPPED_PREFIXES = (*DROPPED_PREFIXES, "x-codex-")
+
+
+class OpenAIHeaders(NamedTuple):
+    """A client's headers, sorted by purpose."""
+
+    travelling: Headers  # sent upstream with the call, sorted by name
+    secret: Headers
+    retry: bool  # the client's SDK marks the request as a retry
+
+    def __repr__(self) -> str:  # never the secret
+        return f"<Sorted {len(self.travelling)} headers>"
+
+
+@lru_cache(maxsize=256)  # a client sends the same headers with every call
+def sort(headers: Headers) -> OpenAIHeaders:
+    """Sort headers by purpose. Raises `BadCall` for a content-encoding that carpool can't read."""
+    check_encoding(headers)
+    kept: list[tuple[str, str]] = []
+    retry = False
+    nominated: tuple[str, ...] = ()
+    for name, value in headers:
+        if name == "x-stainless-retry-count":
+            retry = retry or is_positive(value)
+        elif name == "connection":
+            nominated += tuple(listed.strip().lower() for listed in value.split(","))
+        elif name not in SECRETS and name not in _DROPPED and not name.startswith(_DROPPED_PREFIXES):
+            kept.append((name, value.strip()))
+    if nominated:  # `connection` may declare any header to be hop-by-hop
+        kept = [header for header in kept if header[0] not in nominated]
+    kept.sort(key=_NAME)  # stable: repeated names stay in the client's order
+    return OpenAIHeaders(tuple(kept), secret(headers), retry)
+
+
+def secret(headers: Headers) -> Headers:
+    """The headers of the client's credential; an organisation without a key is none."""
+    pairs = tuple(pair for pair in headers if pair[0] in SECRETS)
+    return pairs if any(name in _KEYS for name, _ in pairs) else ()
+
 
 CHAT = "/v1/chat/completions"
 RESPONSES = "/v1/responses"
@@ -17,7 +70,7 @@ EMBEDDINGS = "/v1/embeddings"
 COMPLETIONS = "/v1/completions"
 MODERATIONS = "/v1/moderations"
 
-# Where each endpoint says how long its answer may get; none of them has to.
+# The output limit of each endpoint; all of them are optional.
 _LIMITS: Mapping[str, tuple[str, ...]] = {
     CHAT: ("max_completion_tokens", "max_tokens"),
     RESPONSES: ("max_output_tokens",),
@@ -25,29 +78,29 @@ _LIMITS: Mapping[str, tuple[str, ...]] = {
     EMBEDDINGS: (),
     MODERATIONS: (),
 }
-_UNSAID = 4096  # tokens to reckon with when the client names no limit
-_MOST_TOKENS = 2**31 - 1  # a bound for estimates; the provider judges the number itself
+_UNSAID = 4096  # the assumed output limit when the client sets none
+_MOST_TOKENS = 2**31 - 1  # limit for estimates; the provider validates the number itself
 
-# Its state lies with the provider and is spoken of by name, or it asks for another way of being served.
+# Fields that refer to state at the provider, or that ask for another mode of delivery.
 _NEVER_IN_A_BATCH = ("background", "conversation", "previous_response_id", "store")
 _STANDARD_TIERS = (None, "auto", "default")
 _FLEXIBLE = (CHAT, RESPONSES)
 
 
 def handles(method: str, path: str) -> bool:
-    """Whether this is a request that `parse` understands."""
+    """Whether `parse` supports this request."""
     return method == "POST" and path in _LIMITS
 
 
 def parse(raw: RawRequest, relative: Relative = OPENAI) -> Parsed:
     if not handles(raw.method, raw.path):
         raise BadCall(f"carpool does not understand {raw.method} {raw.path}, only POST {', '.join(_LIMITS)}.")
-    headers = rules.sort(raw.headers)
-    document = faithful.read(raw.body)
+    headers = sort(raw.headers)
+    document = json_object.read(raw.body)
     values = document.values
     stream = _stream(values)
-    if "stream_options" in values:  # refused by the provider where `stream` is not there
-        document = faithful.read(document.without("stream_options"))
+    if "stream_options" in values:  # the provider refuses it without `stream`
+        document = json_object.read(document.without("stream_options"))
     model = _model(values, raw.path)
     return Parsed(
         endpoint=raw.path,
@@ -57,7 +110,7 @@ def parse(raw: RawRequest, relative: Relative = OPENAI) -> Parsed:
         max_output_tokens=_max_tokens(values, raw.path),
         headers=headers.travelling,
         secret=headers.secret,
-        unbatchable=" ".join((*_obstacles(values, model, _query(raw, relative)), *_not_there(raw, relative))) or None,
+        unbatchable=" ".join((*_obstacles(values, model, _query(raw, relative)), *_not_offered(raw, relative))) or None,
         document=document,
         retry=headers.retry,
         flexible=raw.path in _FLEXIBLE
@@ -69,7 +122,7 @@ def parse(raw: RawRequest, relative: Relative = OPENAI) -> Parsed:
 
 def _model(values: dict[str, Any], endpoint: str) -> str:
     model = values.get("model")
-    # A stored prompt may name the model, and moderations have one that is the provider's choice.
+    # A stored prompt may set the model, and moderations have a default model.
     if model is None and (isinstance(values.get("prompt"), dict) or endpoint == MODERATIONS):
         return ""
     if not isinstance(model, str):
@@ -94,7 +147,7 @@ def _max_tokens(values: dict[str, Any], endpoint: str) -> int:
 
 
 def _is_tool_turn(turns: object) -> bool:
-    """Whether the last turn carries the results of tools."""
+    """Whether the last turn carries tool results."""
     last = turns[-1] if isinstance(turns, list) and turns else None
     if not isinstance(last, dict):
         return False
@@ -102,7 +155,7 @@ def _is_tool_turn(turns: object) -> bool:
 
 
 def _obstacles(values: dict[str, Any], model: str, query: str) -> Iterator[str]:
-    """Every reason of its own why this call may not ride a batch, as sentences."""
+    """All reasons in the call itself why it can't go into a batch, as sentences."""
     for field in _NEVER_IN_A_BATCH:
         if values.get(field):
             yield f"A batch may not carry `{field}`."
@@ -120,12 +173,12 @@ def _obstacles(values: dict[str, Any], model: str, query: str) -> Iterator[str]:
 
 
 def _query(raw: RawRequest, relative: Relative) -> str:
-    """What a request's query says beyond what all requests of the relative say."""
+    """The request's query without what every request to this provider has."""
     return "" if raw.query.strip("?&") == relative.query else raw.query
 
 
-def _not_there(raw: RawRequest, relative: Relative) -> Iterator[str]:
-    """Why the provider's batches have no place for a request like this."""
+def _not_offered(raw: RawRequest, relative: Relative) -> Iterator[str]:
+    """All reasons why the provider does not accept such a request in a batch."""
     if relative.endpoints is not None and raw.path not in relative.endpoints:
         yield f"{relative.said} takes no {raw.path} in batches."
     if relative.max_line is not None and len(raw.body) > relative.max_line:

@@ -1,4 +1,4 @@
-"""What OpenAI and its relatives say about files and batches."""
+"""Parse what OpenAI-compatible providers return about files and batches."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from typing import Any
 
 import msgspec
 
+from carpool.core.errors import Garbled
+from carpool.core.ports import BatchReport
 from carpool.dialects.openai import errors
-from carpool.dialects.openai.relatives import Relative
+from carpool.dialects.openai.providers import Relative
 from carpool.dialects.openai.shapes import Shape, Told, nonce_of
-from carpool.errors import Garbled
-from carpool.ports import BatchReport
 
 FILES = "/v1/files"
-RESULTS_PAGE = 250  # results in a page, which is read as a whole
+RESULTS_PAGE = 250  # results per page; a page is kept in memory
 
-_ID = re.compile(r"[a-zA-Z0-9_:.-]{1,200}")  # nothing that could turn a path elsewhere
+_ID = re.compile(r"[a-zA-Z0-9_:.-]{1,200}")  # nothing that could change a path
 _DOTS = re.compile(r"\.+")
 _RUNNING = frozenset({"validating", "in_progress", "finalizing", "cancelling"})
 _ENDED = frozenset({"failed", "completed", "expired", "cancelled"})
@@ -54,11 +54,11 @@ def uploaded(body: bytes) -> str:
         name = _FILE.decode(body).id
     except _UNREADABLE as error:
         raise Garbled(f"The provider's answer to an upload can't be understood: {error}.") from None
-    return _known(name)
+    return _checked_id(name)
 
 
 def nonces(body: bytes) -> dict[str, str]:
-    """Of a list of uploads: those that are named as carpool names them."""
+    """The nonces in a list of uploads, by file id: those of files with carpool's naming scheme."""
     try:
         files = _FILES.decode(body).data
     except _UNREADABLE as error:
@@ -69,7 +69,7 @@ def nonces(body: bytes) -> dict[str, str]:
 def report(relative: Relative, body: bytes) -> BatchReport:
     try:
         members = _MEMBERS.decode(body)
-        if relative.wrapped is not None and relative.wrapped in members:  # in answers to a create only
+        if relative.wrapped is not None and relative.wrapped in members:  # in responses to a create only
             body = bytes(members[relative.wrapped])
         told: Shape = _decoder(relative.shape).decode(body)
     except _UNREADABLE as error:
@@ -78,12 +78,12 @@ def report(relative: Relative, body: bytes) -> BatchReport:
 
 
 def page(relative: Relative, body: bytes, after: str | None) -> tuple[list[BatchReport], str | None]:
-    """One batch that can't be understood spoils the page: passing over it could hide a batch that is ours."""
+    """One batch that can't be parsed fails the whole page: skipping it could hide a batch that is ours."""
     items = relative.paging.items
     try:
         members = {} if items is None else _MEMBERS.decode(body)
         listed: list[Shape] = _decoder(list[relative.shape]).decode(body if items is None else members[items])  # type: ignore[name-defined]
-        reports = [_report(relative, one.told()) for one in listed]
+        reports = [_report(relative, shape.told()) for shape in listed]
         return reports, _next(relative, members, reports, after) if reports else None
     except (KeyError, *_UNREADABLE) as error:
         raise Garbled(f"The provider's list of batches can't be understood: {error}.") from None
@@ -105,18 +105,18 @@ def _next(
 
 
 def _report(relative: Relative, told: Told) -> BatchReport:
-    # A state that is not known yet must neither end a running batch nor be polled for ever.
+    # An unknown state must neither end a running batch nor be polled forever.
     ended = told.status in _ENDED or (told.status not in _RUNNING and told.ended_at is not None)
-    files = [_known(name) for name in told.files]
+    files = [_checked_id(name) for name in told.files]
     if ended and not files and not relative.pages_results and told.status == "completed" and told.done:
-        ended = False  # it says that there are results, and does not name them yet
+        ended = False  # the batch has results but does not name their files yet
     failed = told.status == "failed" and not files
-    source = _known(told.source) if told.source else None
+    source = _checked_id(told.source) if told.source else None
     places = [f"{FILES}/{name}/content" for name in files]
     if relative.pages_results:
-        places = [f"{relative.batches}/{_known(told.id)}/results?limit={RESULTS_PAGE}"]
+        places = [f"{relative.batches}/{_checked_id(told.id)}/results?limit={RESULTS_PAGE}"]
     return BatchReport(
-        provider_id=_known(told.id),
+        provider_id=_checked_id(told.id),
         ended=ended,
         cancelling=told.status == "cancelling",
         count=told.count,
@@ -132,7 +132,7 @@ def _report(relative: Relative, told: Told) -> BatchReport:
     )
 
 
-def _known(name: str) -> str:
+def _checked_id(name: str) -> str:
     if not is_id(name):
         raise Garbled(f"The provider named something {name[:80]!r}, which can't be an id.")
     return name

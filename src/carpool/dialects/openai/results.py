@@ -1,4 +1,4 @@
-"""One line of a batch's output file, or of its error file; and the pages that xAI has instead of both."""
+"""A line of a batch's output file or error file, and the result pages that xAI has instead of files."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from urllib.parse import quote
 
 import msgspec
 
+from carpool.core.errors import Garbled
+from carpool.core.ports import ResultLine
 from carpool.dialects.openai import errors, usage
-from carpool.dialects.openai.relatives import Relative
-from carpool.errors import Garbled
-from carpool.ports import ResultLine
+from carpool.dialects.openai.providers import Relative
 
 
 class _Response(msgspec.Struct):
@@ -55,7 +55,7 @@ _LINE = msgspec.json.Decoder(_Line)
 _PAGED_LINE = msgspec.json.Decoder(_PagedLine)
 _PAGE = msgspec.json.Decoder(_Page)
 _UNREADABLE = (ValueError, RecursionError)
-_MINE = frozenset({"batch_client_error"})  # codes of a request that would fail anywhere
+_CLIENT_ERRORS = frozenset({"batch_client_error"})  # codes of a request that would fail in any batch
 _UNRUN = {  # as providers spell them
     "batch_expired": ("expired", 504, "timeout_error", "The batch expired before this request was processed."),
     "batch_cancelled": (
@@ -87,11 +87,12 @@ def result_page(place: str, body: bytes) -> tuple[list[bytes], str | None]:
         raise Garbled(f"A page of results can't be understood: {error}.") from None
     first = place.partition("&pagination_token=")[0]
     token = page.pagination_token if page.results else None
-    return [bytes(one) for one in page.results], f"{first}&pagination_token={quote(token, safe='')}" if token else None
+    following = f"{first}&pagination_token={quote(token, safe='')}" if token else None
+    return [bytes(result) for result in page.results], following
 
 
 def _paged(line: bytes) -> _Line:
-    """One of a page's results as a line."""
+    """Convert a result of a page to a line."""
     read = _PAGED_LINE.decode(line)
     response, error = read.batch_result.response, read.batch_result.error
     if response:
@@ -99,8 +100,8 @@ def _paged(line: bytes) -> _Line:
     if error is None or isinstance(error, str):
         return _Line(read.batch_request_id, None, None if error is None else _Error(None, error))
     if isinstance(error.code, int) and 400 <= error.code < 600:
-        told = errors.error(error.code, "", error.message or "The batch could not run this request.")
-        return _Line(read.batch_request_id, _Response(error.code, msgspec.Raw(told)))
+        body = errors.error(error.code, "", error.message or "The batch could not run this request.")
+        return _Line(read.batch_request_id, _Response(error.code, msgspec.Raw(body)))
     return _Line(read.batch_request_id, None, _Error(str(error.code or ""), error.message))
 
 
@@ -120,10 +121,10 @@ def _answered(custom_id: str, response: _Response, relative: Relative) -> Result
 
 
 def _unanswered(custom_id: str, error: _Error) -> ResultLine:
-    """The request never ran. Unless it is said to be its own fault, that is the batch's, and another one may run it."""
-    if error.code in _MINE:
+    """The request never ran. Unless the error blames the request itself, it may succeed in another batch."""
+    if error.code in _CLIENT_ERRORS:
         body = errors.error(400, "invalid_request_error", error.message or "The batch refused this request.")
         return ResultLine(custom_id, "errored", 400, body, "", None, False)
-    result, status, code, said = _UNRUN.get(error.code or "", ("errored", 500, error.code or "server_error", ""))
-    body = errors.error(status, code, error.message or said or "The batch did not run this request.")
+    result, status, code, text = _UNRUN.get(error.code or "", ("errored", 500, error.code or "server_error", ""))
+    body = errors.error(status, code, error.message or text or "The batch did not run this request.")
     return ResultLine(custom_id, result, status, body, "", None, True)

@@ -1,6 +1,6 @@
-"""How OpenAI and its relatives describe a batch: one shape for each habit, read into the same few words.
+"""The batch formats of OpenAI-compatible providers: one shape for each format, all converted to `Told`.
 
-A shape renames what a relative calls otherwise, and says in a few lines what it leaves out.
+A shape renames fields that have other names and fills in what a format lacks.
 """
 
 from __future__ import annotations
@@ -12,17 +12,17 @@ from typing import NamedTuple
 
 import msgspec
 
-from carpool.errors import Garbled
+from carpool.core.errors import Garbled
 
 NONCE_KEY = "carpool_nonce"
 
-Time = int | float | str | None  # seconds; at relatives also ISO 8601
+Time = int | float | str | None  # seconds; at some compatible providers ISO 8601
 
 _DATE = re.compile(r"\d{4}-\d{2}-\d{2}")
 _LAST_SECOND = 86_399.0
 _NAMED = re.compile(r"carpool-([0-9a-zA-Z]{1,64})(?:\.jsonl)?")
 
-# States as relatives spell them, less their case.
+# Other spellings of the states, in lower case.
 _SPELLINGS = {
     "queued": "validating",
     "running": "in_progress",
@@ -35,14 +35,14 @@ _SPELLINGS = {
 
 
 def name_of(nonce: str) -> str:
-    """What uploads and batches are called, where they have names."""
+    """The name of uploads and batches, where they have one."""
     return f"carpool-{nonce}"
 
 
 def nonce_of(name: str | None) -> str:
-    """The nonce in such a name; empty for a stranger's."""
-    found = _NAMED.fullmatch(name or "")
-    return found[1] if found else ""
+    """The nonce in such a name; empty for names that are not carpool's."""
+    match = _NAMED.fullmatch(name or "")
+    return match[1] if match else ""
 
 
 class Problem(NamedTuple):
@@ -52,7 +52,7 @@ class Problem(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Told:
-    """A batch in the words that all shapes have in common."""
+    """A batch in the fields that all shapes have in common."""
 
     id: str
     status: str
@@ -62,8 +62,8 @@ class Told:
     count: int
     nonce: str
     source: str | None
-    files: tuple[str, ...]  # of results, in the order in which they are read
-    done: int  # calls that were answered, as far as the batch says
+    files: tuple[str, ...]  # result files, in the order in which they are read
+    done: int  # calls with a response, as far as the batch reports it
     problems: tuple[Problem, ...]
 
 
@@ -83,7 +83,7 @@ class _Problems(msgspec.Struct):
 
 
 class OpenAIShape(msgspec.Struct):
-    """OpenAI's, Groq's and Azure's; the latter has times as text, no counts, and empty names for no file."""
+    """The format of OpenAI, Groq and Azure. Azure has times as text, no counts, and empty names for missing files."""
 
     id: str
     status: str
@@ -113,7 +113,7 @@ class OpenAIShape(msgspec.Struct):
             self.input_file_id or None,
             tuple(name for name in (self.output_file_id, self.error_file_id) if name),
             (counts.completed or 0) + (counts.failed or 0),
-            tuple(Problem(one.code or "", one.message or "") for one in (self.errors or _Problems()).data or ()),
+            tuple(Problem(item.code or "", item.message or "") for item in (self.errors or _Problems()).data or ()),
         )
 
 
@@ -122,7 +122,7 @@ class _Complaint(msgspec.Struct):
 
 
 class MistralShape(msgspec.Struct):
-    """A job, which may have several input files and never expires by a time that it names."""
+    """A job, which may have several input files and states no expiry time."""
 
     id: str
     status: str
@@ -148,12 +148,12 @@ class MistralShape(msgspec.Struct):
             self.input_files[0] if self.input_files else None,
             tuple(name for name in (self.output_file, self.error_file) if name),
             self.completed_requests,
-            tuple(Problem("", one.message) for one in self.errors or ()),
+            tuple(Problem("", item.message) for item in self.errors or ()),
         )
 
 
 class TogetherShape(msgspec.Struct):
-    """Without counts and without a place for a nonce: only the name of its input file has one."""
+    """Has no counts and no field for a nonce: only the name of the input file holds it."""
 
     id: str
     status: str
@@ -190,7 +190,7 @@ class _State(msgspec.Struct):
 
 
 class XaiShape(msgspec.Struct):
-    """Without a status: counters say where it stands. One that xAI itself cancelled did not pass its checks."""
+    """Has no status, only counters. A batch that xAI itself cancelled did not pass validation."""
 
     batch_id: str
     name: str = ""
@@ -218,7 +218,7 @@ class XaiShape(msgspec.Struct):
         )
 
     def _status(self) -> str:
-        if self.state.num_pending > 0:  # counters can move back after a cancel: while one pends, it is not over
+        if self.state.num_pending > 0:  # counters may go back after a cancel: with a pending call it has not ended
             return "in_progress" if self.cancel_time is None else "cancelling"
         if self.cancel_time is not None:
             bought = self.state.num_success or self.state.num_error
@@ -245,13 +245,13 @@ def seconds(time: Time) -> float | None:
 
 
 def latest(time: Time) -> float | None:
-    """A bare date may mean any time of its day: the last keeps a batch of today from seeming older than it is."""
-    found = seconds(time)
-    return found + _LAST_SECOND if found is not None and isinstance(time, str) and _DATE.fullmatch(time) else found
+    """A bare date may mean any time of its day. The last second keeps a batch from seeming older than it is."""
+    start = seconds(time)
+    return start + _LAST_SECOND if start is not None and isinstance(time, str) and _DATE.fullmatch(time) else start
 
 
 def _noted(metadata: dict[str, msgspec.Raw] | None) -> str:
     try:
         return msgspec.json.decode((metadata or {})[NONCE_KEY], type=str)
     except (KeyError, ValueError):
-        return ""  # a stranger's
+        return ""  # not carpool's

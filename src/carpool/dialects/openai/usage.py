@@ -1,20 +1,21 @@
-"""Tokens: read from finished answers, and from event streams while they pass."""
+"""Read the token usage of finished responses, and of event streams while they are forwarded."""
 
 from __future__ import annotations
 
 import re
-from typing import Annotated
+from typing import Annotated, Any
 
 import msgspec
 
-from carpool.dialects.tapping import Tap
-from carpool.model import Usage
+from carpool.core.model import Usage
+from carpool.core.ports import Seen
+from carpool.dialects.usage_tap import Tap
 
-# A count out of this range is no count: the usage is then unknown, not guessed.
+# A count out of this range is invalid: the usage is then unknown, not guessed.
 Count = Annotated[int, msgspec.Meta(ge=0, le=2**53)]
 
 _STANDARD = (None, "auto", "default")
-# Tools of the provider's own with a fee that the answer does not name.
+# Tools of the provider with a fee that the response does not state.
 _WITH_FEES = frozenset({"file_search_call", "code_interpreter_call", "image_generation_call", "shell_call"})
 _DEARER_SEARCH = "web_search_preview"
 _FREE = "moderation"
@@ -32,7 +33,7 @@ class _Output(msgspec.Struct):
 
 
 class _Usage(msgspec.Struct):
-    """`usage` as it stands on the wire, in the words of either endpoint; None is "not said"."""
+    """`usage` as the provider sends it, with the field names of both endpoints; None means missing."""
 
     prompt_tokens: Count | None = None
     completion_tokens: Count | None = None
@@ -57,14 +58,15 @@ class _Typed(msgspec.Struct):
     type: str = ""
 
 
-class _Judged(msgspec.Struct):
+class _ModerationResult(msgspec.Struct):
     """One result of a moderation."""
 
     flagged: bool
 
 
 class _Answer(msgspec.Struct):
-    """A chat completion or one of its chunks, a Response, embeddings, a moderation: what they say of money."""
+    """The fields of a response that concern its price: a chat completion or chunk, a Response, embeddings, a
+    moderation."""
 
     service_tier: str | None = None
     usage: _Usage | None = None
@@ -72,13 +74,13 @@ class _Answer(msgspec.Struct):
     output: list[_Typed] | None = None
     tools: list[_Typed] | None = None
     tool_usage: _ToolUsage | None = None
-    results: list[_Judged] | None = None
+    results: list[_ModerationResult] | None = None
 
     def words(self, apart: bool = False) -> Usage | None:
-        """None while one of the counts that every bill needs is not said, or a fee is not: unknown is never zero.
-        `apart`: what was thought is not part of the output, and is paid for beside it."""
+        """None while the input or output count or a fee is missing: unknown is never zero. `apart`: reasoning tokens
+        are not included in the output count, and are billed in addition."""
         if self.usage is None and self.results and _FREE in self.model:
-            return Usage(0, 0)  # moderations count no tokens, because they cost none
+            return Usage(0, 0)  # moderations are free and report no tokens
         if self.usage is None or any(item.type in _WITH_FEES for item in self.output or ()):
             return None
         searches = self._searches()
@@ -99,8 +101,8 @@ class _Answer(msgspec.Struct):
 
 
 def _tokens(usage: _Usage, apart: bool) -> tuple[int, int, int, int] | None:
-    """Fresh input, output, cache reads, cache writes. OpenAI's input counts what was read and written as well, and its
-    output what was thought. Sound has a price of its own, which is not told apart here."""
+    """Uncached input, output, cache reads, cache writes. OpenAI's input count includes cache reads and writes, its
+    output count includes reasoning. Audio has another price, which is not modelled: its usage is unknown."""
     total = usage.input_tokens if usage.prompt_tokens is None else usage.prompt_tokens
     output = usage.output_tokens if usage.completion_tokens is None else usage.completion_tokens
     if output is None and total == usage.total_tokens:  # embeddings
@@ -129,6 +131,7 @@ class _Event(msgspec.Struct):
     usage: _Usage | None = None
     x_groq: _Own | None = None
     response: _Answer | None = None
+    error: Any = None
 
 
 _ANSWER = msgspec.json.Decoder(_Answer)
@@ -136,8 +139,9 @@ _EVENT = msgspec.json.Decoder(_Event)
 _USAGE = msgspec.json.Decoder(_Usage)
 _IN_THE_TAIL = re.compile(
     rb'"usage"\s*:\s*(\{[^{}]*\})'
-)  # embeddings: the only answers of that length, without details
-_TELLING = (b'"usage"', b'"service_tier"')
+)  # embeddings: the only responses of that length, and without details
+_RELEVANT = re.compile(rb'"(?:usage|service_tier|response|error)"')
+_DONE = b"[DONE]"
 _FINAL = frozenset({"response.completed", "response.incomplete", "response.failed"})
 
 
@@ -149,7 +153,7 @@ def of_answer(body: bytes, apart: bool = False) -> Usage | None:
 
 
 def model_and_usage(body: bytes, apart: bool = False) -> tuple[str, Usage | None]:
-    """Of a batch's answer, which is read once."""
+    """The model and the usage of a response in a batch."""
     try:
         answer = _ANSWER.decode(body)
     except (ValueError, RecursionError):
@@ -158,15 +162,18 @@ def model_and_usage(body: bytes, apart: bool = False) -> tuple[str, Usage | None
 
 
 class _Listener:
-    """Keeps what the last event said that said anything."""
+    """Keeps the usage of the last event that has one."""
 
     def __init__(self, apart: bool) -> None:
         self._apart = apart
         self._usage: Usage | None = None
         self._tier: str | None = None
+        self._over = False  # the last event was seen
+        self._failed = False
 
     def event(self, data: bytes) -> None:
-        if not any(name in data for name in _TELLING):
+        if _RELEVANT.search(data) is None:
+            self._over |= data.strip() == _DONE
             return
         try:
             event = _EVENT.decode(data)
@@ -174,8 +181,10 @@ class _Listener:
             return
         if event.response is not None:
             if event.type in _FINAL:
+                self._over = True
                 self._usage = event.response.words(self._apart)
             return
+        self._failed |= event.type == "error" or event.error is not None
         self._tier = event.service_tier or self._tier
         usage = event.usage or (event.x_groq or _Own()).usage
         if usage is not None:
@@ -185,14 +194,19 @@ class _Listener:
         return of_answer(body, self._apart)
 
     def tail(self, end: bytes) -> Usage | None:
-        found = _IN_THE_TAIL.findall(end)
+        matches = _IN_THE_TAIL.findall(end)
         try:
-            return _Answer(usage=_USAGE.decode(found[-1])).words() if found else None
+            return _Answer(usage=_USAGE.decode(matches[-1])).words() if matches else None
         except ValueError:
             return None
 
     def usage(self) -> Usage | None:
         return self._usage
+
+    def end(self, whole: bool) -> Seen:
+        """Some OpenAI-compatible providers send no `[DONE]`: the end of the body counts as well."""
+        over = whole or self._over
+        return Seen(self._usage, over or self._failed, over and not self._failed)
 
 
 def tap(apart: bool = False) -> Tap:

@@ -11,36 +11,41 @@ from typing import Self
 
 import psycopg
 
-from carpool.errors import StoreError
-from carpool.model import Totals
-from carpool.stores import _calls, _ledger
-from carpool.stores._codec import Row
-from carpool.stores._sealing import open_sealing
-from carpool.stores._store import OperatedStore
-from carpool.stores._writer import InlineWriter, ThreadWriter
-from carpool.stores.postgres._groups import PATIENCE_S, PostgresGroups
-from carpool.stores.postgres._hearing import Hearing
-from carpool.stores.postgres._opening import (
+from carpool.core.errors import StoreError
+from carpool.core.keys import VirtualKey
+from carpool.core.model import Totals
+from carpool.stores.addresses import no_store
+from carpool.stores.encryption import check_sealing, open_sealing, salt_of
+from carpool.stores.operations import calls, keys, ledger
+from carpool.stores.operations.codec import Row
+from carpool.stores.operations.store import OperatedStore
+from carpool.stores.operations.writer import InlineWriter, ThreadWriter
+from carpool.stores.postgres.errors import translate
+from carpool.stores.postgres.groups import PATIENCE_S, PostgresGroups
+from carpool.stores.postgres.notify import NotifyChannel
+from carpool.stores.postgres.opening import (
     Address,
     PostgresMeta,
     address_of,
     connect,
     connect_first,
+    find_secret,
     is_there,
     migrate,
     settle_secret,
+    standing,
 )
-from carpool.stores.postgres._session import PostgresSession
-from carpool.stores.postgres._statements import for_driver, statements
-from carpool.stores.postgres._trouble import translate
+from carpool.stores.postgres.queries import for_driver, statements
+from carpool.stores.postgres.session import PostgresSession
+from carpool.stores.secret import secret_in
 
-__all__ = ["PostgresStore", "address_of", "look", "open_alone"]
+__all__ = ["PostgresStore", "address_of", "exists", "inspect", "look", "open_alone"]
 
 
 class PostgresStore(OperatedStore):
-    """Several engines of several processes may share it.
+    """A store that several engines in several processes may share.
 
-    One connection writes and reads, in one thread, what waits together in one transaction; another tells and hears.
+    One connection, in one thread, runs the queued operations in groups; another one sends and receives notifications.
     """
 
     def __init__(
@@ -50,11 +55,11 @@ class PostgresStore(OperatedStore):
         self._groups = PostgresGroups(session, partial(connect, address), patience)
         super().__init__(ThreadWriter(self._groups) if threaded else InlineWriter(self._groups), secret)
         self._released = False
-        self._hearing: Hearing | None = None
+        self._hearing: NotifyChannel | None = None
         if threaded:
-            told = super()._tell_of_settled, super()._tell_of_pools, super()._tell_of_batches
+            callbacks = super()._notify_settled, super()._notify_pools, super()._notify_batches
             sign_in = for_driver(session.sql["sign_in"])
-            self._hearing = Hearing(partial(connect, address), address.schema, sign_in, *told)
+            self._hearing = NotifyChannel(partial(connect, address), address.schema, sign_in, *callbacks)
 
     @classmethod
     async def open(
@@ -67,11 +72,12 @@ class PostgresStore(OperatedStore):
         encrypt: bool = False,
         patience: float = PATIENCE_S,
     ) -> Self:
-        """Opens or makes the store. `threaded` False works in the caller's thread. `own_clock` False takes leases by
-        the time that callers say, not by the database's clock. `patience`: seconds for which a server may be away."""
+        """Opens or creates the store. `threaded` False runs in the caller's thread. `own_clock` False uses the callers'
+        time for leases instead of the database's clock. `patience`: how many seconds to wait for a server that can't be
+        reached."""
         address = address_of(url)
-        asked = partial(_open, address, secret, encrypt, own_clock)
-        opened = await _aside(asked) if threaded else asked()
+        opening = partial(_open, address, secret, encrypt, own_clock)
+        opened = await _open_in_thread(opening) if threaded else opening()
         return cls(*opened, address, threaded, patience)
 
     @property
@@ -80,7 +86,7 @@ class PostgresStore(OperatedStore):
 
     @property
     def commits(self) -> int:
-        """How many transactions were committed."""
+        """The number of committed transactions."""
         return self._groups.commits
 
     async def join(self, engine: str, now: float, ttl: float, pulse: float | None = None) -> bool:
@@ -94,23 +100,23 @@ class PostgresStore(OperatedStore):
             self._hearing.stands_no_more_for(engine)
         await super().leave(engine)
 
-    def _tell_of_settled(self, tickets: Sequence[int]) -> None:
-        super()._tell_of_settled(tickets)
+    def _notify_settled(self, tickets: Sequence[int]) -> None:
+        super()._notify_settled(tickets)
         if self._hearing is not None:
             self._hearing.tell_settled(tickets)
 
-    def _tell_of_pools(self, credentials: Sequence[str]) -> None:
-        super()._tell_of_pools(credentials)
+    def _notify_pools(self, credentials: Sequence[str]) -> None:
+        super()._notify_pools(credentials)
         if self._hearing is not None:
             self._hearing.tell_pools(credentials)
 
-    def _tell_of_batches(self, batches: Sequence[int]) -> None:
-        super()._tell_of_batches(batches)
+    def _notify_batches(self, batches: Sequence[int]) -> None:
+        super()._notify_batches(batches)
         if self._hearing is not None:
             self._hearing.tell_batches(batches)
 
     async def aclose(self) -> None:
-        """Finishes what was accepted, then lets go of the connections. May be called twice."""
+        """Finishes all queued writes, then closes the connections. May be called twice."""
         await self._writer.aclose()
         if not self._released:
             self._released = True
@@ -123,9 +129,9 @@ Opened = tuple[PostgresSession, bytes]
 Transaction = Callable[[], AbstractContextManager[object]]
 
 
-async def _aside(asked: partial[Opened]) -> Opened:
-    """Opens in another thread. A caller that is cancelled meanwhile leaves no connection behind."""
-    opening = asyncio.get_running_loop().run_in_executor(None, asked)
+async def _open_in_thread(open_store: partial[Opened]) -> Opened:
+    """Opens in another thread. If the caller is cancelled meanwhile, the connection is closed."""
+    opening = asyncio.get_running_loop().run_in_executor(None, open_store)
     try:
         return await asyncio.shield(opening)
     except asyncio.CancelledError:
@@ -156,7 +162,7 @@ def _open(address: Address, secret: bytes | None, encrypt: bool, own_clock: bool
 
 @contextmanager
 def open_alone(url: str, *, make: bool) -> Iterator[tuple[PostgresSession, bytes, Transaction]]:
-    """A session for whoever manages keys, its secret, and a transaction in which nobody else changes them."""
+    """Opens a session for managing keys, with its secret and a transaction that locks the keys."""
     address = address_of(url)
     if not make:
         with closing(connect_first(address)) as connection:
@@ -164,13 +170,13 @@ def open_alone(url: str, *, make: bool) -> Iterator[tuple[PostgresSession, bytes
     session, secret = _open(address, None, encrypt=False, own_clock=True)
     with closing(session.connection) as connection:
         try:
-            yield session, secret, partial(_keys_alone, connection)
+            yield session, secret, partial(_lock_keys, connection)
         except psycopg.Error as error:
             raise translate(error, address.name) from None
 
 
 @contextmanager
-def _keys_alone(connection: psycopg.Connection[Row]) -> Iterator[None]:
+def _lock_keys(connection: psycopg.Connection[Row]) -> Iterator[None]:
     with connection.transaction():
         connection.execute("LOCK TABLE virtual_keys IN SHARE ROW EXCLUSIVE MODE")
         yield
@@ -178,17 +184,40 @@ def _keys_alone(connection: psycopg.Connection[Row]) -> Iterator[None]:
 
 def _check_there(connection: psycopg.Connection[Row], address: Address) -> None:
     if not is_there(connection, address.schema):
-        raise StoreError(f"There is no store at {address.name}. Name the one that carpool keeps its calls in.")
+        raise StoreError(no_store(address.name))
+
+
+def exists(url: str) -> bool:
+    address = address_of(url)
+    with closing(connect_first(address)) as connection:
+        return is_there(connection, address.schema)
+
+
+def inspect(url: str, *, encrypt: bool) -> list[VirtualKey]:
+    """Raises what opening the store would raise, and creates nothing. Returns its keys."""
+    address = address_of(url)
+    with closing(connect_first(address)) as connection:
+        try:
+            if standing(connection, address) == 0:
+                secret_in(os.environ)
+                check_sealing(None, address.name, encrypt=encrypt)
+                return []
+            meta = PostgresMeta(connection)
+            find_secret(meta, None, address, os.environ)
+            check_sealing(salt_of(meta), address.name, encrypt=encrypt)
+            return keys.all_keys(PostgresSession(connection, address.name, statements(own_clock=True)))
+        except psycopg.Error as error:
+            raise translate(error, address.name) from None
 
 
 def look(url: str) -> tuple[list[Totals], Mapping[str, int]]:
-    """The ledger's sums and the counts by state, as of one moment; changes nothing."""
+    """Returns the totals of the ledger and the counts by state, from one snapshot; changes nothing."""
     address = address_of(url)
     with closing(connect_first(address)) as connection:
         try:
             _check_there(connection, address)
             connection.execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
             session = PostgresSession(connection, address.name, statements(own_clock=True))
-            return _ledger.totals(session), _calls.counts(session)
+            return ledger.totals(session), calls.counts(session)
         except psycopg.Error as error:
             raise translate(error, address.name) from None

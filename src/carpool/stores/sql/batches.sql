@@ -26,7 +26,7 @@ DELETE FROM leaders WHERE engine = ?
 -- name: leave
 DELETE FROM engines WHERE name = ?
 
--- Whoever held the file before is dead: its leases end, and its names may be used again without meaning it.
+-- Earlier users of the file are dead: their leases end, and their names may be reused by other engines.
 -- name: void_engines
 DELETE FROM engines
 
@@ -55,8 +55,8 @@ WHERE state NOT IN ('collected', 'refused', 'void', 'lost')
   AND owner NOT IN {live}
   AND credential IN (SELECT value FROM json_each(:credentials))
 
--- A call that travels is an orphan when the engine behind it, or else the one that awaits it, has no lease. One on a
--- lane of its own stays where it is, but an engine that comes back later is not behind it any more.
+-- A call in `sending` is an orphan if the engine that sends it, or else the one that awaits it, is not alive. On lane
+-- `now` it stays in `sending`, but an engine that comes back later is no longer its sender.
 -- name: return_orphans
 UPDATE calls SET
   state = CASE WHEN {aboard} THEN 'boarded' WHEN lane = 'batch' THEN 'queued' ELSE state END,
@@ -67,7 +67,7 @@ WHERE state = 'sending' AND (lane = 'batch' OR sender IS NOT NULL) AND {orphan}
 -- name: engines
 SELECT name FROM engines WHERE pulse_until >= ?
 
--- Costs as much as there are undelivered calls, so it is asked only when somebody died.
+-- Its cost grows with the number of undelivered calls, so it runs only after an engine has died.
 -- name: forget_awaiters
 UPDATE calls SET awaiter = NULL
 WHERE awaiter IN (SELECT value FROM json_each(:dead)) AND id IN ({undelivered})

@@ -1,5 +1,5 @@
--- Statements about calls. Words in braces are filled in when the file is loaded: sets of states from the lifecycle
--- tables, and `rows`, which becomes as many tuples of placeholders as there are rows.
+-- Statements about calls. Names in braces are substituted: sets of states from the lifecycle tables when the file is
+-- loaded, and `rows` by as many tuples of placeholders as there are rows.
 
 -- name: insert_credential
 INSERT INTO credentials (name) VALUES (?)
@@ -46,7 +46,7 @@ SELECT id FROM calls
 WHERE fingerprint = ? AND delivered_at IS NOT NULL AND delivered_at >= ? AND credential = ? AND state = 'settled'
 ORDER BY delivered_at DESC LIMIT 1
 
--- A call that is due on a lane of its own must stay due, whatever the newcomer's rescue time is.
+-- A call that is due on lane `now` must stay due, whatever the new client's rescue time is.
 -- name: hand_over
 UPDATE calls SET
   awaiter = coalesce(:awaiter, awaiter),
@@ -61,10 +61,13 @@ RETURNING state, lane, deadline
 -- name: await_ticket
 UPDATE calls SET awaiter = ? WHERE id = ?
 
+-- name: stop_awaiting
+UPDATE calls SET awaiter = NULL WHERE id = ? AND awaiter = ?
+
 -- name: delivered
 UPDATE calls SET delivered_at = :now, awaiter = NULL WHERE id IN (SELECT value FROM json_each(:tickets))
 
--- With the ledger line of the purchase that brought it: whoever delivers an answer tells what it cost.
+-- Includes the ledger entry of the purchase, because an answer is delivered with its cost.
 -- name: outcome
 SELECT o.ticket, o.kind, o.status, o.body, o.at, o.lane, o.reason, o.headers, o.batch, e.ticket, e.purchase, e.at, e.lane, e.kind,
   e.provider, w.name, e.model, e.usage, e.paid, e.would_have_paid, e.reason, e.tags
@@ -87,7 +90,7 @@ WHERE c.id = ? AND c.state <> 'settled'
 SELECT c.id, c.state, c.requeues, c.rescue_at, c.deadline, c.awaiter IS NOT NULL
 FROM json_each(?) j CROSS JOIN calls c ON c.id = j.value WHERE c.state <> 'settled'
 
--- Nobody will come for it, so it is as good as delivered: no newcomer adopts it.
+-- No client will fetch the outcome, so the call counts as delivered and is not adopted.
 -- name: cancel
 UPDATE calls SET state = 'settled', settled_at = :at, outcome = :outcome, delivered_at = 0
 WHERE id = :ticket AND state = 'queued'
@@ -112,7 +115,7 @@ WHERE credential = :credential
 ORDER BY rescue_at LIMIT 1
 
 -- name: start_sending
-UPDATE calls SET state = 'sending', sender = :engine
+UPDATE calls SET state = 'sending', sender = :engine, reason = :reason
 WHERE id = :ticket AND (
   state IN ({into_sending})
   OR (state = 'sending' AND (sender IS NULL OR sender = :engine OR sender NOT IN {live}))
@@ -127,6 +130,9 @@ WHERE id = ? AND state = 'sending' AND {aboard}
 SELECT 'queued', count(*) FROM calls WHERE state = 'queued'
 UNION ALL SELECT 'sending', count(*) FROM calls WHERE state = 'sending'
 UNION ALL SELECT 'boarded', count(*) FROM calls WHERE state = 'boarded'
+
+-- name: undelivered_count
+SELECT count(*) FROM calls WHERE state = 'settled' AND delivered_at IS NULL
 
 -- name: add_tally
 INSERT INTO tallies (name, count) VALUES (?, ?) ON CONFLICT DO UPDATE SET count = count + excluded.count

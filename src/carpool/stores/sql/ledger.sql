@@ -1,6 +1,6 @@
--- Statements about settling, the ledger and memory.
+-- Statements about settling, the ledger and remembered values.
 
--- Calls, entries and the number of the next outcome, in one statement: each takes its time to get back to its caller.
+-- Calls, entries and the number of the next outcome in one statement, because each statement may wait for the GIL.
 -- name: standing
 SELECT (
   SELECT json_group_array(json_array(c.id, c.state, c.batch, o.purchase, b.state = 'submitting', c.tags))
@@ -18,7 +18,7 @@ FROM json_each(?) j CROSS JOIN entries e ON e.ticket = j.value
 -- name: next_outcome
 SELECT coalesce(max(id), 0) + 1 FROM outcomes
 
--- Their outcomes stand one after the other, in the order in which these tickets are named.
+-- Their outcomes have consecutive numbers, in the order of the given tickets.
 -- name: settle_calls
 UPDATE calls SET state = 'settled', settled_at = :now, sender = NULL, outcome = :first + j.key
 FROM json_each(:tickets) j
@@ -48,7 +48,7 @@ INSERT INTO entries (ticket, purchase, at, lane, kind, provider, credential, mod
                      reason, tags)
 VALUES {rows}
 ON CONFLICT (ticket, purchase) DO UPDATE SET at = excluded.at, lane = excluded.lane, kind = excluded.kind, provider = excluded.provider,
-  credential = excluded.credential, model = excluded.model, usage = excluded.usage, paid = excluded.paid,
+  credential = excluded.credential, model = excluded.model, usage = coalesce(excluded.usage, usage), paid = excluded.paid,
   would_have_paid = excluded.would_have_paid, reason = excluded.reason, tags = coalesce(excluded.tags, tags)
 WHERE paid IS NULL
 
@@ -71,6 +71,12 @@ SELECT e.ticket, e.purchase, e.at, e.lane, e.kind, e.provider, c.name, e.model, 
   e.reason, e.tags
 FROM entries e JOIN credentials c ON c.id = e.credential
 WHERE e.ticket = ? ORDER BY e.at, e.purchase DESC
+
+-- name: entries_of
+SELECT e.ticket, e.purchase, e.at, e.lane, e.kind, e.provider, c.name, e.model, e.usage, e.paid, e.would_have_paid,
+  e.reason, e.tags
+FROM entries e JOIN credentials c ON c.id = e.credential
+WHERE e.ticket = :ticket AND e.credential IN (SELECT value FROM json_each(:credentials)) ORDER BY e.at, e.purchase DESC
 
 -- name: attempts
 SELECT count(*) FROM entries WHERE ticket = ? AND purchase < 0

@@ -1,10 +1,11 @@
--- Statements for people who look: what stands in the store, newest first. Never a body.
+-- Statements for lists of stored calls and batches, newest first. Never a body.
 
 -- name: listed_calls
-SELECT c.id, p.provider, r.name, p.endpoint, m.text, c.state, c.lane, c.arrived, c.deadline, c.settled_at,
+SELECT c.id, p.provider, r.name, p.endpoint, m.text, c.state, coalesce(o.lane, c.lane), c.arrived, c.deadline, c.settled_at,
   c.delivered_at, c.awaiter IS NOT NULL, c.bytes, b.provider_id, w.text, c.tags, o.kind, o.status,
   (SELECT sum(e.paid) FROM entries e WHERE e.ticket = c.id),
-  (SELECT sum(e.would_have_paid) FROM entries e WHERE e.ticket = c.id)
+  (SELECT sum(e.would_have_paid) FROM entries e WHERE e.ticket = c.id),
+  (SELECT count(*) FROM entries e WHERE e.ticket = c.id)
 FROM calls c JOIN pools p ON p.id = c.pool JOIN credentials r ON r.id = c.credential
 JOIN words m ON m.id = c.model JOIN words w ON w.id = c.reason
 LEFT JOIN batches b ON b.id = c.batch LEFT JOIN outcomes o ON o.id = c.outcome
@@ -16,15 +17,15 @@ SELECT id FROM calls WHERE id < :before ORDER BY id DESC LIMIT :limit
 -- name: newest_settled
 SELECT id FROM calls WHERE id < :before AND state = 'settled' ORDER BY id DESC LIMIT :limit
 
--- Of some credentials only. No index has them in this order, and one would cost every call: so the look goes back over
--- a bounded number of calls, those of others included.
+-- Only calls of given credentials. No index has this order, and one would slow down every call: so the search covers a
+-- limited number of the newest calls of all credentials.
 -- name: newest_own
 SELECT id FROM (
   SELECT id, credential, state FROM calls WHERE id < :before ORDER BY id DESC LIMIT :reach
 ) WHERE credential IN (SELECT value FROM json_each(:credentials)) AND (:state = '' OR state = :state)
 ORDER BY id DESC LIMIT :limit
 
--- Few are open, whatever is kept: the indexes hold no others.
+-- Few calls are open, however many are stored: the partial indexes hold no others.
 -- name: newest_open
 SELECT id FROM (
   SELECT id FROM calls WHERE state = 'queued' AND :state = 'queued'

@@ -1,6 +1,6 @@
 -- Statements about engines and batches, for PostgreSQL. Leases and pulses last on the database's clock.
 
--- One at a time decides who follows whom: a look at who is alive must see whoever joined before.
+-- Only one transaction at a time decides succession, so that its view of live engines includes all that joined before.
 -- name: alone
 SELECT pg_advisory_xact_lock(hashtextextended('carpool engines ' || current_schema(), 0))
 
@@ -10,18 +10,18 @@ VALUES (:engine, {clock} + :ttl, {clock} + :pulse, {clock} - :now, :pulse)
 ON CONFLICT (name) DO UPDATE SET lease_until = excluded.lease_until, pulse_until = excluded.pulse_until,
   skew = excluded.skew, pulse = excluded.pulse
 
--- The number of a server's process is given again, so when it began belongs to it.
+-- The pid of a backend process may be reused, so its start time is part of its identity.
 -- name: sign_in
 UPDATE engines SET backend = pg_backend_pid(), server_since = pg_postmaster_start_time(), missed_at = NULL,
   backend_since = (SELECT backend_start FROM pg_stat_get_activity(pg_backend_pid()))
 WHERE name = {names ?}
 
--- Whose connection is gone, whether that is news, and whether it is dead by now.
+-- Engines whose connection is gone, whether that is new, and whether they count as dead by now.
 -- name: missing
 SELECT name, missed_at IS NULL, {dead} FROM engines WHERE {missing}
 
--- After a restart or a fail-over the connections of all are gone, and many pulses may have run out meanwhile: that says
--- nothing about anybody, so each has the time of a pulse to be heard of again.
+-- After a restart or a fail-over all connections are gone, and many pulses may have expired meanwhile. That proves
+-- nothing about any engine, so each gets the time of one pulse to reconnect.
 -- name: miss
 UPDATE engines SET missed_at = clock_timestamp(),
   pulse_until = CASE WHEN server_since = pg_postmaster_start_time() THEN pulse_until
@@ -69,8 +69,8 @@ WHERE state NOT IN ('collected', 'refused', 'void', 'lost')
   AND owner NOT IN {live}
   AND credential = {numbers :credentials}
 
--- A call that travels is an orphan when the engine behind it, or else the one that awaits it, is not alive. One on a
--- lane of its own stays where it is, but an engine that comes back later is not behind it any more.
+-- A call in `sending` is an orphan if the engine that sends it, or else the one that awaits it, is not alive. On lane
+-- `now` it stays in `sending`, but an engine that comes back later is no longer its sender.
 -- name: return_orphans
 UPDATE calls SET
   state = CASE WHEN {aboard} THEN 'boarded' WHEN lane = 'batch' THEN 'queued' ELSE state END,
@@ -81,7 +81,7 @@ WHERE id IN (
   FOR NO KEY UPDATE
 )
 
--- From name to name along the index: as many steps as there are names.
+-- Skips from name to name along the index: as many steps as there are distinct names.
 -- name: departed
 WITH RECURSIVE found (name) AS (
   SELECT min(awaiter) FROM calls WHERE awaiter IS NOT NULL

@@ -1,5 +1,5 @@
--- Statements about calls, for PostgreSQL: the same names and answers as beside, and locks where others work too.
--- Words in braces are filled in when the file is loaded. Rows are locked in the order of their tickets.
+-- Statements about calls, for PostgreSQL: the same names and results as for SQLite, plus locks against other processes.
+-- Names in braces are substituted when the file is loaded. Rows are locked in the order of their tickets.
 
 -- name: insert_credential
 INSERT INTO credentials (name) VALUES (?) ON CONFLICT DO NOTHING RETURNING id
@@ -65,7 +65,7 @@ LIMIT 1
 -- name: call_by_key
 SELECT id, fingerprint FROM calls WHERE credential = ? AND md5(key) = md5(?) AND key IS NOT NULL
 
--- All of them, so that one which another took in this moment does not hide the next.
+-- Considers all candidates, so that one which another process has just taken does not hide the next.
 -- name: adoptable
 SELECT id FROM calls
 WHERE fingerprint = ? AND delivered_at IS NULL AND awaiter IS NULL AND credential = ?
@@ -89,6 +89,9 @@ RETURNING state, lane, deadline
 
 -- name: await_ticket
 UPDATE calls SET awaiter = ? WHERE id = ?
+
+-- name: stop_awaiting
+UPDATE calls SET awaiter = NULL WHERE id = ? AND awaiter = ?
 
 -- name: delivered
 UPDATE calls SET delivered_at = :now, awaiter = NULL
@@ -144,7 +147,7 @@ WHERE credential = :credential
 ORDER BY rescue_at LIMIT 1
 
 -- name: start_sending
-UPDATE calls SET state = 'sending', sender = :engine
+UPDATE calls SET state = 'sending', sender = :engine, reason = :reason
 WHERE id = :ticket AND (
   state IN ({into_sending})
   OR (state = 'sending' AND (sender IS NULL OR sender = :engine OR sender NOT IN {live}))
@@ -159,6 +162,9 @@ WHERE id = ? AND state = 'sending' AND {aboard}
 SELECT state, count(*) FROM calls WHERE state = 'queued' GROUP BY state
 UNION ALL SELECT state, count(*) FROM calls WHERE state = 'sending' GROUP BY state
 UNION ALL SELECT state, count(*) FROM calls WHERE state = 'boarded' AND batch IS NOT NULL GROUP BY state
+
+-- name: undelivered_count
+SELECT count(*) FROM calls WHERE state = 'settled' AND delivered_at IS NULL
 
 -- name: add_tally
 INSERT INTO tallies (shard, name, count) VALUES ({shard}, ?, ?)

@@ -1,4 +1,4 @@
--- Statements about settling, the ledger and memory, for PostgreSQL.
+-- Statements about settling, the ledger and remembered values, for PostgreSQL.
 
 -- name: standing
 SELECT (
@@ -42,7 +42,7 @@ VALUES {rows}
 
 -- name: complete_entries
 UPDATE entries SET at = (r ->> 2)::float8, lane = r ->> 3, kind = r ->> 4, provider = r ->> 5,
-  credential = (r ->> 6)::bigint, model = r ->> 7, usage = r ->> 8, paid = (r ->> 9)::bigint,
+  credential = (r ->> 6)::bigint, model = r ->> 7, usage = coalesce(r ->> 8, usage), paid = (r ->> 9)::bigint,
   would_have_paid = (r ->> 10)::bigint, reason = r ->> 11, tags = coalesce(r ->> 12, tags)
 FROM json_array_elements(:rows::json) r
 WHERE ticket = (r ->> 0)::bigint AND purchase = (r ->> 1)::bigint AND paid IS NULL
@@ -70,6 +70,12 @@ SELECT e.ticket, e.purchase, e.at, e.lane, e.kind, e.provider, c.name, e.model, 
   e.reason, e.tags
 FROM entries e JOIN credentials c ON c.id = e.credential
 WHERE e.ticket = ? ORDER BY e.at, e.purchase DESC
+
+-- name: entries_of
+SELECT e.ticket, e.purchase, e.at, e.lane, e.kind, e.provider, c.name, e.model, e.usage, e.paid, e.would_have_paid,
+  e.reason, e.tags
+FROM entries e JOIN credentials c ON c.id = e.credential
+WHERE e.ticket = :ticket AND e.credential = {numbers :credentials} ORDER BY e.at, e.purchase DESC
 
 -- name: attempts
 SELECT count(*) FROM entries WHERE ticket = ? AND purchase < 0

@@ -1,0 +1,180 @@
+"""Virtual keys: API keys that carpool issues in place of the provider's key. A store holds only their keyed hash.
+
+Rotating a key adds a row with a new digest and the same `uid`, so calls and usage stay attributed to the same key.
+"""
+
+from __future__ import annotations
+
+import hmac
+import re
+import secrets
+from collections.abc import Iterable, Mapping
+from enum import StrEnum
+from typing import Final
+
+from msgspec import Struct, field
+from msgspec.structs import replace
+
+from carpool.core.errors import ConfigError
+from carpool.core.model import Lane
+
+PREFIX: Final = "cpk-"
+SHAPE: Final = re.compile(r"cpk-[A-Za-z0-9_-]{43}")
+HINT: Final = 4  # how many characters of a key may be shown
+_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.@-]{0,59}")
+
+
+class KeyState(StrEnum):
+    ACTIVE = "active"
+    ENDING = "ending"  # rotated, and still accepted during the grace period
+    EXPIRED = "expired"
+    ROTATED = "rotated"
+    REVOKED = "revoked"
+
+
+LIVE: Final = frozenset({KeyState.ACTIVE, KeyState.ENDING})
+
+
+class Profile(Struct, frozen=True):
+    """Limits and defaults for the calls of a key. Its client can't change them."""
+
+    budget: float | None = None  # default time budget in seconds
+    lane: Lane | None = None  # default lane
+    max_budget: float | None = None
+    refuse_over: bool = False  # a larger budget is refused instead of capped
+    lanes: tuple[Lane, ...] = ()  # allowed lanes; empty allows all
+    tags: Mapping[str, str] = field(default_factory=dict)
+    whole_account: bool = False  # may use endpoints that show or change the whole account at the provider
+
+    def allows(self, lane: Lane) -> bool:
+        return not self.lanes or lane in self.lanes
+
+
+class VirtualKey(Struct, frozen=True):
+    digest: str
+    uid: str  # stays the same across rotations
+    name: str
+    hint: str
+    provider: str
+    env: str  # the environment variable that holds the provider's key
+    owner: str
+    profile: Profile
+    created_at: float
+    expires_at: float | None = None
+    ends_at: float | None = None  # when it was revoked, or when its grace period after a rotation ends
+    ended: str = ""  # the reason: `revoked` or `rotated`
+    last_used: float | None = None
+
+    def state(self, now: float) -> KeyState:
+        if self.ended == KeyState.REVOKED:
+            return KeyState.REVOKED
+        if self.ends_at is not None and self.ends_at <= now:
+            return KeyState.ROTATED
+        if self.expires_at is not None and self.expires_at <= now:
+            return KeyState.EXPIRED
+        return KeyState.ACTIVE if self.ends_at is None else KeyState.ENDING
+
+    def live(self, now: float) -> bool:
+        return self.state(now) in LIVE
+
+
+def looks_virtual(secret: str) -> bool:
+    return secret.startswith(PREFIX)
+
+
+def digest_of(pepper: bytes, secret: str) -> str:
+    """Returns the keyed hash under which a store looks up a virtual key."""
+    return hmac.digest(pepper, b"virtual key\n" + secret.encode("utf-8", "replace"), "sha256").hex()
+
+
+def check_name(name: str) -> None:
+    if not _NAME.fullmatch(name):
+        raise ConfigError(
+            f"{name[:60]!r} can't be the name of a key: use up to 60 letters, digits, '_', '.', '@' and '-', and begin "
+            "with a letter or a digit."
+        )
+
+
+def new_key(
+    pepper: bytes,
+    name: str,
+    provider: str,
+    env: str,
+    now: float,
+    *,
+    owner: str = "",
+    profile: Profile | None = None,
+    expires_at: float | None = None,
+) -> tuple[VirtualKey, str]:
+    """Returns a new key and its secret. The secret is not stored and can't be recovered."""
+    check_name(name)
+    secret = PREFIX + secrets.token_urlsafe(32)
+    return VirtualKey(
+        digest=digest_of(pepper, secret),
+        uid=secrets.token_hex(16),
+        name=name,
+        hint=secret[len(PREFIX) :][:HINT],
+        provider=provider,
+        env=env,
+        owner=owner,
+        profile=profile or Profile(),
+        created_at=now,
+        expires_at=expires_at,
+    ), secret
+
+
+# ---------------------------------------------------------------- changes: current keys and time in, changed rows out
+
+
+def check_free(keys: Iterable[VirtualKey], name: str, now: float) -> None:
+    if any(key.name == name and key.live(now) for key in keys):
+        raise ConfigError(
+            f"There is a key {name} already. Choose another name, or give it a new secret: carpool keys rotate {name}."
+        )
+
+
+def revoked(keys: Iterable[VirtualKey], name: str, now: float) -> list[VirtualKey]:
+    return [replace(key, ends_at=now, ended=str(KeyState.REVOKED)) for key in _live_keys_named(keys, name, now)]
+
+
+def rotated(
+    keys: Iterable[VirtualKey], name: str, now: float, grace: float, pepper: bytes
+) -> tuple[list[VirtualKey], str]:
+    """Returns the changed rows and the new secret. The previous secret stays valid for `grace` seconds."""
+    live_keys = _live_keys_named(keys, name, now)
+    latest = max(live_keys, key=lambda key: key.created_at)
+    secret = PREFIX + secrets.token_urlsafe(32)
+    fresh = replace(
+        latest,
+        digest=digest_of(pepper, secret),
+        hint=secret[len(PREFIX) :][:HINT],
+        created_at=now,
+        ends_at=None,
+        ended="",
+        last_used=None,
+    )
+    until = now + grace
+    ending = [
+        replace(key, ends_at=until if key.ends_at is None else min(key.ends_at, until), ended=str(KeyState.ROTATED))
+        for key in live_keys
+    ]
+    return [*ending, fresh], secret
+
+
+def _live_keys_named(keys: Iterable[VirtualKey], name: str, now: float) -> list[VirtualKey]:
+    keys = list(keys)
+    matching = [key for key in keys if key.name == name and key.live(now)]
+    if not matching:
+        raise ConfigError(_missing_message(keys, name, now))
+    return matching
+
+
+def _missing_message(keys: Iterable[VirtualKey], name: str, now: float) -> str:
+    """Explains why no live key has that name."""
+    ended = [key for key in keys if key.name == name]
+    if ended:
+        state = max(ended, key=lambda key: key.created_at).state(now)
+        return f"The key {name} is {state} already. carpool keys add {name} makes a new one of that name."
+    live = sorted({key.name for key in keys if key.live(now)})
+    hint = f"The keys are {', '.join(live[:20])}." if live else "No key is good now: carpool keys add NAME makes one."
+    return f"There is no key {name[:60]!r}. {hint}"

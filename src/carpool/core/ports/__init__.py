@@ -1,0 +1,56 @@
+"""The ports, with their contracts in prose: Clock, HttpClient, Store, Dialect.
+
+Every implementation must keep these contracts; `tests/contract` runs one suite over all implementations of a port.
+"""
+
+from carpool.core.ports.clock import Clock
+from carpool.core.ports.dialect import (
+    Allowance,
+    Allowances,
+    Ask,
+    BatchLimits,
+    BatchReport,
+    Dialect,
+    Parsed,
+    RawRequest,
+    Refusal,
+    ResultLine,
+    Seen,
+    UsageTap,
+    WebhookEvent,
+)
+from carpool.core.ports.http import (
+    HttpClient,
+    HttpRequest,
+    HttpResponse,
+    PushClient,
+    RequestHandle,
+    ResponseReceiver,
+    StreamedBody,
+)
+from carpool.core.ports.store import Store
+
+__all__ = [
+    "Allowance",
+    "Allowances",
+    "Ask",
+    "BatchLimits",
+    "BatchReport",
+    "Clock",
+    "Dialect",
+    "HttpClient",
+    "HttpRequest",
+    "HttpResponse",
+    "Parsed",
+    "PushClient",
+    "RawRequest",
+    "Refusal",
+    "RequestHandle",
+    "ResponseReceiver",
+    "ResultLine",
+    "Seen",
+    "Store",
+    "StreamedBody",
+    "UsageTap",
+    "WebhookEvent",
+]

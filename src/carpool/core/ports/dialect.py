@@ -1,0 +1,316 @@
+"""The dialect port: the API format of a family of providers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Protocol
+
+from carpool.core.model import Headers, Turn, Usage, Value
+
+
+class RawRequest(Value, frozen=True, gc=False):
+    """An HTTP request as a frontend received it. Header names in lower case."""
+
+    method: str
+    path: str
+    query: str
+    headers: Headers
+    body: bytes
+
+
+class Document(Protocol):
+    """A decoded body."""
+
+    def canonical(self, without: str) -> bytes: ...
+
+
+class Parsed(Value, frozen=True, gc=False):
+    """A parsed request."""
+
+    endpoint: str
+    model: str
+    body: bytes  # without `stream`; otherwise the client's own bytes
+    stream: bool
+    max_output_tokens: int
+    headers: Headers  # to be sent upstream with the call
+    secret: Headers  # the credential headers, as the client sent them
+    unbatchable: str | None  # why this can't go into a batch
+    document: Document  # the decoded body; large, so no Parsed is kept while a call waits
+    retry: bool
+    turn: Turn | None = None  # None if nothing is cached, or if it can't be determined
+    tool_turn: bool = False  # the last message carries tool results
+    flexible: bool = False  # the request itself does not rule out lane `flex`
+
+    @property
+    def canonical(self) -> bytes:
+        """The body in canonical JSON, without `stream`. Computed on demand: only stored calls need it."""
+        return self.document.canonical(without="stream")
+
+
+class Ask(Value, frozen=True, gc=False):
+    """A request to the provider, before base URL and credential are added."""
+
+    method: str
+    path: str
+    headers: Headers
+    body: bytes = b""
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """Why a provider refused: from a response with a status of 400 or more, or from a batch that failed as a whole."""
+
+    status: int
+    message: str
+    retryable: bool  # the same request may succeed later
+    retry_after: float | None = None
+    cannot_batch: bool = False  # this credential can't use batches; with `of_model`, this model can't
+    too_large: bool = False
+    of_model: bool = False
+    crowded: bool = False  # the provider's queue for this model is full until running batches end
+    queue_tokens: int | None = None  # the capacity of that queue, if the provider states it
+    unseen: bool = False  # a file that was just uploaded is not visible yet: retry the same create shortly
+    of_tier: bool = False  # the provider refuses the requested service tier
+
+
+@dataclass(frozen=True, slots=True)
+class BatchReport:
+    """A batch as the provider describes it. Times are on the provider's clock."""
+
+    provider_id: str
+    ended: bool
+    cancelling: bool
+    count: int
+    created_at: float
+    expires_at: float | None
+    ended_at: float | None  # may be set before `ended`: the batch is done, but its results are not available yet
+    results: tuple[str, ...] | None  # locations of its results, in reading order; None: not available (yet or any more)
+    archived: bool
+    nonce: str | None = None  # from its metadata; empty if not created by us; None if the provider has no metadata
+    failure: Refusal | None = None  # it failed as a whole before anything was bought
+    files: tuple[str, ...] = ()  # files at the provider that belong to this batch and may be deleted afterwards
+    source: str | None = None  # the uploaded file that it was created from, if known
+
+
+class ResultLine(Value, frozen=True, gc=False):
+    """One line of a batch's results. `custom_id` is checked by the engine, not here."""
+
+    custom_id: str
+    result: str  # succeeded | errored | canceled | expired
+    status: int
+    body: bytes  # the message, or the provider-shaped error
+    model: str  # as named in the answer; empty without an answer
+    usage: Usage | None
+    retryable: bool
+
+
+@dataclass(frozen=True, slots=True)
+class BatchLimits:
+    max_count: int
+    max_bytes: int
+    window: float  # seconds after which the provider expires a batch
+    retention: float  # seconds for which it keeps results
+    pace: float | None = None  # poll interval in seconds, if the provider prescribes one
+
+
+class WebhookEvent(Value, frozen=True, gc=False):
+    """A webhook with a valid signature. `batch` is the id of the batch it is about, if any."""
+
+    id: str
+    batch: str | None
+
+
+class Allowance(Value, frozen=True, gc=False):
+    """One rate limit as stated in a response: the limit, how much of it remains, and, if stated, the seconds until it
+    is fully replenished."""
+
+    limit: int
+    remaining: int
+    full_in: float | None = None
+
+
+class Allowances(Value, frozen=True, gc=False):
+    """The rate limits of an account, as stated in a response on `now`."""
+
+    requests: Allowance | None = None
+    tokens: Allowance | None = None
+
+
+class Seen(Value, frozen=True, gc=False):
+    """What was read from a response by the time it ended or was cut off.
+
+    `answered`: everything the client needs has passed, whatever happened to the connection afterwards. `final`: the
+    usage is what is billed; otherwise it is only what was reported so far.
+    """
+
+    usage: Usage | None
+    answered: bool
+    final: bool
+
+
+class UsageTap(Protocol):
+    """Extracts the usage from a streamed response as it passes, without buffering it."""
+
+    def feed(self, chunk: bytes) -> None: ...
+    def usage(self) -> Usage | None:
+        """The usage known so far; None before the provider reported any."""
+        ...
+
+    def end(self, whole: bool) -> Seen:
+        """Ends the stream. `whole`: the body is complete, not cut off."""
+        ...
+
+
+class Dialect(Protocol):
+    """The API format of a family of providers: pure translation between bytes and values. No I/O, no clock, no state.
+
+    Input that can't be parsed raises `BadCall` if it is from a client, `Garbled` if it is from a provider."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def seller(self) -> str:
+        """The provider whose models and prices apply; providers that share a dialect differ in this."""
+        ...
+
+    @property
+    def query(self) -> str:
+        """The query string added to every request unless the client sent it already; usually empty."""
+        ...
+
+    @property
+    def limits(self) -> BatchLimits: ...
+    @property
+    def mixes_models(self) -> bool:
+        """Whether calls of several models may share a batch."""
+        ...
+
+    @property
+    def tells_nonces(self) -> bool:
+        """Whether the LIST response, together with `naming`, reveals the nonce of each batch. If so, there are never
+        suspects."""
+        ...
+
+    @property
+    def key_headers(self) -> tuple[str, ...]:
+        """The headers in which clients send their key, the usual one first."""
+        ...
+
+    @property
+    def pages_results(self) -> bool:
+        """Whether results come in pages, to be parsed by `result_page`, instead of lines."""
+        ...
+
+    # from clients
+    def handles(self, method: str, path: str) -> bool:
+        """Whether `parse` understands this endpoint."""
+        ...
+
+    def parse(self, raw: RawRequest) -> Parsed: ...
+    def secret(self, headers: Headers) -> Headers:
+        """Returns the client's credential headers, as `parse` would."""
+        ...
+
+    def key_header(self, headers: Headers) -> str:
+        """Picks the one of `key_headers` that fits the client's other headers, for a key that carpool supplies."""
+        ...
+
+    def estimate_tokens(self, body: bytes) -> int: ...
+
+    # to the provider
+    def send(self, endpoint: str, headers: Headers, body: bytes) -> Ask: ...
+    def flexed(self, body: bytes) -> bytes:
+        """Returns the body with lane `flex` requested: one member is set, all other bytes stay the same."""
+        ...
+
+    def line_overhead(self, endpoint: str) -> int:
+        """Bytes that a call adds to a batch beyond its body."""
+        ...
+
+    def line(self, endpoint: str, custom_id: str, body: bytes) -> bytes:
+        """Returns a call as a line of a batch. The overhead over the body is the same for all calls of an endpoint."""
+        ...
+
+    def frame(self, nonce: str) -> tuple[bytes, bytes, bytes]:
+        """Returns what goes before, between and after the lines of the upload if there is one, else of the create."""
+        ...
+
+    def upload(self, headers: Headers, nonce: str) -> Ask | None:
+        """Returns the request that uploads the lines before anything is bought; None if the create carries them."""
+        ...
+
+    def create(self, headers: Headers, endpoint: str, nonce: str, file_id: str | None, model: str = "") -> Ask:
+        """Returns the request that buys the batch. `file_id` is the uploaded file; without an upload the lines are the
+        body. `model` is the model of all its calls, if the provider does not allow several."""
+        ...
+
+    def listing(self, headers: Headers, after: str | None, limit: int) -> Ask: ...
+    def naming(self, headers: Headers) -> Ask | None:
+        """Returns the request that lists the uploads, if only their names carry the nonce; None if batches do."""
+        ...
+
+    def retrieve(self, headers: Headers, provider_id: str) -> Ask: ...
+    def cancel(self, headers: Headers, provider_id: str) -> Ask: ...
+    def results_at(self, provider_id: str) -> tuple[str, ...] | None:
+        """The locations of a batch's results, if they follow from its id; None if only its report has them."""
+        ...
+
+    def results(self, headers: Headers, place: str) -> Ask:
+        """Returns the request for one of the locations from `results_at` or a report."""
+        ...
+
+    def forget(self, headers: Headers, file_id: str) -> Ask | None:
+        """Returns the request that deletes one of a report's `files`; None if this provider keeps none."""
+        ...
+
+    # from the provider
+    def uploaded(self, body: bytes) -> str:
+        """The id of the uploaded file."""
+        ...
+
+    def report(self, body: bytes) -> BatchReport: ...
+    def page(self, body: bytes, after: str | None = None) -> tuple[list[BatchReport], str | None]:
+        """The batches of the LIST page at cursor `after`, newest first, and the cursor of the next page, if any."""
+        ...
+
+    def nonces(self, body: bytes) -> dict[str, str]:
+        """The nonces of uploads by file id, from the response to `naming`."""
+        ...
+
+    def result_page(self, place: str, body: bytes) -> tuple[list[bytes], str | None]:
+        """The lines of one page of results, and the location of the next page, if any."""
+        ...
+
+    def result_line(self, line: bytes) -> ResultLine: ...
+    def usage(self, body: bytes) -> Usage | None:
+        """Usage of a complete answer; None if it reports none."""
+        ...
+
+    def usage_tap(self) -> UsageTap: ...
+    def news(self, secret: str, headers: Headers, body: bytes, now: float) -> WebhookEvent:
+        """Verifies the signature of a webhook and parses it; raises `KeyRefused` if the signature is invalid."""
+        ...
+
+    def refusal(self, status: int, headers: Headers, body: bytes) -> Refusal: ...
+    def requests_per_minute(self, headers: Headers) -> int | None:
+        """The account's request limit, from the headers of a batch endpoint, if stated."""
+        ...
+
+    def allowances(self, headers: Headers) -> Allowances | None:
+        """The account's rate limits, from the headers of a synchronous response; None if it states none."""
+        ...
+
+    # to clients
+    def error(self, status: int, code: str, message: str) -> bytes: ...
+    def wish(self, body: bytes) -> str:
+        """What a request asks of its stream beyond the answer, as a dialect-specific token; empty for nothing. `parse`
+        removes such options from the body."""
+        ...
+
+    def replay(self, body: bytes, wish: str = "") -> Iterator[bytes]:
+        """Yields a complete answer as the event stream that a streaming client expects, one event at a time."""
+        ...
+
+    def stream_error(self, body: bytes) -> bytes: ...
+    def keep_alive(self) -> bytes: ...

@@ -1,0 +1,341 @@
+"""Token prices: rate cards built from genai-prices and from the prices in the config.
+
+A look-up in genai-prices is too slow to be made for every line of a batch. So prices are converted to cards of exact
+integers, cached per provider, model, lane and quarter of an hour (prices change on dates or at times of day, at most
+every quarter of an hour). A price that a card lacks is None: unknown, never free and never guessed.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, fields
+from datetime import UTC, datetime
+from decimal import Decimal
+from fnmatch import fnmatchcase
+from fractions import Fraction
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+from carpool.core.errors import ConfigError
+from carpool.core.model import Lane, Usage
+
+Amount = int | float | str | Decimal
+
+_NANO_PER_MTOK_DOLLAR = 1000  # $1 per million tokens is 1,000 nano-dollars per token
+_NANO_PER_KCOUNT_DOLLAR = 1_000_000  # $1 per thousand searches is 1,000,000 nano-dollars per search
+_SLOT_S = 900
+
+# The priced items in the order of `Rates`, under their names in genai-prices.
+_TOKEN_KEYS = ("input_mtok", "output_mtok", "cache_read_mtok", "cache_write_mtok", "cache_write_1h_mtok")
+_SEARCH_KEY = "web_searches_kcount"
+_REQUEST_KEY = "requests_kcount"
+
+_STANDARD: Mapping[str, str] = {}
+_CONTEXTS: Mapping[Lane, Mapping[str, str]] = {
+    Lane.NOW: _STANDARD,
+    Lane.FLEX: {"service_tier": "flex"},
+    Lane.BATCH: {"processing": "batch"},
+}
+
+# Surcharges missing from genai-prices. They apply to tokens, not to fees.
+_US_ONLY = Fraction(11, 10)
+_US_ONLY_SINCE = (4, 6)
+_FAST = Fraction(2)
+# Batch prices missing from genai-prices, as a fraction of the price on `now`.
+_IN_BATCHES = {("openai", f"text-embedding-3-{size}"): Fraction(1, 2) for size in ("large", "small")}
+# The same for all models of a provider. The price of cache reads is then unknown: no provider states whether the batch
+# discount and the cache discount combine.
+_ALL_IN_BATCHES = {"groq": Fraction(1, 2), "mistral": Fraction(1, 2)}
+_TIERED = frozenset({"openai", "azure"})  # their answers state the service tier
+_FLEX_FOR_ROOM = frozenset({"groq"})  # there flex means higher limits at the price of `now`
+_INSTEAD = {("mistral", "mistral-large-latest"): "mistral-large-2512"}  # names that the table maps to older models
+_FREE_OF_CHARGE = (("openai", "*-moderation-*"),)  # genai-prices mentions this only in its descriptions
+_EVERYWHERE = (None, "", "global", "not_available")
+_UNHURRIED = (None, "", "standard")
+_VERSION = re.compile(r"claude-[a-z]+-(\d{1,2})(?:[-.](\d{1,2}))?(?![\d.])")
+
+
+@dataclass(frozen=True, slots=True)
+class Price:
+    """A price from the config, in USD per million tokens (`web_search`: per thousand searches).
+
+    It replaces all prices of its model in the table: a price not given here is unknown. Without
+    `batch_multiplier` the batch price is unknown too.
+    """
+
+    input: Amount
+    output: Amount
+    cache_read: Amount | None = None
+    cache_write_5m: Amount | None = None
+    cache_write_1h: Amount | None = None
+    batch_multiplier: Amount | None = None
+    web_search: Amount | None = None
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if value is not None and not _is_price(value):
+                raise ConfigError(f"The price `{field.name}` is {value!r}: give a number of dollars, zero or more.")
+
+
+Overrides = Mapping[str, Mapping[str, Price]]  # provider -> model name or glob -> price
+
+
+class Rates(NamedTuple):
+    """Nano-dollars per unit, multiplied by `scale`, so that every rate is an integer."""
+
+    input: int | None
+    output: int | None
+    cache_read: int | None
+    cache_write_5m: int | None
+    cache_write_1h: int | None
+    web_search: int | None
+    scale: int
+
+
+Card = tuple[tuple[int, Rates], ...]  # (threshold of input tokens, rates above it), highest first, the last is -1
+
+
+class PriceBook:
+    """Prices usage in integer nano-dollars. `provider` is the dialect's `seller`."""
+
+    def __init__(self, overrides: Overrides | None = None) -> None:
+        self._overrides = overrides or {}
+        self._card = lru_cache(maxsize=4096)(self._make_card)
+
+    def load(self) -> None:
+        """Loads the table, so that the first answer need not wait for it."""
+        _snapshot()
+
+    def price(self, provider: str, model: str, usage: Usage, lane: Lane, at: float) -> int | None:
+        """Returns the cost of `usage` on `lane` at that time; None if any part of it is unknown."""
+        card = self._card(provider, model, lane, int(at // _SLOT_S), usage.inference_geo, usage.speed)
+        if card is None:
+            return None
+        if len(card) == 1:
+            return _cost(card[0][1], usage)
+        total = usage.total_input
+        return _cost(next(rates for above, rates in card if total > above), usage)
+
+    def _make_card(
+        self, provider: str, model: str, lane: Lane, slot: int, geo: str | None, speed: str | None
+    ) -> Card | None:
+        surcharge = _surcharge(provider, model, lane, geo, speed)
+        if surcharge is None:
+            return None
+        context = _context(provider, lane, speed)
+        override = self._override(provider, model)
+        if override is not None:
+            return _card_of_override(override, lane, surcharge) if context is _CONTEXTS[lane] else None
+        if any(provider == name and fnmatchcase(model, pattern) for name, pattern in _FREE_OF_CHARGE):
+            return ((-1, _rates([Fraction(0)] * (len(_TOKEN_KEYS) + 1))),)
+        return _card_of_table(provider, model, context, datetime.fromtimestamp(slot * _SLOT_S, UTC), surcharge)
+
+    def _override(self, provider: str, model: str) -> Price | None:
+        prices = self._overrides.get(provider, {})
+        if model in prices:
+            return prices[model]
+        return next((price for pattern, price in prices.items() if fnmatchcase(model, pattern)), None)
+
+
+def _cost(rates: Rates, usage: Usage) -> int | None:
+    rest = usage.cache_read_tokens or usage.cache_write_5m_tokens or usage.cache_write_1h_tokens or usage.web_searches
+    if not rest and rates.input is not None and rates.output is not None:  # the common case
+        return half_even(usage.input_tokens * rates.input + usage.output_tokens * rates.output, rates.scale)
+    total = 0
+    counts = (  # in the order of `Rates`
+        usage.input_tokens,
+        usage.output_tokens,
+        usage.cache_read_tokens,
+        usage.cache_write_5m_tokens,
+        usage.cache_write_1h_tokens,
+        usage.web_searches,
+    )
+    for count, rate in zip(counts, rates, strict=False):
+        if count:
+            if rate is None:
+                return None
+            total += count * rate
+    return half_even(total, rates.scale)
+
+
+def half_even(numerator: int, denominator: int) -> int:
+    whole, rest = divmod(numerator, denominator)
+    if 2 * rest > denominator or (2 * rest == denominator and whole % 2):
+        return whole + 1
+    return whole
+
+
+# ---------------------------------------------------------------- surcharges
+
+
+def _surcharge(provider: str, model: str, lane: Lane, geo: str | None, speed: str | None) -> Fraction | None:
+    """The price factor for all tokens; None for a combination without a published price."""
+    place = _place_factor(provider, model, geo)
+    pace = _pace_factor(provider, lane, speed)
+    return None if place is None or pace is None else place * pace
+
+
+def _place_factor(provider: str, model: str, geo: str | None) -> Fraction | None:
+    if provider != "anthropic" or geo in _EVERYWHERE:
+        return Fraction(1)
+    version = _version(model)
+    if geo != "us" or version is None:
+        return None
+    return _US_ONLY if version >= _US_ONLY_SINCE else Fraction(1)
+
+
+def _pace_factor(provider: str, lane: Lane, speed: str | None) -> Fraction | None:
+    if provider != "anthropic" or speed in _UNHURRIED:
+        return Fraction(1)
+    return _FAST if speed == "fast" and lane is Lane.NOW else None
+
+
+def _version(model: str) -> tuple[int, int] | None:
+    """`claude-opus-4-6` is (4, 6), `claude-sonnet-5-20260930` is (5, 0)."""
+    match = _VERSION.match(model)
+    return (int(match[1]), int(match[2] or 0)) if match else None
+
+
+# ---------------------------------------------------------------- cards
+
+
+def _card_of_override(price: Price, lane: Lane, surcharge: Fraction) -> Card | None:
+    factor = _lane_factor(price, lane)
+    if factor is None:
+        return None
+    amounts = (price.input, price.output, price.cache_read, price.cache_write_5m, price.cache_write_1h)
+    tokens = [_times(_nano(amount, _NANO_PER_MTOK_DOLLAR), factor * surcharge) for amount in amounts]
+    return ((-1, _rates([*tokens, _nano(price.web_search, _NANO_PER_KCOUNT_DOLLAR)])),)
+
+
+def _lane_factor(price: Price, lane: Lane) -> Fraction | None:
+    if _CONTEXTS[lane] is _STANDARD:
+        return Fraction(1)
+    if lane is Lane.BATCH and price.batch_multiplier is not None:
+        return Fraction(str(price.batch_multiplier))
+    return None
+
+
+def _context(provider: str, lane: Lane, speed: str | None) -> Mapping[str, str]:
+    """Returns the table's context for a lane. OpenAI's answers state the tier that served them, such as flex or
+    priority, and the table has prices per tier; the price of a tier that it lacks is unknown."""
+    if provider in _FLEX_FOR_ROOM and lane is not Lane.BATCH:
+        return _STANDARD
+    if provider in _TIERED and lane is Lane.NOW and speed not in _UNHURRIED:
+        return {"service_tier": str(speed)}
+    if provider in _TIERED and lane is Lane.FLEX and speed != _CONTEXTS[lane]["service_tier"]:
+        return _STANDARD if speed in _UNHURRIED else {"service_tier": str(speed)}  # flex was requested but not granted
+    return _CONTEXTS[lane]
+
+
+def _card_of_table(
+    provider: str, model: str, context: Mapping[str, str], at: datetime, surcharge: Fraction
+) -> Card | None:
+    table = _table_prices(provider, model, at, context)
+    share = _IN_BATCHES.get((provider, model)) if context is _CONTEXTS[Lane.BATCH] else None
+    if table is None and share is not None:
+        return _card_of_table(provider, model, _STANDARD, at, surcharge * share)
+    if table is None and context is _CONTEXTS[Lane.BATCH] and provider in _ALL_IN_BATCHES:
+        card = _card_of_table(provider, model, _STANDARD, at, surcharge * _ALL_IN_BATCHES[provider])
+        return None if card is None else tuple((above, rates._replace(cache_read=None)) for above, rates in card)
+    if table is None:
+        return None
+    starts = sorted({-1, *(tier.start for price in table.values() for tier in _tiers(price))}, reverse=True)
+    return tuple((start, _rates_above(table, start, surcharge)) for start in starts)
+
+
+def _rates_above(table: Mapping[str, Any], start: int, surcharge: Fraction) -> Rates:
+    dollars = [_amount_above(table.get(key), start) for key in _TOKEN_KEYS]
+    tokens = [_times(_nano(amount, _NANO_PER_MTOK_DOLLAR), surcharge) for amount in dollars]
+    return _rates([*tokens, _nano(_amount_above(table.get(_SEARCH_KEY), start), _NANO_PER_KCOUNT_DOLLAR)])
+
+
+def _table_prices(provider: str, model: str, at: datetime, context: Mapping[str, str]) -> Mapping[str, Any] | None:
+    """The prices of a model under genai-prices' own keys; None if it has none for this context.
+
+    genai-prices fills gaps of a variant with the standard price, and a variant that has not started yet consists of
+    gaps only: either would label the full price as a discount. So with a context, token prices count only if an active
+    variant sets them. Fees (searches) have no variants and are used as they are.
+    """
+    entry = _find_model(provider, model)
+    if entry is None:
+        return None
+    resolved: dict[str, Any] = dict(entry.get_prices(at, context or None).__dict__)
+    if resolved.get(_REQUEST_KEY) is not None:
+        return None  # also charged per request, which usage does not count
+    if context:
+        covered = _covered(entry.price_variants or (), at, context)
+        resolved = {key: price for key, price in resolved.items() if key in covered or key == _SEARCH_KEY}
+    if resolved.get("input_mtok") is None:  # the output price may be missing: embeddings have no output
+        return None
+    return resolved
+
+
+def _snapshot() -> Any:
+    # Imported on first use: the table takes a quarter of a second to load, and not every command needs it.
+    from genai_prices.data_snapshot import get_snapshot
+
+    return get_snapshot()
+
+
+def _find_model(provider: str, model: str) -> Any | None:
+    try:
+        _, entry = _snapshot().find_provider_model(_INSTEAD.get((provider, model), model), None, provider, None)
+    except LookupError:
+        return None
+    return entry
+
+
+def _covered(variants: Iterable[Any], at: datetime, context: Mapping[str, str]) -> set[str]:
+    return {
+        key
+        for variant in variants
+        if variant.constraint is None or variant.constraint.active(at)
+        if all(context.get(name) == value for name, value in variant.when.items())
+        for key, price in variant.prices.__dict__.items()
+        if price is not None
+    }
+
+
+def _tiers(price: Any) -> Iterable[Any]:
+    return getattr(price, "tiers", ())
+
+
+def _amount_above(price: Any, start: int) -> Amount | None:
+    """The price that applies above `start` input tokens: crossing a threshold reprices all tokens."""
+    amount: Amount | None = getattr(price, "base", price)
+    for tier in _tiers(price):  # ascending
+        if tier.start <= start:
+            amount = tier.price
+    return amount
+
+
+# ---------------------------------------------------------------- exact numbers
+
+
+def _is_price(value: object) -> bool:
+    try:
+        number = Decimal(str(value))
+    except ArithmeticError:
+        return False
+    return not isinstance(value, bool) and number.is_finite() and number >= 0
+
+
+def _nano(amount: Amount | None, per_dollar: int) -> Fraction | None:
+    # Converted through `str`, so that a float from a config file means the digits written there.
+    return None if amount is None else Fraction(str(amount)) * per_dollar
+
+
+def _times(rate: Fraction | None, factor: Fraction) -> Fraction | None:
+    return None if rate is None else rate * factor
+
+
+def _rates(rates: Iterable[Fraction | None]) -> Rates:
+    """Scales the rates to a common denominator."""
+    exact = tuple(rates)
+    scale = math.lcm(*(rate.denominator for rate in exact if rate is not None))
+    fresh, output, read, write_5m, write_1h, search = (None if rate is None else int(rate * scale) for rate in exact)
+    return Rates(fresh, output, read, write_5m, write_1h, search, scale)

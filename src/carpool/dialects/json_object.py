@@ -1,0 +1,155 @@
+"""Read a JSON object without re-encoding it: members keep the bytes that the client sent.
+
+msgspec returns each member's value as raw bytes, but neither its position in the body nor whether a name is repeated.
+A short scan over the members finds both.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import msgspec
+
+from carpool.core.errors import BadCall
+
+_FULL = msgspec.json.Decoder()
+_SHALLOW = msgspec.json.Decoder(dict[str, msgspec.Raw])
+_SORTED = msgspec.json.Encoder(order="sorted")
+
+_NAME = re.compile(rb'[ \t\r\n]*[{,][ \t\r\n]*("[^"\\]*+(?:\\.[^"\\]*+)*+")[ \t\r\n]*:[ \t\r\n]*')
+_CLOSE = re.compile(rb"[ \t\r\n]*\}[ \t\r\n]*")
+
+
+class JsonObject(msgspec.Struct, frozen=True):
+    """A JSON object: its original bytes and its decoded values."""
+
+    text: bytes
+    values: dict[str, Any]
+    exact: bool  # False when a number is too big to decode; the member that holds it is UNSET
+
+    @property
+    def spans(self) -> dict[str, tuple[int, int]]:
+        """The position of each member, from the first byte of its name to the last of its value."""
+        return _spans(self.text, _SHALLOW.decode(self.text))
+
+    def without(self, name: str) -> bytes:
+        """The body without one member."""
+        if name not in self.values:
+            return self.text
+        spans = self.spans
+        start, end = spans[name]
+        names = list(spans)
+        place = names.index(name)
+        if place:  # the comma before it goes too
+            start = spans[names[place - 1]][1]
+        elif len(names) > 1:  # the comma after it goes too
+            end = spans[names[1]][0]
+        return self.text[:start] + self.text[end:]
+
+    def having(self, name: str, value: bytes) -> bytes:
+        """The body with one member set to this value. `name` must not need escapes."""
+        member, spans = b'"%b":%b' % (name.encode(), value), self.spans
+        if name in spans:
+            start, end = spans[name]
+            return self.text[:start] + member + self.text[end:]
+        if not spans:
+            return b"{%b}" % member
+        end = max(end for _, end in spans.values())
+        return self.text[:end] + b"," + member + self.text[end:]
+
+    def _values_without(self, name: str) -> dict[str, Any]:
+        values = self.values
+        return {key: values[key] for key in values if key != name} if name in values else values
+
+    def canonical(self, without: str) -> bytes:
+        """A canonical form: equal for equal JSON, whatever the order of names and the white space.
+
+        A number that can't be decoded can't be normalised either. Then the bytes themselves are the form: at worst two
+        equal bodies count as different, but never two different ones as equal.
+        """
+        if not self.exact:
+            return self.without(without)
+        try:
+            return _SORTED.encode(self._values_without(without))
+        except RecursionError:  # so deep that it could be decoded but not encoded
+            return self.without(without)
+
+
+def read(body: bytes) -> JsonObject:
+    """Parse a client's body. Raises `BadCall` with the reason if that fails."""
+    try:
+        values, exact = _decode(body)
+        _check_once(body)
+    except RecursionError:
+        raise BadCall("The request body is nested too deeply.") from None
+    except ValueError as error:
+        raise BadCall(f"The request body is not JSON in UTF-8: {error}.") from None
+    return JsonObject(body, values, exact)
+
+
+def _decode(body: bytes) -> tuple[dict[str, Any], bool]:
+    exact = True
+    try:
+        values = _FULL.decode(body)
+    except msgspec.ValidationError:  # valid JSON, but with a number that msgspec can't decode
+        values = _decode_members(body)
+        exact = False
+    if not isinstance(values, dict):
+        raise BadCall("The request body must be a JSON object.")
+    return values, exact
+
+
+def _decode_members(body: bytes) -> dict[str, Any] | None:
+    body.decode()  # msgspec does not check the encoding of raw values
+    values: dict[str, Any] = {}
+    try:
+        members = _SHALLOW.decode(body)
+    except msgspec.ValidationError:
+        return None
+    for name, raw in members.items():
+        try:
+            values[name] = _FULL.decode(raw)
+        except msgspec.ValidationError:
+            values[name] = msgspec.UNSET
+    return values
+
+
+def _check_once(body: bytes) -> None:
+    """Refuse repeated names. msgspec keeps only one of their values, so a compact body without repetitions is exactly
+    as long as its members. Nearly all clients send compact JSON; other bodies are scanned."""
+    members = _SHALLOW.decode(body)
+    kept = sum(map(len, members)) + sum(map(len, members.values()))
+    if 1 + kept + 4 * len(members) == len(body):  # braces, and per member two quotes, a colon and (but one) a comma
+        return
+    if kept + 6 * len(members) != len(body) or _as_python_writes(members) != body:
+        _spans(body, members)
+
+
+def _as_python_writes(members: dict[str, msgspec.Raw]) -> bytes:
+    """The body with a space after every colon and comma, as Python's `json` formats it: faster than a scan."""
+    pieces: list[bytes | msgspec.Raw] = []
+    for name, raw in members.items():
+        pieces += (b', "', name.encode(), b'": ', raw)
+    pieces[0] = b'{"'
+    return b"".join([*pieces, b"}"])
+
+
+def _spans(body: bytes, members: dict[str, msgspec.Raw]) -> dict[str, tuple[int, int]]:
+    """The position of each member. The scan compares every value byte by byte: with a repeated name it does not reach
+    the closing brace after the last member."""
+    spans: dict[str, tuple[int, int]] = {}
+    at = 0
+    for name, raw in members.items():
+        match = _NAME.match(body, at)
+        if not match or not body.startswith(bytes(raw), match.end()):
+            raise _repeated_field()
+        at = match.end() + len(raw)
+        spans[name] = (match.start(1), at)
+    if spans and not _CLOSE.fullmatch(body, at):
+        raise _repeated_field()
+    return spans
+
+
+def _repeated_field() -> BadCall:
+    return BadCall("The request body names a top-level field twice; send each field once.")

@@ -1,0 +1,203 @@
+"""OpenAI-compatible providers. Each is a row (`Relative`) in which every difference from OpenAI is data.
+
+A row lists what differs from OpenAI; everything else is the same. What is not known for sure about a provider has the
+safe value.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from fnmatch import fnmatchcase
+from types import MappingProxyType
+from typing import Final, Literal, NamedTuple
+from urllib.parse import urlsplit
+
+from carpool.core.model import Headers
+from carpool.core.ports import BatchLimits
+from carpool.dialects.openai.shapes import MistralShape, OpenAIShape, Shape, TogetherShape, XaiShape
+
+CHAT: Final = "/v1/chat/completions"
+RESPONSES: Final = "/v1/responses"
+EMBEDDINGS: Final = "/v1/embeddings"
+MODERATIONS: Final = "/v1/moderations"
+
+HOUR: Final = 3600.0
+DAY: Final = 24 * HOUR
+MB: Final = 1_000_000
+
+
+class Paging(NamedTuple):
+    """How batches are listed: the names of the query parameters and of the members of the response."""
+
+    limit: str | None = "limit"
+    cursor: str | None = "after"
+    most: int = 100
+    more: str = ""  # further query parameters
+    items: str | None = "data"  # None: the response is the list
+    next: Literal["last_id", "pagination_token", "page"] | None = "last_id"
+
+
+_LIMITS: Final = BatchLimits(max_count=50_000, max_bytes=200 * MB, window=DAY, retention=30 * DAY)
+_PAGING: Final = Paging()
+_CREATE: Final[Mapping[str, str]] = MappingProxyType(
+    {"input_file_id": "file", "endpoint": "endpoint", "completion_window": "window", "metadata": "metadata"}
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Relative:
+    name: str  # in the config
+    said: str  # in messages
+    seller: str  # in the tables of prices and of capabilities
+    home: str = ""  # its base URL
+    path: str = ""  # added to a base URL without a path
+    hosts: tuple[str, ...] = ()  # globs of hosts that identify it
+    limits: BatchLimits = _LIMITS
+    longest_window: float = DAY
+    endpoints: frozenset[str] | None = None  # allowed in a batch; None: all that carpool supports
+    max_line: int | None = None  # bytes of one call
+    headers: Headers = field(default=(), repr=False)  # on carpool's own requests
+    key_headers: tuple[str, ...] = ("authorization",)  # where clients send their key, the usual one first
+
+    # files
+    uploads: str = "/v1/files"
+    form: tuple[tuple[str, str], ...] = (("purpose", "batch"),)
+    names_file: bool = False  # the upload form has a field for the file name, too
+
+    # batches
+    batches: str = "/v1/batches"
+    cancel: str = "/cancel"
+    paging: Paging = _PAGING
+    plain_lines: bool = False  # a line has only an id and a body; the rest is set in the create
+    create: Mapping[str, str] = field(default_factory=lambda: _CREATE)  # field of the create → its value in `Batches`
+    wrapped: str | None = None  # the member of a create's response that holds the batch
+    shape: type[Shape] = OpenAIShape
+    nonce_in_file_name: bool = False  # the only place for a nonce
+    pages_results: bool = False  # results are pages under the batch, not files
+    api_version: str = ""  # query parameter of every request
+    hooks: bool = False  # it sends signed webhooks
+
+    # responses
+    busy: frozenset[int] = frozenset()  # further statuses that mean "retry later"
+    keyless: frozenset[int] = frozenset()  # further statuses of a wrong key
+    reasoning_apart: bool = False  # the completion tokens don't include reasoning
+    whole_calls: bool = False  # a stream sends a tool call in one piece
+    closing: tuple[str, ...] = ()  # path of the usage in the last chunk of a stream, where it is always sent
+
+    @property
+    def query(self) -> str:
+        return f"api-version={self.api_version}" if self.api_version else ""
+
+    def with_window(self, seconds: float) -> Relative:
+        return replace(self, limits=replace(self.limits, window=seconds))
+
+
+_FILE: Final = replace(_LIMITS, max_bytes=100 * MB)
+
+OPENAI: Final = Relative(
+    "openai", "OpenAI", "openai", "https://api.openai.com/v1", hosts=("api.openai.com",), hooks=True
+)
+
+AZURE: Final = Relative(
+    "azure",
+    "Azure OpenAI",
+    "azure",
+    path="/openai/v1",
+    hosts=("*.openai.azure.com", "*.cognitiveservices.azure.com", "*.services.ai.azure.com"),
+    # Its docs say both 100,000 and 50,000 calls; jobs don't expire, and polls should be a minute apart.
+    limits=BatchLimits(max_count=50_000, max_bytes=200 * MB, window=DAY, retention=14 * DAY, pace=60.0),
+    endpoints=frozenset({CHAT, RESPONSES}),
+    key_headers=("api-key", "authorization"),
+    # A resource has room for 500 files, and for 10,000 that expire.
+    form=(("purpose", "batch"), ("expires_after[seconds]", "1209600"), ("expires_after[anchor]", "created_at")),
+)
+
+GROQ: Final = Relative(
+    "groq",
+    "Groq",
+    "groq",
+    "https://api.groq.com/openai/v1",
+    "/openai/v1",
+    ("api.groq.com",),
+    limits=_FILE,
+    longest_window=7 * DAY,
+    endpoints=frozenset({CHAT}),
+    paging=Paging(limit=None),
+    busy=frozenset({498}),
+    closing=("x_groq", "usage"),
+)
+
+TOGETHER: Final = Relative(
+    "together",
+    "Together",
+    "together",
+    "https://api.together.ai/v1",
+    hosts=("api.together.ai", "api.together.xyz"),
+    limits=replace(_FILE, pace=30.0),
+    endpoints=frozenset({CHAT}),
+    max_line=10 * MB,
+    headers=(("user-agent", "Mozilla/5.0 (compatible; carpool)"),),  # other user agents may be rejected
+    uploads="/v1/files/upload",
+    form=(("purpose", "batch-api"),),
+    names_file=True,
+    paging=Paging(limit=None, cursor=None, items=None, next=None),
+    plain_lines=True,
+    create={"input_file_id": "file", "endpoint": "endpoint", "completion_window": "window"},
+    wrapped="job",
+    shape=TogetherShape,
+    nonce_in_file_name=True,
+)
+
+MISTRAL: Final = Relative(
+    "mistral",
+    "Mistral",
+    "mistral",
+    "https://api.mistral.ai/v1",
+    hosts=("api.mistral.ai",),
+    # Its docs say both 100,000 calls and a million; results kept for 24 hours after the end, and forever.
+    limits=BatchLimits(max_count=100_000, max_bytes=512 * MB, window=DAY, retention=2 * DAY),
+    longest_window=7 * DAY - HOUR,
+    endpoints=frozenset({CHAT, EMBEDDINGS, MODERATIONS}),
+    batches="/v1/batch/jobs",
+    paging=Paging("page_size", "page", more="order_by=-created", next="page"),
+    plain_lines=True,
+    create={
+        "input_files": "files",
+        "endpoint": "endpoint",
+        "model": "model",
+        "metadata": "metadata",
+        "timeout_hours": "hours",
+    },
+    shape=MistralShape,
+    whole_calls=True,
+    closing=("usage",),
+)
+
+XAI: Final = Relative(
+    "xai",
+    "xAI",
+    "x-ai",
+    "https://api.x.ai/v1",
+    hosts=("api.x.ai",),
+    endpoints=frozenset({CHAT}),  # lines for Responses would be answered as chat
+    max_line=25 * MB,
+    cancel=":cancel",
+    paging=Paging(cursor="pagination_token", items="batches", next="pagination_token"),
+    create={"name": "name", "input_file_id": "file"},
+    shape=XaiShape,
+    pages_results=True,
+    keyless=frozenset({400}),
+    reasoning_apart=True,
+)
+
+RELATIVES: Final[Mapping[str, Relative]] = MappingProxyType(
+    {row.name: row for row in (OPENAI, AZURE, GROQ, TOGETHER, MISTRAL, XAI)}
+)
+
+
+def recognised(base_url: str) -> Relative:
+    """The provider of a base URL; an unknown one is treated like OpenAI."""
+    host = (urlsplit(base_url).hostname or "").lower()
+    matching = (row for row in RELATIVES.values() if any(fnmatchcase(host, pattern) for pattern in row.hosts))
+    return next(matching, OPENAI)

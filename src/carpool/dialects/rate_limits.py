@@ -1,0 +1,103 @@
+"""Parse rate-limit headers. Implausible values are ignored."""
+
+from __future__ import annotations
+
+import re
+from datetime import datetime
+from email.utils import parsedate_to_datetime
+from functools import lru_cache
+
+from carpool.core.model import Headers
+from carpool.core.ports import Allowance, Allowances, Refusal
+from carpool.dialects.headers import retry_after, wish
+
+_DURATION = re.compile(r"(?:(\d+)d)?(?:(\d+)h)?(?:(\d+)m(?!s))?(?:(\d+(?:\.\d+)?)s)?(?:(\d+(?:\.\d+)?)ms)?")
+_UNITS = (86_400.0, 3600.0, 60.0, 1.0, 0.001)
+_MOST_DIGITS = 12
+
+_ANTHROPIC = "anthropic-ratelimit-"
+_OPENAI = "x-ratelimit-"
+
+
+def anthropic(headers: Headers) -> Allowances | None:
+    """`anthropic-ratelimit-requests-limit`, `-remaining`, `-reset`; `tokens` is the tightest of the token limits."""
+    by_name = dict(headers)
+    requests = _anthropic(by_name, "requests")
+    tokens = _anthropic(by_name, "tokens")
+    return None if requests is None and tokens is None else Allowances(requests, tokens)
+
+
+def openai(headers: Headers) -> Allowances | None:
+    """`x-ratelimit-limit-requests`, `-remaining-`, `-reset-`; the reset is a duration such as `6m0s`."""
+    by_name = dict(headers)
+    requests = _openai(by_name, "requests")
+    tokens = _openai(by_name, "tokens")
+    return None if requests is None and tokens is None else Allowances(requests, tokens)
+
+
+def _anthropic(headers: dict[str, str], what: str) -> Allowance | None:
+    limit = _number(headers.get(f"{_ANTHROPIC}{what}-limit"))
+    remaining = _number(headers.get(f"{_ANTHROPIC}{what}-remaining"))
+    if not limit or remaining is None:
+        return None
+    full_in = _between(headers.get("date"), headers.get(f"{_ANTHROPIC}{what}-reset"))
+    return Allowance(limit, min(remaining, limit), full_in)
+
+
+def _openai(headers: dict[str, str], what: str) -> Allowance | None:
+    limit = _number(headers.get(f"{_OPENAI}limit-{what}"))
+    remaining = _number(headers.get(f"{_OPENAI}remaining-{what}"))
+    if not limit or remaining is None:
+        return None
+    return Allowance(limit, min(remaining, limit), duration(headers.get(f"{_OPENAI}reset-{what}")))
+
+
+def _number(text: str | None) -> int | None:
+    if text is None or len(text) > _MOST_DIGITS or not (text.isascii() and text.isdigit()):
+        return None
+    return int(text)
+
+
+def duration(text: str | None) -> float | None:
+    """Parse `1s`, `6m0s`, `20ms` or `1h0m5.5s` into seconds; None for anything else."""
+    match = _DURATION.fullmatch(text) if text and len(text) < 40 else None
+    if match is None:
+        return None
+    return sum(float(part) * unit for part, unit in zip(match.groups(), _UNITS, strict=True) if part)
+
+
+def _between(date: str | None, reset: str | None) -> float | None:
+    """Seconds from the response's `date` header to the reset, both on the provider's clock."""
+    if date is None or reset is None or len(reset) > 40:
+        return None
+    try:
+        seconds = datetime.fromisoformat(reset).timestamp() - _epoch(date)
+    except (ValueError, OverflowError):
+        return None
+    return max(0.0, seconds)
+
+
+@lru_cache(maxsize=16)  # equal for all responses within a second
+def _epoch(date: str) -> float:
+    return parsedate_to_datetime(date).timestamp()
+
+
+# ------------------------------------------------------------ refusals
+# The meaning of a refusal that is common to all providers. They differ in how they report spent credit.
+
+_LATER = frozenset({408, 409, 429})
+_LONGEST = 1000
+
+
+def refused(status: int, headers: Headers, message: str, *, spent: bool) -> Refusal:
+    """`spent`: the account has no credit left, so the same request can't succeed later."""
+    should_retry = wish(headers)
+    temporary = status in _LATER or status >= 500 if should_retry is None else should_retry
+    return Refusal(
+        status=status,
+        message=message[:_LONGEST] or f"The provider answered {status}.",
+        retryable=temporary and not spent,
+        retry_after=retry_after(headers),
+        cannot_batch=status in (401, 403, 404),
+        too_large=status == 413,
+    )

@@ -1,1 +1,0 @@
-"""The ways in. Doors convert types and decide nothing: a new door is a conversion."""

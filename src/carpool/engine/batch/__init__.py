@@ -1,0 +1,1 @@
+"""The lane `batch`: admit, buy, follow, collect, reconcile, rescue."""

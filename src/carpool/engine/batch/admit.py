@@ -1,0 +1,335 @@
+"""Admission: puts calls on disk before anything else happens to them, and records which answers were delivered.
+
+A frontend gets a `PendingCall` at once. Calls that arrive in the same tick are written as one group, because one
+transaction for many calls is much cheaper than one for each. The pending call has a ticket when the call is on disk,
+and only then is a waiter registered for the outcome.
+
+A client that lost its connection or its process comes back with an equal call. It must find its old ticket, or the call
+would be bought twice. The store finds it by its key, or without a key by adoption: an equal call of the same credential
+takes over a ticket that nobody awaits any more. A ticket stays adoptable until its outcome was delivered
+completely and that is on disk (`Deliveries`). Admission therefore has three results: a ticket, fresh or found; an
+error; or `Undecided`, while the engine that awaits the equal call may be dead or alive. An undecided call is neither
+joined with the other nor bought beside it. It is tried again until the doubt is over, or until its own deadline
+requires a separate purchase (`pressed`). If its client leaves meanwhile, it is not admitted at all.
+
+A client that leaves delays an equal call. That a client has left is written to the store in the background
+(`Tickets.leave`), so a client that reconnects at once may arrive before. The old ticket would still count as awaited,
+and the equal call would be bought as a second one. So the `Admitter` counts the fingerprints of the calls whose clients
+are leaving (`leaving`, `left`) and holds equal calls back until the store knows, unless they are pressed for time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from typing import Final, Literal
+
+from msgspec.structs import replace
+
+from carpool.core.errors import CarpoolError, Closed, Crowded, Undecided
+from carpool.core.lifecycle import TicketState
+from carpool.core.model import Admission, Admitted, Call, Lane, ticket_text
+from carpool.engine.batch.rescue import Rescuer
+from carpool.engine.context import EngineContext
+from carpool.engine.events import CallAdmitted
+from carpool.engine.waiters import Reply
+from carpool.planners.routing import Decision, pool_key
+
+Gone = Literal["keep", "cancel"]
+
+GROUP = 250  # calls written at once, while the next ones are still being parsed
+NO_TICKET: Final = -1
+ADMISSION_PAUSE_S = 0.1  # admitted calls wake the planner no more often than this
+ASK_AGAIN_S = 0.5  # between two attempts to admit an undecided call
+
+
+@dataclass(slots=True, eq=False)
+class PendingCall:
+    """What a frontend holds while its call waits: not the call itself, which may be large.
+
+    It exists before the call is on disk. `ticket` is set when it is, and `persisted` is resolved, if the frontend waits
+    for that. `answer` yields the outcome, or the error with which the call was rejected.
+    """
+
+    provider: str
+    lane: Lane
+    reason: str
+    gone: Gone
+    answer: asyncio.Future[Reply]
+    persisted: asyncio.Future[None] | None
+    ticket: int = NO_TICKET
+    state: TicketState = TicketState.QUEUED
+    fingerprint: int = 0  # of its call
+    left: bool = False  # its client disconnected without the answer
+
+    def fail(self, error: CarpoolError) -> None:
+        """The call was rejected."""
+        first = self.answer if self.persisted is None else self.persisted
+        if not first.done():
+            first.set_exception(error)
+            if self.left:
+                first.exception()  # marks the exception as retrieved, so that asyncio does not complain
+
+
+_Arrival = tuple[Admission, PendingCall]
+
+
+class Admitter:
+    def __init__(self, context: EngineContext, rescuer: Rescuer, release: Callable[[PendingCall], None]) -> None:
+        self._context = context
+        self._rescuer = rescuer
+        self._release = release
+        self._arrivals: list[_Arrival] = []
+        self._arriving: set[PendingCall] = set()  # not on disk yet
+        self._coming: dict[str, set[int]] = {}  # credential → tickets not on disk yet, if its calls are limited
+        self._leaving: dict[int, int] = {}  # fingerprint → calls whose client left, until the store knows
+
+    def admit(self, call: Call, decision: Decision, gone: Gone, *, wait_for_disk: bool = False) -> PendingCall:
+        """Queues a call for the disk. With `wait_for_disk` the pending call has a future that says when it is there."""
+        context = self._context
+        if self._waiting_count >= context.policy.max_waiting_calls:
+            raise Crowded("Too many calls are waiting. Try again later, or raise max_waiting_calls.")
+        if context.policy.max_waiting_calls_per_credential is not None:
+            self._check_share(call, context.policy.max_waiting_calls_per_credential)
+        key = pool_key(call, context.upstreams[call.provider].dialect.mixes_models, context.now())
+        admission = Admission(call, key, decision.lane, decision.rescue_at, context.name, decision.reason)
+        future = asyncio.get_running_loop().create_future
+        keep_or_cancel: Gone = "keep" if call.key is not None else gone
+        pending_call = PendingCall(
+            call.provider, decision.lane, decision.reason, keep_or_cancel, future(), future() if wait_for_disk else None
+        )
+        pending_call.fingerprint = call.fingerprint
+        self._arriving.add(pending_call)
+        self._arrivals.append((admission, pending_call))
+        if len(self._arrivals) == 1:
+            context.background.spawn(self._write_rest(), "admit")
+        elif len(self._arrivals) == GROUP:
+            self._write_group()
+        return pending_call
+
+    @property
+    def _waiting_count(self) -> int:
+        """Calls that wait, including those not on disk yet."""
+        return len(self._context.waiters) + len(self._arriving)
+
+    def _check_share(self, call: Call, limit: int) -> None:
+        """Limits the waiting calls of one credential, including those not on disk yet."""
+        coming = self._coming.setdefault(call.credential, set())
+        if self._context.waiters.of(call.credential) + len(coming) >= limit:
+            raise Crowded(
+                f"{limit} calls with this API key are waiting, as many as may. Try again later, or raise "
+                "max_waiting_calls_per_credential."
+            )
+        coming.add(call.ticket)
+
+    def _stop_counting(self, call: Call) -> None:
+        coming = self._coming.get(call.credential, set())
+        coming.discard(call.ticket)
+        if not coming:
+            self._coming.pop(call.credential, None)
+
+    async def _write_rest(self) -> None:
+        """Runs in the next tick of the event loop, and writes the calls that did not fill a group."""
+        self._write_group()
+
+    def _write_group(self) -> None:
+        if self._arrivals:
+            group, self._arrivals = self._arrivals, []
+            self._context.gc_freezer.grew(self._waiting_count)
+            delayed, group = self._split_delayed(group)
+            if delayed:
+                self._context.background.spawn(self._admit_group(delayed, None), "admit")
+            if group:
+                writing = self._context.store.admit_all([admission for admission, _ in group])
+                self._context.background.spawn(self._admit_group(group, writing), "admit")
+
+    # ------------------------------------------------------------ clients that leave and come back at once
+
+    def leaving(self, pending_call: PendingCall) -> bool:
+        """Its client is gone. Until the store knows that, an equal call would be bought a second time. Returns False
+        if the call was rejected, so that the store has nothing to learn."""
+        if pending_call.ticket == NO_TICKET and pending_call not in self._arriving:
+            return False
+        self._leaving[pending_call.fingerprint] = self._leaving.get(pending_call.fingerprint, 0) + 1
+        return True
+
+    def left(self, pending_call: PendingCall) -> None:
+        """The store knows that the client left, or never got the call."""
+        self._leaving[pending_call.fingerprint] -= 1
+        if not self._leaving[pending_call.fingerprint]:
+            del self._leaving[pending_call.fingerprint]
+
+    def _split_delayed(self, group: list[_Arrival]) -> tuple[list[_Arrival], list[_Arrival]]:
+        """Splits off the calls that must wait because the client of an equal call is leaving."""
+        if not self._leaving:  # the usual case
+            return [], group
+        delayed: list[_Arrival] = []
+        others: list[_Arrival] = []
+        for admission, pending_call in group:
+            waits = pending_call.fingerprint in self._leaving and not admission.pressed
+            (delayed if waits else others).append((admission, pending_call))
+        return delayed, others
+
+    # ------------------------------------------------------------ writing to disk
+
+    async def _admit_group(
+        self, group: list[_Arrival], writing: Awaitable[list[Admitted | CarpoolError]] | None
+    ) -> None:
+        """Admits a group. `writing` is None for calls that must wait before they are written."""
+        try:
+            undecided = group if writing is None else await self._admit_each(group, writing)
+            while undecided:
+                await self._context.clock.sleep(ASK_AGAIN_S)
+                undecided = await self._ask_again(undecided)
+        finally:  # whatever went wrong, no client waits for ever
+            for admission, pending_call in group:
+                if self._coming:
+                    self._stop_counting(admission.call)
+                self._reject(pending_call, Closed("carpool stopped before this call was accepted. Send it again."))
+
+    async def _ask_again(self, undecided: list[_Arrival]) -> list[_Arrival]:
+        """Tries undecided calls again. A call that must be sent now is admitted as a separate purchase. A call whose
+        client left is rejected: when the client comes back, it must find the equal call that is on disk already."""
+        now, remaining = self._context.now(), []
+        for admission, pending_call in undecided:
+            if pending_call.left:
+                self._reject(pending_call, Closed("Its client left before this call was accepted."))
+            else:
+                pressed = admission.rescue_at is not None and admission.rescue_at <= now
+                remaining.append((replace(admission, pressed=pressed), pending_call))
+        delayed, group = self._split_delayed(remaining)
+        if not group:
+            return delayed
+        writing = self._context.store.admit_all([admission for admission, _ in group])
+        return delayed + await self._admit_each(group, writing)
+
+    def _reject(self, pending_call: PendingCall, why: CarpoolError) -> None:
+        """Rejects the call, unless it was admitted already."""
+        if pending_call in self._arriving:
+            self._arriving.discard(pending_call)
+            pending_call.fail(why)
+            if pending_call.left:
+                self.left(pending_call)
+
+    async def _admit_each(
+        self, group: list[_Arrival], writing: Awaitable[list[Admitted | CarpoolError]]
+    ) -> list[_Arrival]:
+        """Returns the calls of which the store could not decide yet whether they are on disk already."""
+        try:
+            admitted = await writing
+        except CarpoolError as error:
+            if len(group) > 1:  # one bad call must not keep the others out
+                singly = [
+                    await self._admit_each([arrival], self._context.store.admit_all([arrival[0]])) for arrival in group
+                ]
+                return [arrival for left_over in singly for arrival in left_over]
+            admitted = [error.with_traceback(None)]  # the traceback holds this frame, and so the whole group
+        undecided = []
+        for (admission, pending_call), result in zip(group, admitted, strict=True):
+            if isinstance(result, Undecided):
+                undecided.append((admission, pending_call))
+                continue
+            if isinstance(result, CarpoolError):
+                self._reject(pending_call, result)
+            else:
+                self._arriving.discard(pending_call)
+                self._register_waiter(admission.call, pending_call, result)
+        if self._context.probe is not None:
+            await asyncio.gather(*(self._context.reached("admitted") for _ in range(len(group) - len(undecided))))
+        self._context.wake_by(self._context.now() + min(self._context.policy.linger_ms / 1000, ADMISSION_PAUSE_S))
+        return undecided
+
+    def _register_waiter(self, call: Call, pending_call: PendingCall, admitted: Admitted) -> None:
+        """Registers the waiter of a call that is on disk, before anything else can run."""
+        context = self._context
+        self._count(call, pending_call, admitted)
+        pending_call.ticket, pending_call.lane, pending_call.state = admitted.ticket, admitted.lane, admitted.state
+        if admitted.outcome is None:
+            context.waiters.put(admitted.ticket, pending_call.answer)
+            if context.policy.max_waiting_calls_per_credential is not None:
+                context.waiters.count(admitted.ticket, call.credential)
+                self._stop_counting(call)
+            if admitted.lane is Lane.NOW and admitted.state is TicketState.SENDING:
+                self._rescuer.send_kept(call, pending_call.reason, admitted.ticket)
+        elif not pending_call.answer.done():
+            pending_call.answer.set_result(Reply(admitted.ticket, admitted.outcome, admitted.entry))
+        if pending_call.left:
+            self._release(pending_call)
+        elif pending_call.persisted is not None and not pending_call.persisted.done():
+            pending_call.persisted.set_result(None)
+
+    def _count(self, call: Call, pending_call: PendingCall, admitted: Admitted) -> None:
+        context = self._context
+        if not admitted.fresh:
+            context.stats.returned_calls += 1
+        elif admitted.lane is Lane.NOW:
+            context.stats.sync_calls += 1
+        else:
+            context.stats.batched_calls += 1
+        if context.event_hooks.heard and admitted.outcome is None:
+            text = ticket_text(admitted.ticket)
+            context.event_hooks.tell(
+                CallAdmitted(context.now(), text, admitted.lane, pending_call.reason, credential=call.credential)
+            )
+
+
+# ------------------------------------------------------------ deliveries
+# Answers that clients have received are recorded in groups, because their rows are spread over the store. Until then
+# the ticket is awaited by this engine, so that nobody else can adopt it. If the connection breaks right after the last
+# byte, the client may not have its answer: the delivery is taken back, and the ticket stays adoptable.
+
+WRITE_S = 0.1
+
+
+class _Delivery:
+    """One delivery of an answer, with the pending call of its client, if there is one."""
+
+    __slots__ = ("pending_call",)
+
+    def __init__(self, pending_call: PendingCall | None) -> None:
+        self.pending_call = pending_call
+
+
+class Deliveries:
+    def __init__(self, context: EngineContext, leave: Callable[[PendingCall], None]) -> None:
+        self._context = context
+        self._leave = leave
+        self._pending: dict[int, _Delivery] = {}  # by ticket: not on disk yet
+        self._writing: asyncio.Task[None] | None = None
+        self.closed = False  # no more deliveries are accepted
+
+    def add(self, ticket: int, pending_call: PendingCall | None = None) -> None:
+        """The client has received its whole answer."""
+        if self.closed:
+            return
+        self._pending[ticket] = _Delivery(pending_call)
+        if self._writing is None or self._writing.done():
+            self._writing = self._context.background.spawn(self._write_later(), "delivered")
+
+    def take_back(self, ticket: int) -> None:
+        """The connection broke right after the answer, so the client may not have it. No effect once it is on disk."""
+        delivery = self._pending.pop(ticket, None)
+        if delivery is not None and delivery.pending_call is not None:
+            self._leave(delivery.pending_call)
+
+    async def close(self) -> None:
+        """Writes the remaining deliveries."""
+        self.closed = True
+        if self._writing is not None:
+            self._writing.cancel()
+            await self._write(dict(self._pending))
+
+    async def _write_later(self) -> None:
+        while self._pending:
+            deliveries = dict(self._pending)
+            await self._context.clock.sleep(WRITE_S)
+            await self._write(deliveries)
+
+    async def _write(self, deliveries: Mapping[int, _Delivery]) -> None:
+        """Records the deliveries that still stand. One that was taken back may have been delivered again since."""
+        tickets = [ticket for ticket, delivery in deliveries.items() if self._pending.get(ticket) is delivery]
+        for ticket in tickets:
+            del self._pending[ticket]
+        if tickets:
+            await self._context.store.delivered(tickets, self._context.now())

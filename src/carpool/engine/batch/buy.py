@@ -1,0 +1,347 @@
+"""Buys batches: claims waiting calls, sends the create request, and records what the response means.
+
+Creating a batch costs money, and neither the network nor this process is reliable. The purchase protocol guarantees
+that an accepted call is never lost and never bought twice by accident. It has four steps:
+
+1. admit: the call is on disk (`admit.py`) before anything else happens.
+2. intent: one transaction claims the tickets and writes a batch row `submitting` with a fresh nonce. The nonce is part
+   of every `custom_id` of the batch, so the result lines prove whose batch it is.
+3. create: the row stays `unsent` until right before the create request. Then `store.depart` records that the bytes may
+   go out, provided that the lease outlasts the time the response may take. The lease is checked again while a large
+   body is sent. Where the provider takes lines as a file, the upload comes first; an upload buys nothing.
+4. bought: the provider's batch id is on disk, and the row is `open`.
+
+After a crash, the row shows how far the purchase went:
+
+- `unsent`: provably not bought. The row becomes `refused`, and its calls return to their pool.
+- `submitting` without `unsent`: the create may have reached the provider. The row becomes `unknown`.
+- `open`: bought. Polling continues.
+
+The same holds for errors. A connection that was never made, a body that was cut before its end, a 4xx other than 408,
+and a 501 prove that nothing was bought. Everything else (a timeout, a cut connection, a 5xx, an unreadable response)
+leaves an unknown outcome, which is never retried here: `reconcile.py` resolves it. Until then the account submits
+no batch with the same number of calls, unless the provider's list shows nonces, so that few batches look like the lost
+one. Nothing below the engine retries a create.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+
+from carpool.core.backoff import backoff
+from carpool.core.errors import Garbled, IllegalMove, NotConnected, StoreError, WireError
+from carpool.core.lifecycle import BatchState
+from carpool.core.model import Batch, Intent, PoolView, custom_id
+from carpool.core.ports import Ask, Refusal, StreamedBody
+from carpool.core.upstream import Upstream, WholeResponse, whole
+from carpool.engine.batch.refuse import CREATING, WAITS, refuse
+from carpool.engine.cleanup import sweep
+from carpool.engine.context import EngineContext
+from carpool.engine.events import BatchSubmitted, BatchUnknown
+from carpool.planners.batch_limits import enqueued
+from carpool.planners.pooling import Flush, FlushPlan, plan
+
+CREATE_SILENCE_S = 120.0  # a create may be large, and the provider slow to read it
+NOT_IMPLEMENTED = 501  # the only 5xx that proves that nothing was bought
+RECHECK_S = 5.0  # maximum age of the last lease check while the body of a create is sent
+UNSEEN_TRIES = 7  # attempts at a create whose uploaded file is not visible yet
+UNSEEN_S, UNSEEN_MAX_S = 0.5, 16.0  # backoff before the second attempt, and its maximum
+
+
+class Buyer:
+    def __init__(self, context: EngineContext) -> None:
+        self._context = context
+        self._creating: set[int] = set()
+        self._cut_short: set[int] = set()  # batches whose request body was cut before its end
+
+    async def step(self) -> float | None:
+        """Creates batches from the pools that are ready. Returns when to plan again."""
+        context = self._context
+        await self._resolve_interrupted()
+        pools = await context.store.pools(context.led_credentials)
+        now = context.now()  # after reading: a call that arrived meanwhile must not seem to come from the future
+        wakes = [at for view in pools if (at := self._opens_at(view)) > now]
+        pools = [view for view in pools if self._opens_at(view) <= now]
+        for provider in sorted({view.key.provider for view in pools}):
+            flushes = self._plan(provider, [view for view in pools if view.key.provider == provider], now)
+            for flush in flushes.flushes:
+                await self._flush(flush, now)
+            if flushes.wake is not None:
+                wakes.append(flushes.wake)
+        return min(wakes, default=None)
+
+    async def _resolve_interrupted(self) -> None:
+        """Resolves batches whose create was interrupted by a crash or a store error. Unsent batches were not bought,
+        and their calls return to the pool. Of the others only the provider knows whether they were bought."""
+        for batch in self._context.batches:
+            if batch.state is not BatchState.SUBMITTING or batch.id in self._creating:
+                continue
+            row = await self._context.store.batch(batch.id)  # its state may have changed since
+            if row is None or row.state is not BatchState.SUBMITTING or row.owner != self._context.name:
+                continue
+            if row.unsent:
+                await refuse(self._context, row, Refusal(0, "Its create was never sent.", True, 0.0))
+            else:
+                await self._record_unknown(row, "what became of its create was not written down")
+
+    def _opens_at(self, view: PoolView) -> float:
+        """Returns when the provider's queue for the pool's model may have room again."""
+        context = self._context
+        return context.queues.opens_at(context.keyring.account(view.key.credential), view.key.model)
+
+    def _plan(self, provider: str, pools: list[PoolView], now: float) -> FlushPlan:
+        context = self._context
+        dialect = context.upstreams[provider].dialect
+        accounts = {view.key.credential: context.keyring.account(view.key.credential) for view in pools}
+        return plan(
+            pools,
+            {account: context.batch_quota(credential) for credential, account in accounts.items()},
+            context.policy,
+            dialect.limits,
+            {} if dialect.tells_nonces else {account: self._unresolved(account) for account in accounts.values()},
+            now,
+            overhead=max(dialect.line_overhead(view.key.endpoint) for view in pools),
+            draining=context.closing,
+            accounts=accounts,
+        )
+
+    def _unresolved(self, account: str) -> frozenset[int]:
+        """Sizes of batches with unknown outcome. Another batch of the same size could be mistaken for one of them."""
+        context = self._context
+        return frozenset(
+            batch.count
+            for batch in context.batches
+            if batch.state is BatchState.UNKNOWN and context.keyring.account(batch.key.credential) == account
+        )
+
+    async def _flush(self, flush: Flush, now: float) -> None:
+        context = self._context
+        max_bytes = self._max_bytes(flush)
+        if max_bytes < 1:
+            return  # the end of one of our batches wakes the planner
+        intent = Intent(
+            pool=flush.pool,
+            nonce=context.new_nonce(),
+            max_count=flush.max_count,
+            max_bytes=max_bytes,
+            owner=context.name,
+            at=now,
+            unsent=True,
+            account=context.keyring.account(flush.credential),
+        )
+        batch = await context.store.intend(intent)
+        if batch is None:
+            return
+        self._creating.add(batch.id)
+        context.batches.append(batch)  # so that the next flush of this step counts it as enqueued
+        context.set_batch_quota(flush.credential, context.batch_quota(flush.credential).spend_create(now))
+        context.background.spawn(self._create(batch), f"create {batch.id}")
+
+    def _max_bytes(self, flush: Flush) -> int:
+        """Maximum bytes of the calls in this batch, including the limits learned for its account."""
+        context = self._context
+        account = context.keyring.account(flush.credential)
+        ours = [batch for batch in context.batches if context.keyring.account(batch.key.credential) == account]
+        learned_limits = (
+            context.byte_caps.get(account),
+            context.queues.room(account, flush.model, enqueued(ours, flush.model)),
+        )
+        return min([flush.max_bytes, *(limit for limit in learned_limits if limit is not None)])
+
+    async def _create(self, batch: Batch) -> None:
+        context = self._context
+        upstream = context.upstreams[batch.key.provider]
+        try:
+            await context.reached("intended")
+            upload = upstream.dialect.upload(batch.key.headers, batch.nonce)
+            if upload is None:
+                if await self._record_departure(batch):
+                    await self._buy(batch, upstream, None)
+                return
+            if not await self._still_mine(batch):
+                await self._refuse_unsent(batch)
+                return
+            file_id = await self._upload(batch, upstream, upload)
+            if file_id is not None:
+                await context.reached("uploaded")
+                await self._buy_uploaded(batch, upstream, file_id)
+        except IllegalMove:
+            if await self._is_mine(batch):
+                raise
+        finally:
+            self._creating.discard(batch.id)
+            self._cut_short.discard(batch.id)
+            context.wake_now()
+
+    async def _record_departure(self, batch: Batch) -> bool:
+        """Records on disk that the create is about to be sent. Returns False, and gives the batch up, if the lease
+        might end before the response. A create that is not recorded was not sent, so nothing was bought."""
+        context, now = self._context, self._context.now()
+        may_send = await context.store.depart(batch.id, context.name, now + CREATE_SILENCE_S, now)
+        if not may_send:
+            await self._refuse_unsent(batch)
+        return may_send
+
+    async def _still_mine(self, batch: Batch) -> bool:
+        context = self._context
+        return await context.store.still_mine(batch.id, context.name, context.now() + CREATE_SILENCE_S)
+
+    async def _is_mine(self, batch: Batch) -> bool:
+        """False if another engine took the batch over because this one was considered dead. The new owner decides."""
+        row = await self._context.store.batch(batch.id)
+        return row is not None and row.owner == self._context.name
+
+    async def _refuse_unsent(self, batch: Batch) -> None:
+        """Refuses a batch whose create was not sent, or not completely: the lease would end before the response, or
+        the store failed. A batch that another engine took over is `unknown` by now and stays as it is."""
+        if await self._is_mine(batch):
+            await refuse(self._context, batch, Refusal(0, "its create could not be sent whole", retryable=True))
+
+    # ------------------------------------------------------------ upload, which buys nothing
+
+    async def _upload(self, batch: Batch, upstream: Upstream, ask: Ask) -> str | None:
+        """Uploads the lines. Returns the file id, or None after a failure. Nothing is bought in either case."""
+        context, credential = self._context, batch.key.credential
+        context.set_batch_quota(credential, context.batch_quota(credential).spend(context.now()))
+        try:
+            response = await self._send(batch, upstream, ask, self._body(batch, upstream))
+            context.heard(upstream, credential, response)
+            if response.ok:
+                context.worked("uploading a batch", upstream.provider, credential)
+                return upstream.dialect.uploaded(response.body)
+            refusal = upstream.dialect.refusal(response.status, response.headers, response.body)
+        except (WireError, Garbled) as error:
+            refusal = Refusal(0, str(error), retryable=True)
+            context.failing("uploading a batch", error, upstream.provider, credential, WAITS)
+        await refuse(context, batch, refusal)
+        return None
+
+    async def _buy_uploaded(self, batch: Batch, upstream: Upstream, file_id: str) -> None:
+        """Sends the create, and retries it while the provider does not see the uploaded file yet."""
+        context = self._context
+        for attempt in range(1, UNSEEN_TRIES + 1):
+            if not await self._record_departure(batch):
+                return
+            if await self._buy(batch, upstream, file_id, again=attempt < UNSEEN_TRIES):
+                return
+            await context.clock.sleep(backoff(attempt, UNSEEN_S, UNSEEN_MAX_S))
+
+    # ------------------------------------------------------------ create
+
+    async def _buy(self, batch: Batch, upstream: Upstream, file_id: str | None, *, again: bool = False) -> bool:
+        """Sends the create once. Returns False if the provider does not see the file yet and `again` allows a retry."""
+        context = self._context
+        await context.reached("checked")
+        key = batch.key
+        ask = upstream.dialect.create(key.headers, key.endpoint, batch.nonce, file_id, key.model)
+        try:
+            response = await self._send(batch, upstream, ask, self._body(batch, upstream) if file_id is None else None)
+        except NotConnected as error:
+            context.failing(CREATING, error, upstream.provider, key.credential, WAITS)
+            await self._refuse_create(batch, upstream, Refusal(0, str(error), retryable=True), file_id)
+        except WireError as error:
+            if (
+                batch.id in self._cut_short
+            ):  # the end of the body was never sent, so the provider can't have accepted it
+                await self._refuse_unsent(batch)
+            else:
+                await self._record_unknown(batch, str(error))
+        else:
+            await context.reached("created")
+            context.heard(upstream, batch.key.credential, response)
+            if not response.ok and _not_bought(response.status):
+                refusal = upstream.dialect.refusal(response.status, response.headers, response.body)
+                if refusal.unseen and again:
+                    return False
+                await self._refuse_create(batch, upstream, refusal, file_id)
+            else:
+                await self._handle_response(batch, upstream, response)
+        return True
+
+    async def _refuse_create(self, batch: Batch, upstream: Upstream, refusal: Refusal, file_id: str | None) -> None:
+        await refuse(self._context, batch, refusal)
+        if file_id is not None:
+            await sweep(self._context, batch, upstream, (file_id,))
+
+    async def _send(self, batch: Batch, upstream: Upstream, ask: Ask, body: StreamedBody | None) -> WholeResponse:
+        secret = self._context.keyring.secret(batch.key.credential)
+        return await whole(await upstream.ask(ask, secret, timeout=CREATE_SILENCE_S, body=body))
+
+    def _body(self, batch: Batch, upstream: Upstream) -> StreamedBody:
+        dialect, endpoint = upstream.dialect, batch.key.endpoint
+        head, between, tail = dialect.frame(batch.nonce)
+        line = dialect.line(endpoint, custom_id(batch.nonce, 0), b"")
+        length = len(head) + batch.bytes + batch.count * len(line) + (batch.count - 1) * len(between) + len(tail)
+        return StreamedBody(length, self._body_chunks(batch, upstream))
+
+    async def _body_chunks(self, batch: Batch, upstream: Upstream) -> AsyncIterator[bytes]:
+        line, endpoint, nonce = upstream.dialect.line, batch.key.endpoint, batch.nonce
+        head, between, tail = upstream.dialect.frame(nonce)
+        lead, context = head, self._context
+        checked_at = context.now()
+        try:
+            async for chunk in context.store.lines(batch.id):
+                yield lead + between.join(line(endpoint, custom_id(nonce, ticket), body) for ticket, body in chunk)
+                lead = between
+                if context.now() > checked_at + RECHECK_S:
+                    await self._recheck_lease(batch)
+                    checked_at = context.now()
+        except StoreError:
+            self._cut_short.add(batch.id)
+            raise
+        yield tail
+
+    async def _recheck_lease(self, batch: Batch) -> None:
+        """A large body takes time. The lease must still last from its last byte to the response."""
+        if not await self._still_mine(batch):
+            raise StoreError("The lease of this engine runs out.")
+
+    async def _handle_response(self, batch: Batch, upstream: Upstream, response: WholeResponse) -> None:
+        if not response.ok:
+            await self._record_unknown(batch, f"the create was answered with {response.status}")
+            return
+        try:
+            report = upstream.dialect.report(response.body)
+        except Garbled as error:
+            await self._record_unknown(batch, str(error))
+        else:
+            await self._record_bought(batch, report.provider_id, report.expires_at)
+
+    async def _record_bought(self, batch: Batch, provider_id: str, expires_at: float | None) -> None:
+        context = self._context
+        offset = context.offsets.get(batch.key.provider, 0.0)
+        await context.insist(
+            "writing down a bought batch",
+            lambda: context.store.move(
+                batch.id,
+                BatchState.OPEN,
+                provider_id=provider_id,
+                resolved_at=context.now(),
+                expires_at=None if expires_at is None else expires_at - offset,
+                clock_offset=offset,
+            ),
+        )
+        context.stats.batches_submitted += 1
+        whose = context.whose(batch)
+        context.worked(CREATING, batch.key.provider, whose)
+        context.event_hooks.tell(BatchSubmitted(context.now(), batch.id, provider_id, batch.count, credential=whose))
+        await context.reached("bought")
+
+    async def _record_unknown(self, batch: Batch, reason: str) -> None:
+        context = self._context
+        offset = context.offsets.get(batch.key.provider, 0.0)
+        await context.insist(
+            "writing down an unknown create",
+            lambda: context.store.move(
+                batch.id, BatchState.UNKNOWN, resolved_at=context.now(), clock_offset=offset, note=reason
+            ),
+        )
+        context.stats.batches_unknown += 1
+        context.event_hooks.tell(
+            BatchUnknown(context.now(), batch.id, batch.count, reason, credential=context.whose(batch))
+        )
+
+
+def _not_bought(status: int) -> bool:
+    """Whether this error status of a create proves that nothing was bought."""
+    return (status < 500 and status != 408) or status == NOT_IMPLEMENTED

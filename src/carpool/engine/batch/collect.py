@@ -1,0 +1,392 @@
+"""Collects ended batches: streams their results line by line into `settle`, and accounts for every call."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import AsyncGenerator, Iterable, Sequence
+from contextlib import aclosing
+from operator import itemgetter
+
+from msgspec.structs import replace
+
+from carpool.core.backoff import backoff
+from carpool.core.errors import BadCall, CallLost, CarpoolError, Garbled, ResultsGone
+from carpool.core.lifecycle import BatchState, TicketState
+from carpool.core.model import (
+    Batch,
+    Entry,
+    EntryKind,
+    Lane,
+    Outcome,
+    OutcomeKind,
+    Settlement,
+    TicketView,
+    ticket_number,
+)
+from carpool.core.ports import BatchReport, HttpResponse, ResultLine
+from carpool.core.upstream import Upstream, whole
+from carpool.engine.cleanup import sweep
+from carpool.engine.context import LATE, PRESSED, EngineContext
+from carpool.engine.events import BatchCollected, BatchLost, FailureRateHigh
+from carpool.engine.settle import settle
+from carpool.planners import ledger
+from carpool.planners.tracking import Denials, must_retry
+
+CHUNK = 8192  # lines per transaction; more would write fewer pages, but delay the first answers
+CHUNK_BYTES = 16_000_000
+IN_FLIGHT = 2  # chunks being written
+TIDY = 4000
+RESULTS_SILENCE_S = 120.0
+RETRY_S = 2.0
+RETRY_MAX_S = 60.0
+
+GONE = frozenset({404, 410})
+
+_TICKET = itemgetter(0)
+_KINDS = {
+    "succeeded": OutcomeKind.SUCCEEDED,
+    "errored": OutcomeKind.ERRORED,
+    "expired": OutcomeKind.EXPIRED,
+    "canceled": OutcomeKind.CANCELLED,
+}
+
+
+class Collector:
+    def __init__(self, context: EngineContext) -> None:
+        self._context = context
+        self._collecting: set[int] = set()
+        self._retry_at: dict[int, float] = {}
+        self._failures: Counter[int] = Counter()
+        self._denials = Denials()
+
+    def start(self, batch: Batch, report: BatchReport | None = None) -> None:
+        """Starts collecting, unless that is under way or has just failed. `report` is the provider's current report of
+        the batch, if there is one; otherwise it is requested."""
+        context = self._context
+        if batch.id in self._collecting or self._retry_at.get(batch.id, 0.0) > context.now():
+            return
+        if batch.key.credential in context.keyring:
+            self._collecting.add(batch.id)
+            wait = backoff(self._failures[batch.id] + 1, RETRY_S, RETRY_MAX_S)
+            self._retry_at[batch.id] = context.now() + wait  # whatever goes wrong, no immediate retry
+            context.background.spawn(self._collect(batch, report), f"collect {batch.id}")
+
+    def hurry(self, batch: Batch) -> None:
+        """Retries a failed download soon, however often it failed, because a call needs the results."""
+        if batch.id in self._retry_at:
+            self._retry_at[batch.id] = min(self._retry_at[batch.id], self._context.now() + RETRY_S)
+
+    def wake(self, now: float) -> float | None:
+        return min((at for at in self._retry_at.values() if at > now), default=None)
+
+    async def _collect(self, batch: Batch, report: BatchReport | None) -> None:
+        context, upstream = self._context, self._context.upstreams[batch.key.provider]
+        row = batch
+        try:
+            current = await context.store.batch(batch.id)
+            if current is None or current.state is not BatchState.ENDED:
+                return  # the caller saw an older state
+            row = current
+            places, files = await self._places(batch, upstream, report)
+            tally = await self._stream(batch, upstream, places)
+            tally["missing"] = await self._settle_missing(batch)
+            await self._tidy(batch)
+            doing = "writing down a collected batch"
+            if await context.insist(doing, lambda: context.moved(batch, BatchState.COLLECTED)) is not None:
+                await context.reached("collected")
+                self._finished(batch, tally)
+                await sweep(context, batch, upstream, files)
+        except CarpoolError as error:
+            context.trouble(f"collecting batch {batch.id}", error, upstream.provider, context.whose(batch))
+            self._failures[batch.id] += 1
+            if isinstance(error, ResultsGone) and self._denials.add(batch.id, context.now()):
+                await self.lose(row, BatchState.ABANDONED, "the provider no longer has its results")
+                self._forget(batch)
+        else:
+            context.worked(f"collecting batch {batch.id}", upstream.provider, context.whose(batch))
+            self._forget(batch)
+        finally:
+            self._collecting.discard(batch.id)
+            context.wake_now()
+
+    def _forget(self, batch: Batch) -> None:
+        self._retry_at.pop(batch.id, None)
+        self._failures.pop(batch.id, None)
+        self._denials.clear(batch.id)
+
+    async def _tidy(self, batch: Batch) -> None:
+        """Removes bodies in the order of the tickets, which is that of the disk, rather than that of the results."""
+        after: int | None = -1
+        while after is not None:
+            after = await self._context.store.tidy(batch.id, after, TIDY)
+
+    async def _places(
+        self, batch: Batch, upstream: Upstream, report: BatchReport | None
+    ) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """Where the results are, and which files to delete afterwards. If the id does not tell, the report does."""
+        assert batch.provider_id is not None
+        places = upstream.dialect.results_at(batch.provider_id)
+        if places is not None:
+            return places, ()
+        if report is None or report.results is None:
+            context, credential = self._context, batch.key.credential
+            await context.turn(credential)
+            ask = upstream.dialect.retrieve(batch.key.headers, batch.provider_id)
+            response = await whole(
+                await upstream.ask(ask, context.keyring.secret(credential), timeout=RESULTS_SILENCE_S)
+            )
+            if not response.ok:
+                error = ResultsGone if response.status in GONE else Garbled
+                raise error(f"The provider answered {response.status} to a question where a batch's results are.")
+            report = upstream.dialect.report(response.body)
+        return report.results or (), report.files
+
+    async def _stream(self, batch: Batch, upstream: Upstream, places: Sequence[str]) -> Counter[str]:
+        """Pipelines the work: one chunk is written while the next is prepared and the one after it is read."""
+        tally: Counter[str] = Counter()
+        writing: list[asyncio.Task[None]] = []
+        try:
+            async with aclosing(self._chunks(batch, upstream, places, tally)) as chunks:
+                async for chunk in chunks:
+                    if len(writing) == IN_FLIGHT:
+                        await writing.pop(0)
+                    writing.append(self._context.background.lend(self._settle(batch, upstream, chunk, tally), "settle"))
+        finally:
+            await asyncio.gather(*writing)  # also after a read error: what was read is kept
+        return tally
+
+    async def _chunks(
+        self, batch: Batch, upstream: Upstream, places: Sequence[str], tally: Counter[str]
+    ) -> AsyncGenerator[list[ResultLine], None]:
+        chunk: list[ResultLine] = []
+        size = 0
+        async with aclosing(self._pieces(batch, upstream, places)) as pieces:
+            async for lines in pieces:
+                for raw in lines:
+                    try:
+                        chunk.append(upstream.dialect.result_line(raw))
+                        size += len(raw)
+                    except Garbled:
+                        tally["garbled"] += 1
+                while len(chunk) >= CHUNK or size >= CHUNK_BYTES:
+                    yield chunk[:CHUNK]
+                    chunk, size = chunk[CHUNK:], 0
+        if chunk:
+            yield chunk
+
+    async def result_lines(
+        self, batch: Batch, upstream: Upstream, places: Sequence[str]
+    ) -> AsyncGenerator[bytes, None]:
+        """Yields the result lines of a batch one by one, as they arrive."""
+        async with aclosing(self._pieces(batch, upstream, places)) as pieces:
+            async for lines in pieces:
+                for line in lines:
+                    yield line
+
+    async def _pieces(
+        self, batch: Batch, upstream: Upstream, places: Sequence[str]
+    ) -> AsyncGenerator[list[bytes], None]:
+        """Yields complete lines, as many as arrived at a time. Memory does not grow with the batch."""
+        read = self._pages if upstream.dialect.pages_results else self._file
+        for place in places:
+            async with aclosing(read(batch, upstream, place)) as pieces:
+                async for lines in pieces:
+                    yield lines
+
+    async def _pages(self, batch: Batch, upstream: Upstream, place: str) -> AsyncGenerator[list[bytes], None]:
+        """Reads results that come in pages."""
+        next_page: str | None = place
+        while next_page is not None:
+            response = await whole(await self._open(batch, upstream, next_page))
+            lines, next_page = upstream.dialect.result_page(next_page, response.body)
+            yield lines
+
+    async def _file(self, batch: Batch, upstream: Upstream, place: str) -> AsyncGenerator[list[bytes], None]:
+        response = await self._open(batch, upstream, place)
+        try:
+            rest = b""
+            async for piece in response.chunks():
+                *lines, rest = (rest + piece).split(b"\n")
+                yield [line for line in lines if line and not line.isspace()]
+            if rest.strip():
+                yield [rest]
+        finally:
+            await response.aclose()
+
+    async def _open(self, batch: Batch, upstream: Upstream, place: str) -> HttpResponse:
+        """Requests the results at `place`."""
+        context, credential = self._context, batch.key.credential
+        await context.turn(credential)
+        ask = upstream.dialect.results(batch.key.headers, place)
+        response = await upstream.ask(ask, context.keyring.secret(credential), timeout=RESULTS_SILENCE_S)
+        context.heard(upstream, credential, response)
+        if response.status != 200:
+            whole_response = await whole(response)
+            refusal = upstream.dialect.refusal(whole_response.status, whole_response.headers, whole_response.body)
+            if whole_response.status == 429:
+                context.pause(credential, RETRY_S if refusal.retry_after is None else refusal.retry_after)
+            error = ResultsGone if whole_response.status in GONE else Garbled
+            raise error(f"The provider answered {whole_response.status} instead of a batch's results.")
+        return response
+
+    async def _settle(self, batch: Batch, upstream: Upstream, chunk: Sequence[ResultLine], tally: Counter[str]) -> None:
+        context = self._context
+        # In the order of the tickets, which is that of the disk: neighbours share pages. The sort is stable.
+        mine = sorted(self._own_lines(batch, chunk, tally), key=_TICKET)
+        retryable = {ticket for ticket, line in mine if line.retryable}
+        views = {view.ticket: view for view in await context.store.views(sorted(retryable))} if retryable else {}
+        now = context.now()
+        await settle(context, [self._settlement(batch, upstream, t, line, views.get(t), now) for t, line in mine])
+        await context.reached("settled")
+
+    def _own_lines(
+        self, batch: Batch, chunk: Iterable[ResultLine], tally: Counter[str]
+    ) -> Iterable[tuple[int, ResultLine]]:
+        """Yields the lines with a ticket of this batch. Other lines are counted and ignored."""
+        for line in chunk:
+            nonce, _, text = line.custom_id.partition("-")
+            try:
+                ticket = ticket_number(text)
+            except BadCall:
+                ticket = -1
+            if nonce != batch.nonce or ticket < 0:
+                tally["stray"] += 1
+                continue
+            tally[line.result] += 1
+            yield ticket, line
+
+    def _settlement(
+        self, batch: Batch, upstream: Upstream, ticket: int, line: ResultLine, view: TicketView | None, now: float
+    ) -> Settlement:
+        entry = self._entry(batch, upstream, ticket, line, now)
+        if line.retryable and batch.abandoned:
+            return Settlement(ticket, entry=entry)  # the call was requeued when the batch was abandoned
+        if line.retryable and view is not None and (lane := self._retry_lane(view)) is not None:
+            late = lane is Lane.NOW and line.result == "canceled" and batch.note == PRESSED
+            return Settlement(ticket, entry=entry, requeue=lane, reason=LATE if late else entry.reason)
+        kind = _KINDS[line.result]
+        outcome = Outcome(kind, line.status, line.body, now, Lane.BATCH, batch=batch.provider_id)
+        return Settlement(ticket, outcome, entry)
+
+    def _retry_lane(self, view: TicketView) -> Lane | None:
+        """The lane on which an unanswered call is bought again; None if the failure is its outcome."""
+        context = self._context
+        retry_seconds = 0.0 if view.deadline is None or view.rescue_at is None else view.deadline - view.rescue_at
+        attempts = view.requeues + 1
+        return must_retry(
+            True, attempts, context.policy, view.deadline, context.now(), retry_seconds, awaited=view.awaited
+        )
+
+    def _entry(self, batch: Batch, upstream: Upstream, ticket: int, line: ResultLine, now: float) -> Entry:
+        key, usage = batch.key, line.usage
+        model = line.model or key.model
+        paid = would_have_paid = None
+        reason = ""
+        if line.result != "succeeded":
+            usage, paid, would_have_paid = None, 0, 0  # only successful lines are billed
+            reason = f"the batch gave it back as {line.result}"
+        elif usage is not None:
+            book = self._context.prices
+            paid, would_have_paid = ledger.money(upstream.dialect.seller, model, usage, Lane.BATCH, now, book)
+        kind = EntryKind.PURCHASE
+        bought = ticket, batch.id, now, Lane.BATCH, kind, key.provider, self._context.whose(batch), model
+        return Entry(*bought, usage, paid, would_have_paid, reason)
+
+    async def _settle_missing(self, batch: Batch) -> int:
+        """Handles calls that the results do not mention. Whether they were billed is unknown. Returns how many."""
+        count = 0
+        reason = "the provider's results do not mention it"
+        async for tickets in self._unmentioned(batch):
+            views = {view.ticket: view for view in await self._context.store.views(tickets)}
+            settlements = [self._unknown_settlement(batch, ticket, reason, views.get(ticket)) for ticket in tickets]
+            await settle(self._context, settlements)
+            count += len(tickets)
+        return count
+
+    async def _unmentioned(self, batch: Batch) -> AsyncGenerator[list[int], None]:
+        after = -1
+        while tickets := await self._context.store.unmentioned(batch.id, after, CHUNK):
+            after = tickets[-1]
+            yield tickets
+
+    def _unknown_settlement(self, batch: Batch, ticket: int, reason: str, view: TicketView | None) -> Settlement:
+        """Enters a purchase of unknown price. An open call is bought again, or settled as lost."""
+        entry = ledger.attempt(
+            ticket=ticket,
+            purchase=batch.id,
+            at=self._context.now(),
+            provider=batch.key.provider,
+            credential=self._context.whose(batch),
+            model=batch.key.model,
+            lane=Lane.BATCH,
+            reason=reason,
+        )
+        if view is None or view.state is TicketState.SENDING:
+            return Settlement(ticket, entry=entry)
+        lane = self._retry_lane(view)
+        if lane is not None:
+            return Settlement(ticket, entry=entry, requeue=lane, reason=reason)
+        return Settlement(ticket, self._lost_outcome(batch, reason), entry)
+
+    async def doubt(self, batch: Batch, reason: str) -> None:
+        """Enters each call of a batch with unknown outcome in the ledger as a purchase of unknown price."""
+        async for tickets in self._unmentioned(batch):
+            await settle(self._context, [self._unknown_settlement(batch, ticket, reason, None) for ticket in tickets])
+
+    def _lost_outcome(self, batch: Batch, reason: str) -> Outcome:
+        body = self._context.upstreams[batch.key.provider].dialect.error(
+            CallLost.status, CallLost.code, f"This call was bought, but its answer is lost: {reason}."
+        )
+        now = self._context.now()
+        return Outcome(OutcomeKind.LOST, CallLost.status, body, now, Lane.BATCH, reason, batch=batch.provider_id)
+
+    async def lose(self, batch: Batch, target: BatchState, reason: str) -> None:
+        """The provider has no such batch, or no results. Its open calls are bought again as their time allows, and its
+        purchases stand in the ledger with unknown price."""
+        context, why = self._context, f"its batch was lost: {reason}"
+        count = 0
+        async for tickets in self._unmentioned(batch):
+            views = {view.ticket: view for view in await context.store.views(tickets)}
+            settlements = [self._unknown_settlement(batch, ticket, why, views.get(ticket)) for ticket in tickets]
+            # Calls that wait for another batch stay in this one until it is released: it may come back.
+            staying = [
+                replace(settlement, requeue=None) if settlement.requeue is Lane.BATCH else settlement
+                for settlement in settlements
+            ]
+            await settle(context, staying)
+            count += sum(settlement.requeue is not None for settlement in staying)
+        released = await context.released(batch, target, why)
+        if released is None:
+            return
+        context.queues.freed(context.keyring.account(batch.key.credential), batch.key.model)
+        context.stats.batches_lost += 1
+        context.stats.requeued_calls += released
+        whose, name, count = context.whose(batch), batch.provider_id or "", count + released
+        context.event_hooks.tell(BatchLost(context.now(), batch.id, name, reason, count, credential=whose))
+        context.wake_now()
+        at = context.now()
+        await context.insist("noting a lost batch", lambda: context.store.annotate(batch.id, note=reason, ended_at=at))
+
+    async def readable(self, batch: Batch, upstream: Upstream, places: Sequence[str]) -> bool:
+        """Whether the provider has results to collect."""
+        try:
+            async with aclosing(self.result_lines(batch, upstream, places)) as lines:
+                await anext(lines, None)
+        except ResultsGone:
+            return False
+        return True
+
+    def _finished(self, batch: Batch, tally: Counter[str]) -> None:
+        context = self._context
+        context.stats.batches_collected += 1
+        context.stats.stray_lines += tally["stray"] + tally["garbled"]
+        context.stats.missing_lines += tally["missing"]
+        results, whose = {k: v for k, v in tally.items() if v}, context.whose(batch)
+        context.event_hooks.tell(
+            BatchCollected(context.now(), batch.id, batch.provider_id or "", results, credential=whose)
+        )
+        limit = context.policy.alert_on_batch_failure_rate
+        rate = 1 - tally["succeeded"] / max(1, batch.count)
+        if limit is not None and rate > limit:
+            context.event_hooks.tell(FailureRateHigh(context.now(), rate, limit, batch.count, credential=whose))

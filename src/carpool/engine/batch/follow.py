@@ -1,0 +1,334 @@
+"""Polls bought batches: one list request per account covers all of them, at an interval that fits their age."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter, defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+
+from carpool.core.backoff import backoff
+from carpool.core.errors import CarpoolError, Garbled
+from carpool.core.lifecycle import BatchState
+from carpool.core.model import Batch
+from carpool.core.ports import Ask, BatchReport
+from carpool.core.upstream import Upstream, WholeResponse, whole
+from carpool.engine.batch.collect import GONE, Collector
+from carpool.engine.batch.reconcile import Reconciler
+from carpool.engine.batch.refuse import refuse
+from carpool.engine.cleanup import sweep
+from carpool.engine.context import EngineContext
+from carpool.engine.events import BatchEnded, RetentionNear
+from carpool.planners.tracking import DENIED_PACE_S, WATCH, Denials, next_poll, watch_pace
+
+ASK_SILENCE_S = 60.0
+MAX_PAGES = 20
+FAILED_POLL_S = 5.0
+FAILED_POLL_MAX_S = 60.0
+NEVER_NAMED_S = 600.0  # results that are announced for this long without a location never get one
+ALERT_BEFORE_S = 2 * 86_400.0
+
+
+class Follower:
+    def __init__(self, context: EngineContext, collector: Collector, reconciler: Reconciler) -> None:
+        self._context = context
+        self._collector = collector
+        self._reconciler = reconciler
+        self._polling: set[str] = set()
+        self._polled_at: dict[str, float] = {}  # account → last successful poll
+        self._not_before: dict[str, float] = {}  # account → earliest retry of a failed poll
+        self._failures: Counter[str] = Counter()  # account → failed polls since the last success
+        self._denials = Denials()
+        self._not_due_until: dict[int, float] = {}  # denied batch → when to request it again
+        self._alerted: set[int] = set()
+        self._hinted: set[int] = set()  # batches of any engine that were reported as ended since the last step
+        self._unsubscribe: Callable[[], None] | None = None
+        self._reported_ended: set[str] = set()  # accounts with a batch that was reported as ended
+
+    async def step(self, now: float) -> float | None:
+        """Starts the polls that are due, and the collection of ended batches. Returns when to plan again."""
+        if self._hinted:
+            self._apply_hints()
+        by_account: dict[str, list[Batch]] = defaultdict(list)
+        for batch in self._context.batches:
+            if batch.state is BatchState.ENDED:
+                self._collector.start(batch)
+            elif batch.state is not BatchState.SUBMITTING:
+                by_account[self._context.keyring.account(batch.key.credential)].append(batch)
+            self._alert(batch, now)
+        wakes = [self._poll_if_due(account, batches, now) for account, batches in by_account.items()]
+        wakes.append(self._collector.wake(now))
+        return min((wake for wake in wakes if wake is not None), default=None)
+
+    def start(self) -> None:
+        """Subscribes to webhooks that reach other engines."""
+        self._unsubscribe = self._context.store.on_batch_hint(self._on_hint)
+
+    def stop(self) -> None:
+        if self._unsubscribe is not None:
+            self._unsubscribe()
+
+    def look_soon(self, provider: str, provider_id: str) -> None:
+        """Polls a batch at once, because it is reported as ended or its answers are urgent. If another engine owns it,
+        the store passes the hint on."""
+        mine = [
+            batch.id
+            for batch in self._context.batches
+            if (batch.key.provider, batch.provider_id) == (provider, provider_id)
+        ]
+        if mine:
+            self._on_hint(mine)
+        else:
+            self._context.background.spawn(self._pass_on(provider, provider_id), "hint_batch")
+
+    async def _pass_on(self, provider: str, provider_id: str) -> None:
+        try:
+            await self._context.store.hint_batch(provider, provider_id)
+        except CarpoolError as error:  # only a hint: the next poll will notice
+            self._context.trouble("passing on a webhook", error)
+
+    def _on_hint(self, numbers: Sequence[int]) -> None:
+        if self._context.led or self._context.batches:  # an engine that leads nothing polls nothing
+            self._hinted.update(numbers)
+            self._context.wake_now()
+
+    def _apply_hints(self) -> None:
+        """Finds the accounts of the batches that were reported as ended. Batches of other engines are ignored."""
+        hinted, self._hinted = self._hinted, set()
+        for batch in self._context.batches:
+            if batch.id in hinted and batch.state is BatchState.ENDED:
+                self._collector.hurry(batch)
+            elif batch.id in hinted:
+                self._not_due_until.pop(batch.id, None)
+                self._reported_ended.add(self._context.keyring.account(batch.key.credential))
+
+    def _poll_if_due(self, account: str, batches: list[Batch], now: float) -> float | None:
+        batches = [batch for batch in batches if batch.key.credential in self._context.keyring]
+        next_due = min((at for batch in batches if (at := self._due_at(batch)) > now), default=math.inf)
+        batches = [batch for batch in batches if self._due_at(batch) <= now]
+        if account in self._polling or not batches:
+            return next_due
+        due = self._due(account, batches, now)
+        if due > now and account not in self._reported_ended:
+            return min(due, next_due)
+        batch_quota = self._context.batch_quota(batches[0].key.credential)
+        if not batch_quota.can_ask(now):
+            return batch_quota.ask_ready_at(now)
+        self._polling.add(account)
+        self._reported_ended.discard(account)
+        self._context.background.spawn(self._poll(account, batches), f"poll {account[:8]}")
+        return None
+
+    def _due(self, account: str, batches: Sequence[Batch], now: float) -> float:
+        last = self._polled_at.get(account)
+        poll_times = [self._poll_times(batch, last) for batch in batches if _ours(batch)]
+        times = [next_poll(poll_times, self._pace(batches[0]), now)] if poll_times else []
+        times += [self._reconciler.due(batch, last) for batch in batches if _unresolved(batch)]
+        if last is not None and any(batch.id in self._denials for batch in batches):
+            times.append(last + DENIED_PACE_S)
+        if any(map(_denied, batches)):  # the caller filtered out those that are not due yet
+            times.append(now)
+        return max(self._not_before.get(account, 0.0), min(times))
+
+    def _pace(self, batch: Batch) -> float | None:
+        """The poll interval of the policy, else that of the provider."""
+        chosen = self._context.policy.poll_interval_s
+        return self._context.upstreams[batch.key.provider].dialect.limits.pace if chosen is None else chosen
+
+    def _poll_times(self, batch: Batch, last: float | None) -> tuple[float, float, float]:
+        bought_at = batch.resolved_at or batch.intended_at
+        expected = self._context.forecast.expected_end(bought_at, batch.key.model, batch.key.size_class)
+        return bought_at, bought_at if last is None else last, expected
+
+    async def _poll(self, account: str, batches: list[Batch]) -> None:
+        context = self._context
+        upstream = context.upstreams[batches[0].key.provider]
+        self._not_before[account] = context.now() + self._backoff(account)  # whatever goes wrong, no immediate retry
+        try:
+            asked = context.now()
+            reports = await self._list(batches[0].key.credential, upstream, batches)
+            await context.reached("polled")
+            identified = [batch for batch in batches if not _unresolved(batch)]
+            processed = [await self._process(batch, upstream, reports) for batch in identified]
+            unresolved = [batch for batch in batches if _unresolved(batch)]
+            await self._reconciler.apply(upstream, unresolved, list(reports.values()), asked)
+        except CarpoolError as error:  # any number of failed polls is harmless
+            context.trouble("polling", error, upstream.provider, batches[0].key.credential)
+        else:
+            context.worked("polling", upstream.provider, batches[0].key.credential)
+            if all(processed):
+                self._polled_at[account] = context.now()
+                del self._not_before[account]
+                del self._failures[account]
+        finally:
+            self._polling.discard(account)
+            context.wake_now()
+
+    def _backoff(self, account: str) -> float:
+        """Exponential with jitter: two keys of one workspace share a rate limit, and a poll that needs several requests
+        might otherwise always lose some of them to the other key."""
+        self._failures[account] += 1
+        return backoff(self._failures[account], FAILED_POLL_S, FAILED_POLL_MAX_S, self._context.rng.random())
+
+    async def _list(self, credential: str, upstream: Upstream, batches: Sequence[Batch]) -> dict[str, BatchReport]:
+        """Lists the provider's batches, newest first, back to the oldest of ours."""
+        wanted_ids = {batch.provider_id for batch in batches if not _unresolved(batch)}
+        if len(batches) == 1 and wanted_ids and batches[0].id not in self._denials:
+            return {}  # one batch is requested by id; if that was denied, a list shows whether others exist
+        oldest = min(batch.intended_at for batch in batches) + self._context.offsets.get(upstream.provider, 0.0) - 120
+        unresolved = any(map(_unresolved, batches))
+        reports: dict[str, BatchReport] = {}
+        cursor: str | None = None
+        for _ in range(MAX_PAGES):
+            limit = min(1000, 2 * len(batches) + 20)
+            response = await self._ask(
+                credential, upstream, upstream.dialect.listing(batches[0].key.headers, cursor, limit)
+            )
+            page, cursor = upstream.dialect.page(_body(response), cursor)
+            reports.update((report.provider_id, report) for report in page)
+            if cursor is None or (wanted_ids <= reports.keys() and not unresolved) or page[-1].created_at < oldest:
+                break
+        return await self._with_nonces(credential, upstream, batches[0], reports) if unresolved else reports
+
+    async def _with_nonces(
+        self, credential: str, upstream: Upstream, batch: Batch, reports: dict[str, BatchReport]
+    ) -> dict[str, BatchReport]:
+        """Adds nonces to the reports, if only the names of uploaded files show them."""
+        ask = upstream.dialect.naming(batch.key.headers)
+        if ask is None or not reports:
+            return reports
+        nonces = upstream.dialect.nonces(_body(await self._ask(credential, upstream, ask)))
+        return {name: replace(report, nonce=nonces.get(report.source or "", "")) for name, report in reports.items()}
+
+    async def _process(self, batch: Batch, upstream: Upstream, reports: Mapping[str, BatchReport]) -> bool:
+        """Processes one batch; False if that failed. One failing batch must not affect the others."""
+        try:
+            if _denied(batch):
+                await self._watch(batch, upstream, reports)
+            else:
+                await self._apply(batch.id, await self._report(batch, upstream, reports))
+        except CarpoolError as error:
+            self._context.trouble(f"looking at batch {batch.id}", error, upstream.provider, batch.key.credential)
+            return False
+        self._context.worked(f"looking at batch {batch.id}", upstream.provider, batch.key.credential)
+        return True
+
+    async def _report(self, batch: Batch, upstream: Upstream, reports: Mapping[str, BatchReport]) -> BatchReport | None:
+        """The report from the list, or requested by id if the list lags. None while the provider denies the batch."""
+        assert batch.provider_id is not None
+        if batch.provider_id in reports:
+            return reports[batch.provider_id]
+        ask = upstream.dialect.retrieve(batch.key.headers, batch.provider_id)
+        response = await self._ask(batch.key.credential, upstream, ask)
+        return None if response.status in GONE else upstream.dialect.report(_body(response))
+
+    async def _watch(self, batch: Batch, upstream: Upstream, reports: Mapping[str, BatchReport]) -> None:
+        """Checks whether a batch that was denied and abandoned exists after all. Then it is polled to its end."""
+        context = self._context
+        since = self._postpone(batch)
+        report = await self._report(batch, upstream, reports)
+        is_back = report is not None and await self._is_back(batch, upstream, report)
+        row = await context.store.batch(batch.id)
+        if row is None or not _denied(row):
+            return  # the caller saw an older state
+        if is_back:
+            self._not_due_until.pop(batch.id, None)
+            await context.moved(batch, BatchState.OPEN)
+        elif context.now() - since >= WATCH or (report is not None and report.results is None):
+            self._not_due_until.pop(batch.id, None)
+            await context.moved(batch, BatchState.LOST)
+
+    async def _is_back(self, batch: Batch, upstream: Upstream, report: BatchReport) -> bool:
+        if not report.ended or report.failure is not None:
+            return True
+        return report.results is not None and await self._collector.readable(batch, upstream, report.results)
+
+    def _due_at(self, batch: Batch) -> float:
+        return self._not_due_until.get(batch.id, 0.0) if _denied(batch) else 0.0
+
+    def _postpone(self, batch: Batch) -> float:
+        """Schedules the next request for a denied batch. Returns since when it is denied."""
+        now, since = self._context.now(), batch.ended_at or batch.intended_at
+        self._not_due_until[batch.id] = now + watch_pace(now - since)
+        return since
+
+    async def _ask(self, credential: str, upstream: Upstream, ask: Ask) -> WholeResponse:
+        context = self._context
+        await context.turn(credential)
+        response = await whole(await upstream.ask(ask, context.keyring.secret(credential), timeout=ASK_SILENCE_S))
+        context.heard(upstream, credential, response)
+        if response.status == 429:
+            refusal = upstream.dialect.refusal(response.status, response.headers, response.body)
+            context.pause(credential, FAILED_POLL_S if refusal.retry_after is None else refusal.retry_after)
+        return response
+
+    async def _apply(self, number: int, report: BatchReport | None) -> None:
+        context = self._context
+        batch = await context.store.batch(number)
+        if batch is None or not _ours(batch):
+            return  # its state changed during the request
+        if report is None:
+            if self._denials.add(batch.id, context.now()):
+                self._denials.clear(batch.id)
+                self._postpone(batch)
+                await self._collector.lose(batch, BatchState.ABANDONED, "the provider does not know it any more")
+            return
+        self._denials.clear(batch.id)
+        if report.failure is not None:
+            await refuse(context, batch, report.failure)
+            await sweep(context, batch, context.upstreams[batch.key.provider], report.files)
+        elif report.ended and report.results is None:
+            await self._collector.lose(batch, BatchState.LOST, "the provider no longer has its results")
+        elif report.ended:
+            await self._end_batch(batch, report)
+        elif self._results_withheld(batch, report):
+            await self._end_batch(batch, replace(report, ended=True, results=()))
+        elif report.cancelling and batch.state is BatchState.OPEN:
+            await context.stopping(batch, batch.note or "cancelled by somebody at the provider")
+
+    def _results_withheld(self, batch: Batch, report: BatchReport) -> bool:
+        """Whether an ended batch has announced results for so long, without a location, that none will come."""
+        provider_now = self._context.now() + self._context.offsets.get(batch.key.provider, batch.clock_offset)
+        return report.ended_at is not None and provider_now - report.ended_at >= NEVER_NAMED_S
+
+    async def _end_batch(self, batch: Batch, report: BatchReport) -> None:
+        context, whose = self._context, self._context.whose(batch)
+        took = context.now() - (batch.resolved_at or batch.intended_at)
+        ended = await context.moved(batch, BatchState.ENDED, ended_at=context.now())
+        if ended is None:
+            return
+        context.queues.freed(context.keyring.account(whose), batch.key.model)
+        context.event_hooks.tell(BatchEnded(context.now(), batch.id, report.provider_id, took, credential=whose))
+        await context.reached("ended")
+        self._collector.start(ended, report)
+
+    def _alert(self, batch: Batch, now: float) -> None:
+        """Reports uncollected results before the provider drops them."""
+        if batch.provider_id is None or batch.id in self._alerted:
+            return
+        retention = self._context.upstreams[batch.key.provider].dialect.limits.retention
+        drops_at = batch.intended_at + retention
+        if now >= drops_at - min(ALERT_BEFORE_S, retention / 4):
+            self._alerted.add(batch.id)
+            whose = self._context.whose(batch)
+            self._context.event_hooks.tell(RetentionNear(now, batch.id, batch.provider_id, drops_at, credential=whose))
+
+
+def _ours(batch: Batch) -> bool:
+    return batch.state in (BatchState.OPEN, BatchState.CANCELLING)
+
+
+def _denied(batch: Batch) -> bool:
+    """Bought, abandoned because the provider denies it, and still watched."""
+    return batch.state is BatchState.ABANDONED and batch.provider_id is not None
+
+
+def _unresolved(batch: Batch) -> bool:
+    """Its create went unanswered, so only a list request can find it."""
+    return not _ours(batch) and not _denied(batch)
+
+
+def _body(response: WholeResponse) -> bytes:
+    if not response.ok:
+        raise Garbled(f"The provider answered {response.status} to a look at its batches.")
+    return response.body

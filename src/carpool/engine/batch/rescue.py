@@ -1,0 +1,283 @@
+"""Rescue: sends calls on `now` whose batch would miss their deadline, as late as is safe and as cheaply as possible.
+
+Every call with a deadline has a `rescue_at`: the time at which it must be sent on `now` to be answered in time. A call
+that is still unanswered then is rescued, wherever it is. In its pool, it is simply bought on `now` instead. In a batch,
+it becomes a second purchase beside one that may be billed too: the ledger enters it as a rescue, and the first outcome
+that is settled wins. The results of a batch that has ended are already being fetched, so they get a part of the time
+that is left before the call is sent again.
+
+- Who rescues: the engine whose client awaits the call; the leader of the account if nobody awaits it. The owner of a
+  batch also plans for calls that other engines rescue, because only the owner may cancel the batch.
+- Cancelling: when all open calls of a batch need rescue, the batch is cancelled first, so that the provider does not
+  bill what has not run yet. A batch that some calls can still wait for is not cancelled. Only a batch whose id is
+  surely ours is ever cancelled.
+- Rate: rescues share the synchronous rate that the policy allows. When many are due at once, all of them start earlier.
+- No room: if the provider refuses the rescue (429, 5xx) until there is no time for a retry, the call is left to its
+  batch, which is polled every two seconds and may still answer. At the deadline the wait ends.
+
+Calls with a key that travel on `now` are sent from here as well, because they have a ticket on disk: another engine may
+be sending the same ticket, or may have died while it did.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+
+from msgspec.structs import replace
+
+from carpool.core.errors import CarpoolError
+from carpool.core.lifecycle import BOUGHT
+from carpool.core.model import Batch, Call, Due, EntryKind, Lane, OpenCalls, Parcel, ticket_text
+from carpool.core.upstream import whole
+from carpool.engine.context import LATE, PRESSED, EngineContext
+from carpool.engine.events import BatchLate, CallRescued
+from carpool.engine.now.send import Sender, SendRequest, Sent
+from carpool.engine.waiters import Reply
+from carpool.planners.batch_limits import TokenBucket
+from carpool.planners.tracking import early_start, rescue_plan
+
+ASK_SILENCE_S = 60.0
+CANCEL_AGAIN_S = 2.0  # minimum time between two cancel requests for a batch
+RELIED_ON_S = 2.0  # poll interval of a batch that is the only one left to answer a call
+TAKEN_S = 5.0  # poll interval for a call that another engine is sending
+LOOK_AHEAD = 5000  # due calls planned in one step
+AT_ONCE = 64  # concurrent rescues
+UNDER_WAY_S = 0.5  # when to plan again while rescues are under way; the end of one wakes the planner too
+OTHERS_S = 1.0  # the same while other engines rescue calls of this engine's batches
+NOTHING_OPEN = OpenCalls(0, 0, None)
+
+
+class Rescuer:
+    def __init__(self, context: EngineContext, sender: Sender, look_soon: Callable[[str, str], None]) -> None:
+        self._context = context
+        self._sender = sender
+        self._poll_soon = look_soon  # takes a provider and its batch id
+        self._relied_on: dict[tuple[str, str], tuple[float, float]] = {}  # batch → (next poll, end)
+        self._under_way: set[int] = set()
+        rpm = context.policy.sync_rpm
+        self._gap = 0.0 if rpm is None else 60 / rpm
+        self._pace = None if rpm is None else TokenBucket(rpm / 60, max(1.0, rpm / 60), 1.0, context.now())
+        self._cancelling: set[int] = set()
+        self._late: set[int] = set()  # batches reported as late
+        self._cancel_after: dict[int, float] = {}  # batch → when another cancel may be sent
+
+    async def step(self, now: float) -> float | None:
+        """Sends the calls that are due, cancelling batches first where that saves money. Returns when to plan again."""
+        wakes = self._poll_relied_on(now), await self._send_due(now)
+        return min((wake for wake in wakes if wake is not None), default=None)
+
+    def _poll_relied_on(self, now: float) -> float | None:
+        """Polls batches that are the only ones left to answer some calls, until the deadlines of these calls."""
+        self._relied_on = {batch: (at, until) for batch, (at, until) in self._relied_on.items() if now < until}
+        for batch, (at, until) in self._relied_on.items():
+            if at <= now:
+                self._poll_soon(*batch)
+                self._relied_on[batch] = now + RELIED_ON_S, until
+        return min((at for at, _ in self._relied_on.values()), default=None)
+
+    async def _send_due(self, now: float) -> float | None:
+        context = self._context
+        upcoming = await self._next_due()
+        if upcoming is None:
+            return None
+        horizon = context.forecast.cancel_seconds + LOOK_AHEAD * self._gap
+        due = [call for call in await self._due(now + horizon) if call.ticket not in self._under_way]
+        mine = [call.rescue_at for call in due if self._mine(call)]
+        if not due:  # everything that is due is under way already, and may wait for its turn on `now`
+            return max(upcoming - horizon, now + UNDER_WAY_S)
+        shift = max(0.0, mine[0] - early_start(mine, now, context.policy.sync_rpm)) if mine else 0.0
+        groups = await self._by_batch(due)
+        wakes = [await self._plan(batch, calls, now, shift) for batch, calls in groups]
+        wakes.append(now + OTHERS_S if len(mine) < len(due) else None)
+        return min((wake for wake in wakes if wake is not None and wake > now), default=None)
+
+    async def _next_due(self) -> float | None:
+        """When the next call is due: of those it awaits, and of all it leads, because it owns their batches."""
+        context = self._context
+        led, others = context.led_credentials, context.other_credentials
+        times = [
+            await context.store.next_due(led) if led else None,
+            await context.store.next_due(others, context.name) if others else None,
+        ]
+        return min((at for at in times if at is not None), default=None)
+
+    async def _due(self, until: float) -> list[Due]:
+        context = self._context
+        led, others = context.led_credentials, context.other_credentials
+        calls = await context.store.due(led, until, LOOK_AHEAD) if led else []
+        if len(calls) == LOOK_AHEAD and not all(map(self._mine, calls)):  # the others' must not crowd out its own
+            calls += await context.store.due(led, until, LOOK_AHEAD, context.name)
+        if others:
+            calls += await context.store.due(others, until, LOOK_AHEAD, context.name)
+        return sorted({call.ticket: call for call in calls}.values(), key=lambda call: (call.rescue_at, call.ticket))
+
+    def _mine(self, call: Due) -> bool:
+        """A call is rescued by the engine whose client awaits it; if nobody awaits it, by the leader."""
+        return call.awaiter is None or call.awaiter == self._context.name
+
+    async def _by_batch(self, due: Sequence[Due]) -> list[tuple[Batch | None, list[Due]]]:
+        rows = {batch.id: batch for batch in self._context.batches}
+        groups: dict[int | None, list[Due]] = defaultdict(list)
+        for call in due:
+            groups[call.batch].append(call)
+        by_batch: list[tuple[Batch | None, list[Due]]] = [(None, groups.pop(None))] if None in groups else []
+        for number, calls in groups.items():
+            assert number is not None
+            batch = rows.get(number)
+            if batch is None and any(map(self._mine, calls)):  # another engine's, or just created
+                batch = await self._context.store.batch(number)
+            if batch is not None:
+                by_batch.append((batch, calls))
+        return by_batch
+
+    async def _plan(self, batch: Batch | None, calls: list[Due], now: float, shift: float) -> float | None:
+        """`shift` moves rescues forward, when more are due than the synchronous rate allows at once."""
+        context, mine = self._context, [call for call in calls if self._mine(call)]
+        if batch is None:
+            ready = [call for call in mine if call.lane is Lane.NOW or call.rescue_at - shift <= now]
+            self._send(ready, None)
+            return min((call.rescue_at - shift for call in mine if call not in ready), default=None)
+        ours = batch.owner == context.name  # only its owner cancels a batch
+        open_calls = await context.store.open_calls(batch.id) if ours else NOTHING_OPEN
+        plan = rescue_plan(batch, calls, open_calls, now, context.forecast.cancel_seconds, early=shift)
+        if plan.cancel and batch.id not in self._cancelling and self._cancel_after.get(batch.id, 0.0) <= now:
+            self._cancelling.add(batch.id)
+            context.background.spawn(self._cancel(batch), f"cancel {batch.id}")
+        resend = set(plan.resend)
+        if (resend or plan.cancel) and batch.id not in self._late:
+            self._late.add(batch.id)
+            whose, name = batch.key.credential, batch.provider_id or ""
+            context.event_hooks.tell(BatchLate(now, batch.id, name, batch.count, credential=whose))
+        self._send([call for call in mine if call.ticket in resend], batch)
+        if plan.cancel and (again := self._cancel_after.get(batch.id, 0.0)) > now:
+            return again if plan.wake is None else min(again, plan.wake)
+        return plan.wake
+
+    def _send(self, calls: Sequence[Due], batch: Batch | None) -> None:
+        for call in calls[: AT_ONCE - len(self._under_way)]:
+            if not self._may_send():
+                return
+            self._under_way.add(call.ticket)
+            self._context.background.spawn(self._rescue(call, batch), f"rescue {ticket_text(call.ticket)}")
+
+    def _may_send(self) -> bool:
+        """Whether the synchronous rate of the policy allows another rescue."""
+        if self._pace is None:
+            return True
+        now = self._context.now()
+        if self._pace.available(now) < 1:
+            self._context.wake_by(self._pace.wait_until(now))
+            return False
+        self._pace = self._pace.take(now)
+        return True
+
+    def send_kept(self, call: Call, reason: str, ticket: int) -> None:
+        """Sends a call on `now` whose ticket is on disk because it has a key."""
+        if ticket not in self._under_way:
+            self._under_way.add(ticket)
+            request = replace(SendRequest.of(call, reason, kept=True), ticket=ticket)
+            self._context.background.spawn(self._send_kept(request), f"send {ticket_text(ticket)}")
+
+    async def resume(self, ticket: int, deadline: float | None) -> None:
+        """Sends a kept call on `now` again whose sender may have died. No effect while another engine sends it."""
+        parcel = None if ticket in self._under_way else await self._context.store.parcel(ticket)
+        if parcel is None or ticket in self._under_way:
+            return
+        self._under_way.add(ticket)
+        request = _request_of(parcel, deadline, EntryKind.PURCHASE, parcel.reason)
+        self._context.background.spawn(self._send_kept(request), f"send {ticket_text(ticket)}")
+
+    async def _send_kept(self, request: SendRequest) -> None:
+        """Another engine may be sending the call. If that engine is dead, its pulse runs out, and this one sends."""
+        context = self._context
+        try:
+            while await self._sender.resend(request) is Sent.TAKEN and request.ticket in context.waiters:
+                for settled in await context.store.outcomes([request.ticket]):
+                    context.waiters.resolve(Reply.of(settled))
+                await context.clock.sleep(TAKEN_S)
+        finally:
+            self._under_way.discard(request.ticket)
+
+    async def _rescue(self, call: Due, batch: Batch | None) -> None:
+        context = self._context
+        try:
+            if await self._too_late(call):
+                return
+            request = await self._send_request(call, batch)
+            sent = Sent.TAKEN if request is None else await self._sender.resend(request)
+            if request is not None and sent is not Sent.TAKEN:
+                context.stats.rescued_calls += sent is Sent.SETTLED
+                number, whose = batch.id if batch else None, context.keyring.credential(request.payer)
+                context.event_hooks.tell(
+                    CallRescued(context.now(), ticket_text(call.ticket), number, request.reason, credential=whose)
+                )
+            if sent is Sent.LEFT and batch is not None:
+                self._rely_on(batch, call)
+        except CarpoolError as error:
+            context.trouble("rescuing a call", error, "" if batch is None else batch.key.provider)
+        finally:
+            self._under_way.discard(call.ticket)
+            context.wake_now()
+
+    def _rely_on(self, batch: Batch, call: Due) -> None:
+        """Only its batch can still answer this call, so the batch is polled often until the deadline."""
+        if batch.provider_id is not None and call.deadline is not None:
+            name = batch.key.provider, batch.provider_id
+            at, until = self._relied_on.get(name, (self._context.now(), 0.0))
+            self._relied_on[name] = at, max(until, call.deadline)
+
+    async def _too_late(self, call: Due) -> bool:
+        """Ends the wait at the deadline, if a rescue was tried and neither it nor the batch has answered."""
+        context = self._context
+        if call.deadline is None or context.now() < call.deadline or await context.store.attempts(call.ticket) == 0:
+            return False
+        await self._sender.miss(call.ticket)
+        return True
+
+    async def _send_request(self, call: Due, batch: Batch | None) -> SendRequest | None:
+        parcel = await self._context.store.parcel(call.ticket)
+        if parcel is None:
+            return None
+        bought_before = batch is not None or parcel.requeues > 0  # perhaps: a batch may have bought it, or still will
+        reason = LATE if batch is not None else "no batch could take it in time"
+        kind = EntryKind.RESCUE if bought_before else EntryKind.PURCHASE
+        why = parcel.reason if call.lane is Lane.NOW and parcel.reason else reason
+        return _request_of(parcel, call.deadline, kind, why)
+
+    async def _cancel(self, batch: Batch) -> None:
+        """Cancels a batch, so that what has not run is not billed. Only a batch whose id is surely ours."""
+        context = self._context
+        upstream, credential = context.upstreams[batch.key.provider], batch.key.credential
+        try:
+            if batch.provider_id is None or batch.state not in BOUGHT:
+                return
+            await context.store.annotate(batch.id, note=PRESSED)  # before the provider says that it stops
+            await context.turn(credential)
+            ask = upstream.dialect.cancel(batch.key.headers, batch.provider_id)
+            response = await whole(await upstream.ask(ask, context.keyring.secret(credential), timeout=ASK_SILENCE_S))
+            self._cancel_after[batch.id] = context.now() + CANCEL_AGAIN_S
+            if response.ok:
+                await context.stopping(batch, PRESSED)
+        except CarpoolError as error:
+            self._cancel_after[batch.id] = context.now() + CANCEL_AGAIN_S
+            context.trouble("cancelling a batch", error, upstream.provider, credential)
+        finally:
+            self._cancelling.discard(batch.id)
+            context.wake_now()
+
+
+def _request_of(parcel: Parcel, deadline: float | None, kind: EntryKind, reason: str) -> SendRequest:
+    return SendRequest(
+        ticket=parcel.ticket,
+        provider=parcel.key.provider,
+        endpoint=parcel.key.endpoint,
+        payer=parcel.key.credential,
+        headers=parcel.key.headers,
+        body=parcel.body,
+        model=parcel.model,
+        deadline=deadline,
+        kind=kind,
+        reason=reason,
+        kept=True,
+    )

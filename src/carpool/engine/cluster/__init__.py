@@ -1,0 +1,1 @@
+"""Several engines on one store: leases, leadership, hints between processes."""

@@ -1,0 +1,188 @@
+"""Membership of an engine among those that share a store: pulse, lease, leadership, takeover, and lost hints.
+
+Any number of engines may share a store, in one process or in many. Every engine admits calls, rescues those that its
+own clients await, and delivers what any engine settled. Each account (all credentials that buy with one secret) has one
+leader, which alone creates its batches, polls them and spends its rate limit. The store enforces this: an intent of an
+engine that does not lead the account claims nothing. An engine leads only accounts whose secret it holds.
+
+Two time limits show that an engine is alive. `store.join` renews both every 10 s (`beat`):
+
+- The pulse, 30 s. When it runs out, or the engine leaves, other engines may lead its accounts and take over its
+  batches, and its tickets count as awaited by nobody. It is short because an account has no leader for that long.
+- The lease, 180 s. A create is sent only while the lease outlasts the time that its response may take, and a create
+  that died with its engine becomes `unknown` only when the lease has ended. So an engine that was suspended and wakes
+  up with a stale lease buys nothing, and no engine judges a create that may still be under way.
+
+Takeover: `_lead` asks the store which accounts this engine leads, and `store.take_over` assigns it the unfinished
+batches of dead engines in those accounts.
+
+An engine that was considered dead but lives learns it from its next beat. It leads nothing for one more beat, because
+the others may have been cut off from the store alike and need time to report, and it awaits its clients' tickets again.
+
+Hints between engines (calls that arrived, tickets that were settled) only save time and may be lost. `_poll_outcomes`
+finds lost ones: it reads the outcomes of waiting tickets every 1 to 15 s.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from carpool.core.model import Batch
+from carpool.engine.context import EngineContext
+from carpool.engine.events import BatchFound
+from carpool.engine.waiters import Reply
+
+LEAD_AGAIN_S = 1.0  # minimum time between two leadership checks
+QUICK_LOOK_S = 1.0  # shortest and longest interval between polls for outcomes whose hint was lost
+SLOW_LOOK_S = 15.0
+LOOK_AT = 1000  # tickets per poll
+REAWAIT = 250  # tickets awaited again at a time
+HURRY_S = 0.1  # calls admitted by other engines wake the planner no more often than this
+
+
+class Lease(NamedTuple):
+    """How long an engine holds its lease, how long it counts as alive, and how often it renews both."""
+
+    lease: float = 180.0  # well above the timeout of a create
+    pulse: float = 30.0  # short: when the engine dies, its accounts have no leader for this long
+    beat: float = 10.0
+
+
+class Membership:
+    def __init__(self, context: EngineContext, lease: Lease) -> None:
+        self._context = context
+        self._lease = lease
+        self._beat_at = 0.0
+        self._lead_at = 0.0
+        self._led_at = 0.0
+        self._joined = False
+        self._polled_at = 0.0
+        self._poll_interval = QUICK_LOOK_S
+        self._waiting_before = 0
+        self._last_polled = -1  # the last ticket of the previous poll
+        self._unsubscribes: list[Callable[[], None]] = []
+
+    async def start(self, now: float) -> None:
+        await self._beat(now)
+        # Before the first call is admitted: a client whose process died must be able to adopt its ticket.
+        await self._lead(now)
+        store = self._context.store
+        self._unsubscribes = [store.subscribe(self._on_settled), store.on_pool_change(self._on_pool_change)]
+
+    def stop(self) -> None:
+        for unsubscribe in self._unsubscribes:
+            unsubscribe()
+
+    async def step(self, now: float) -> float:
+        if now >= self._beat_at or now < self._beat_at - self._lease.beat:
+            await self._beat(now)
+        if now >= self._lead_at or now < self._lead_at - self._lease.beat:
+            await self._lead(now)
+        return min(self._beat_at, self._lead_at, await self._poll_outcomes(now))
+
+    # ------------------------------------------------------------ pulse and leadership
+
+    def lead_soon(self) -> None:
+        """Checks leadership soon, because another engine may be gone."""
+        self._lead_at = min(self._lead_at, self._led_at + LEAD_AGAIN_S)
+        self._context.wake_now()
+
+    def enrolled(self) -> None:
+        """Checks leadership at the next step, because there is a new credential."""
+        self._lead_at = 0.0
+        self._context.wake_now()
+
+    async def _beat(self, now: float) -> None:
+        context = self._context
+        alive = await self._join(now)
+        if alive or not self._joined:
+            self._joined = True
+            self._lead_at = now
+            return
+        # Others considered this engine dead. If the store was unreachable, they may have been cut off as well: they
+        # get time to renew their pulse before this engine takes over anything of theirs.
+        context.lead(())
+        self._lead_at = now + self._lease.beat
+        await self._await_again()
+
+    async def _join(self, now: float) -> bool:
+        alive = await self._context.store.join(self._context.name, now, self._lease.lease, self._lease.pulse)
+        self._beat_at = now + self._lease.beat
+        return alive
+
+    async def _await_again(self) -> None:
+        """Awaits the tickets of all waiting clients again. With many clients this takes longer than a pulse lasts, so
+        the pulse is renewed in between. Otherwise this would start over for ever."""
+        context, tickets, done = self._context, list(self._context.waiters), 0
+        while done < len(tickets):
+            chunk = tickets[done : done + REAWAIT]
+            await asyncio.gather(*(context.store.await_ticket(ticket, context.name) for ticket in chunk))
+            await self._fetch(chunk)
+            done += REAWAIT
+            if context.now() >= self._beat_at and not await self._join(context.now()):
+                done = 0
+
+    async def _lead(self, now: float) -> None:
+        context = self._context
+        self._led_at, self._lead_at = now, now + self._lease.beat
+        accounts = {context.keyring.account(credential) for credential in context.keyring}
+        context.lead(await context.store.lead(context.name, accounts, now))
+        known = {batch.id for batch in await context.store.batches(context.name)}
+        if await context.store.take_over(context.name, context.led_credentials, now):
+            for batch in await context.store.batches(context.name):
+                if batch.id not in known:
+                    self._report_takeover(batch, now)
+
+    def _report_takeover(self, batch: Batch, now: float) -> None:
+        whose, name = batch.key.credential, batch.provider_id or ""
+        self._context.event_hooks.tell(BatchFound(now, batch.id, name, batch.count, str(batch.state), credential=whose))
+
+    # ------------------------------------------------------------ hints from other engines
+
+    def _on_pool_change(self, credentials: Sequence[str]) -> None:
+        context = self._context
+        if not credentials:
+            self.lead_soon()
+        elif any(context.leads(credential) for credential in credentials):
+            context.wake_by(context.now() + min(context.policy.linger_ms / 1000, HURRY_S))
+
+    def _on_settled(self, tickets: Sequence[int]) -> None:
+        """Another engine may have settled a call whose client waits at this one."""
+        context = self._context
+        mine = [ticket for ticket in tickets if ticket in context.waiters]
+        if mine:
+            context.background.spawn(self._fetch(mine), "fetch")
+        elif not tickets:  # an empty hint: some hints may have been lost
+            self._polled_at, self._poll_interval = 0.0, QUICK_LOOK_S
+            context.wake_now()
+
+    async def _fetch(self, tickets: Sequence[int]) -> int:
+        outcomes = await self._context.store.outcomes(tickets)
+        for settled in outcomes:
+            self._context.waiters.resolve(Reply.of(settled))
+        return len(outcomes)
+
+    async def _poll_outcomes(self, now: float) -> float:
+        """Polls for outcomes whose hint was lost. Returns when to poll again."""
+        context, waiting = self._context, len(self._context.waiters)
+        if not waiting or not context.other_credentials:
+            self._waiting_before = waiting
+            return float("inf")
+        if waiting > self._waiting_before:
+            self._poll_interval = QUICK_LOOK_S
+        self._waiting_before = waiting
+        if now >= self._polled_at + self._poll_interval or now < self._polled_at:
+            self._polled_at = now
+            resolved = await self._fetch(self._next_tickets())
+            self._poll_interval = QUICK_LOOK_S if resolved else min(2 * self._poll_interval, SLOW_LOOK_S)
+        return self._polled_at + self._poll_interval
+
+    def _next_tickets(self) -> list[int]:
+        """The next tickets to poll, round robin, so that each of many gets its turn."""
+        tickets = sorted(self._context.waiters)
+        later = [ticket for ticket in tickets if ticket > self._last_polled] or tickets
+        chunk = later[:LOOK_AT]
+        self._last_polled = chunk[-1] if chunk else -1
+        return chunk

@@ -1,0 +1,256 @@
+"""State shared by the parts of the engine: ports, settings, and what one process remembers."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections import defaultdict
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+from carpool.core.backoff import backoff
+from carpool.core.errors import IllegalMove, NotConnected, StoreError, StoreUnwritable, TooBusy, Unwell
+from carpool.core.lifecycle import BatchState
+from carpool.core.model import NONCE_LETTERS, Batch, Lane, base32
+from carpool.core.ports import Clock, HttpResponse, Store
+from carpool.core.prices import PriceBook
+from carpool.core.tracebacks import error_name, plain_message
+from carpool.core.upstream import Upstream, WholeResponse, clock_offset
+from carpool.engine.credentials import Keyring
+from carpool.engine.events import EventHooks, Trouble
+from carpool.engine.health import LaneRefusals, Troubles
+from carpool.engine.stats import Stats
+from carpool.engine.tasks import BackgroundTasks
+from carpool.engine.waiters import GcFreezer, Waiters
+from carpool.planners.batch_limits import BatchQuota, EnqueuedLimits
+from carpool.planners.forecast import Forecast
+from carpool.planners.policy import RoutingPolicy
+
+DEFAULT_RPM = 50
+DEFAULT_PACE = 2.0
+LOOK_AGAIN_S = 1.0  # how often to check the batch quota while waiting for it
+LONGEST_PAUSE_S = 3600.0  # upper limit of a `retry-after`
+INSIST_S, INSIST_MAX_S = 0.1, 30.0  # backoff of a write that must succeed
+TICKET_EPOCH_MS = 1_767_225_600_000  # 2026-01-01: keeps tickets within 63 bits for centuries
+
+PRESSED = "its calls are pressed for time"  # the note of a batch that was cancelled for its calls' deadlines
+LATE = "its batch would have been late"  # the reason of a rescue
+
+T = TypeVar("T")
+Probe = Callable[[str], Awaitable[None]]
+
+
+@dataclass(slots=True)
+class EngineContext:
+    store: Store
+    clock: Clock
+    policy: RoutingPolicy
+    forecast: Forecast
+    prices: PriceBook
+    keyring: Keyring
+    upstreams: Mapping[str, Upstream]
+    event_hooks: EventHooks
+    rng: random.Random
+    now: Callable[[], float] = field(init=False)  # the clock's method
+    dice: random.Random = field(init=False)  # for values that are no secret: the system's randomness takes 25 µs
+    name: str
+    probe: Probe | None = None
+    background: BackgroundTasks = field(default_factory=BackgroundTasks)
+    waiters: Waiters = field(default_factory=Waiters)
+    gc_freezer: GcFreezer = field(default_factory=GcFreezer)
+    stats: Stats = field(default_factory=Stats)
+    troubles: Troubles = field(default_factory=Troubles)
+    batch_quotas: dict[str, BatchQuota] = field(default_factory=dict)  # by account
+    lines: defaultdict[str, asyncio.Lock] = field(
+        default_factory=lambda: defaultdict(asyncio.Lock)
+    )  # by account: the queue for its quota
+    offsets: dict[str, float] = field(default_factory=dict)
+    learned: LaneRefusals = field(init=False)
+    queues: EnqueuedLimits = field(default_factory=EnqueuedLimits)
+    byte_caps: dict[str, int] = field(default_factory=dict)  # account → limit learned from a 413
+    batches: list[Batch] = field(default_factory=list)  # unfinished batches of this engine, as of this step
+    led: frozenset[str] = frozenset()  # accounts that this engine leads, as of the last check
+    led_credentials: tuple[str, ...] = ()  # of the accounts it leads
+    other_credentials: tuple[str, ...] = ()  # of accounts that others lead, or nobody yet
+    closing: bool = False
+    wake: float = 0.0
+    alarm: asyncio.Event = field(default_factory=asyncio.Event)
+    _last_ticket: int = 0
+
+    def __post_init__(self) -> None:
+        self.now = self.clock.now
+        self.dice = random.Random(self.rng.getrandbits(64))  # noqa: S311
+        self.learned = LaneRefusals(self.store, self.clock)
+
+    # ------------------------------------------------------------ time
+
+    def wake_by(self, at: float | None) -> None:
+        """Schedules the next step of the engine for this time or earlier."""
+        if at is not None and at < self.wake:
+            self.wake = at
+            self.alarm.set()
+
+    def wake_now(self) -> None:
+        self.wake_by(0.0)
+
+    # ------------------------------------------------------------ identifiers
+
+    def new_ticket(self) -> int:
+        """Grows with time, so that new rows are stored together; random low bits keep processes from colliding."""
+        stamp = int(self.now() * 1000) - TICKET_EPOCH_MS
+        if stamp > self._last_ticket >> 22:
+            self._last_ticket = stamp << 22 | self.dice.getrandbits(22)
+        else:  # within the same millisecond, counting is faster than new random bits
+            self._last_ticket += 1
+        return self._last_ticket
+
+    def new_nonce(self) -> str:
+        return base32(self.rng.getrandbits(5 * NONCE_LETTERS), NONCE_LETTERS)
+
+    # ------------------------------------------------------------ leadership
+
+    def leads(self, credential: str) -> bool:
+        """Whether this engine creates the batches of a credential's account, and spends its quota."""
+        return self.keyring.account(credential) in self.led
+
+    def lead(self, accounts: Iterable[str]) -> None:
+        """Sets the accounts that this engine leads. Their credentials are listed here once, not in every step."""
+        self.led = frozenset(accounts)
+        self.led_credentials = tuple(credential for credential in self.keyring if self.leads(credential))
+        self.other_credentials = tuple(credential for credential in self.keyring if not self.leads(credential))
+
+    def whose(self, batch: Batch) -> str:
+        """The credential of a batch's calls, whichever form of the key buys it."""
+        return self.keyring.credential(batch.key.credential)
+
+    # ------------------------------------------------------------ the batch quota of a credential's account
+
+    def batch_quota(self, credential: str) -> BatchQuota:
+        account = self.keyring.account(credential)
+        if account not in self.batch_quotas:
+            pace = self.policy.poll_interval_s or DEFAULT_PACE
+            self.batch_quotas[account] = BatchQuota.new(self.policy.batch_rpm or DEFAULT_RPM, pace, self.now())
+        return self.batch_quotas[account]
+
+    def set_batch_quota(self, credential: str, batch_quota: BatchQuota) -> None:
+        self.batch_quotas[self.keyring.account(credential)] = batch_quota
+
+    async def turn(self, credential: str) -> None:
+        """Waits until the account's quota allows another request to the batch API, and spends it. First come, first
+        served: otherwise frequent polls would hold up the download of results."""
+        async with self.lines[self.keyring.account(credential)]:
+            while not (batch_quota := self.batch_quota(credential)).can_ask(self.now()):
+                wait = batch_quota.ask_ready_at(self.now()) - self.now()
+                await self.clock.sleep(min(max(0.01, wait), LOOK_AGAIN_S))  # the quota may grow meanwhile
+            self.set_batch_quota(credential, self.batch_quota(credential).spend(self.now()))
+
+    def pause(self, credential: str, seconds: float) -> None:
+        self.set_batch_quota(
+            credential, self.batch_quota(credential).paused(self.now() + min(seconds, LONGEST_PAUSE_S))
+        )
+
+    def heard(self, upstream: Upstream, credential: str, answer: WholeResponse | HttpResponse) -> None:
+        """Learns the provider's clock and the account's rate limit from a response of the batch API."""
+        self.reached_provider(upstream.provider)
+        offset = clock_offset(answer, self.now())
+        if offset is not None:
+            self.offsets[upstream.provider] = offset
+        rpm, batch_quota = upstream.dialect.requests_per_minute(answer.headers), self.batch_quota(credential)
+        if rpm is not None:  # the policy may lower the account's limit, but not raise it
+            self.set_batch_quota(credential, batch_quota.learned(min(rpm, self.policy.batch_rpm or rpm)))
+        elif answer.status == 429:
+            self.set_batch_quota(credential, batch_quota.slowed(self.now()))
+        elif 200 <= answer.status < 300:
+            self.set_batch_quota(credential, batch_quota.eased())
+
+    def why_not(self, lane: Lane, credential: str, model: str) -> str | None:
+        """Why a credential's account may not take a lane with a model; None if it was not refused recently."""
+        return self.learned.why_not(lane, self.keyring.account(credential), model)
+
+    async def stopping(self, batch: Batch, note: str) -> None:
+        """Records that the provider is cancelling a batch. Canceller and poller may notice at the same time."""
+        try:
+            await self.store.move(batch.id, BatchState.CANCELLING, note=note)
+        except IllegalMove:
+            row = await self.store.batch(batch.id)
+            if row is None or row.state is BatchState.OPEN:
+                raise
+
+    # ------------------------------------------------------------ reporting
+
+    async def reached(self, point: str) -> None:
+        """A named point in the processing of a call, where a test may stop the process."""
+        if self.probe is not None:
+            await self.probe(point)
+
+    def trouble(self, doing: str, error: BaseException, provider: str = "", credential: str = "") -> None:
+        """Reports one failed attempt, and the trouble behind it at the provider or the credential's account."""
+        whose = self.keyring.credential(credential)
+        self.event_hooks.tell(Trouble(self.now(), doing, error_name(error), credential=whose))
+        self.failing(doing, error, provider, credential)
+
+    def failing(
+        self, doing: str, error: BaseException | str, provider: str = "", credential: str = "", then: str = ""
+    ) -> None:
+        """As `trouble`, if another event reports the attempt itself."""
+        place = provider, self.keyring.account(credential), doing
+        if isinstance(error, NotConnected) and not isinstance(error, TooBusy | Unwell):
+            place = provider, "", ""
+        reason = error if isinstance(error, str) else plain_message(error)
+        if (began := self.troubles.failed(place, reason, self.now(), then)) is not None:
+            self.event_hooks.tell(began)
+
+    def worked(self, doing: str, provider: str = "", credential: str = "") -> None:
+        """Reports success of something that may have failed before. With a provider, it also counts as reachable."""
+        if not self.troubles:
+            return
+        places = [(provider, self.keyring.account(credential), doing), *([(provider, "", "")] if provider else [])]
+        for place in places:
+            if (over := self.troubles.worked(place, self.now())) is not None:
+                self.event_hooks.tell(over)
+
+    def reached_provider(self, provider: str) -> None:
+        """The provider has answered, with whatever status."""
+        if self.troubles and (over := self.troubles.worked((provider, "", ""), self.now())) is not None:
+            self.event_hooks.tell(over)
+
+    async def moved(self, batch: Batch, target: BatchState, **changes: object) -> Batch | None:
+        """Changes the state of a batch. Returns None if another engine owns it by now, because this one was considered
+        dead meanwhile. Then the new owner decides."""
+        try:
+            return await self.store.move(batch.id, target, owner=self.name, **changes)
+        except IllegalMove:
+            row = await self.store.batch(batch.id)
+            if row is None or row.owner == self.name:
+                raise
+            return None
+
+    async def released(self, batch: Batch, target: BatchState, reason: str) -> int | None:
+        """Gives a batch up: its open calls wait for another batch. Returns how many, or None as in `moved`."""
+        try:
+            return await self.insist(
+                "giving a batch up",
+                lambda: self.store.release(batch.id, target, Lane.BATCH, self.now(), reason, owner=self.name),
+            )
+        except IllegalMove:
+            row = await self.store.batch(batch.id)
+            if row is None or row.owner == self.name:
+                raise
+            return None
+
+    async def insist(self, doing: str, write: Callable[[], Awaitable[T]]) -> T:
+        """Retries a write that must not be lost until the store accepts it."""
+        failures = 0
+        while True:
+            try:
+                written = await write()
+            except StoreError as error:
+                if not error.retryable and not isinstance(error, StoreUnwritable):  # disk space may be freed later
+                    raise
+                self.trouble(doing, error)
+                failures += 1
+                await self.clock.sleep(backoff(failures, INSIST_S, INSIST_MAX_S))
+            else:
+                self.worked(doing)
+                return written

@@ -1,0 +1,367 @@
+"""The engine: frontends submit calls, `step` advances the batch side, `close` shuts everything down."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable, Mapping
+
+from msgspec.structs import replace
+
+from carpool.core.credentials import forms, plain
+from carpool.core.errors import CallTooLarge, CarpoolError, Closed, NotStarted
+from carpool.core.model import Call, EntryKind, Headers, Lane, Value, ticket_text
+from carpool.core.ports import Ask, Clock, Store, WebhookEvent
+from carpool.core.prices import PriceBook
+from carpool.core.upstream import Upstream
+from carpool.engine.batch.admit import Deliveries, Gone, PendingCall
+from carpool.engine.batch.buy import Buyer
+from carpool.engine.batch.collect import Collector
+from carpool.engine.batch.follow import Follower
+from carpool.engine.batch.reconcile import Reconciler
+from carpool.engine.batch.rescue import Rescuer
+from carpool.engine.cleanup import Cleanup
+from carpool.engine.cluster.membership import Lease, Membership
+from carpool.engine.context import EngineContext, Probe
+from carpool.engine.credentials import Keyring
+from carpool.engine.events import EventHooks, Hook
+from carpool.engine.now.flex import FlexRefused, FlexSender
+from carpool.engine.now.relay import Passage, Purchase, ResponseSink
+from carpool.engine.now.send import Sender, SendRequest
+from carpool.engine.overview import Overview
+from carpool.engine.stats import Stats
+from carpool.engine.tickets import Tickets
+from carpool.engine.virtual_keys import VirtualKeyCache
+from carpool.engine.waiters import Reply
+from carpool.planners.caching import WarmConversations, kept_warm
+from carpool.planners.capabilities import Capabilities, Capability
+from carpool.planners.forecast import Forecast
+from carpool.planners.policy import RoutingPolicy
+from carpool.planners.routing import NO_FLEX, NO_GAIN, Decision, must_be_kept, noted, route
+
+TROUBLE_PAUSE_S = 1.0
+LEASE = Lease()
+
+
+class Diverted(Value, frozen=True, gc=False):
+    """A call that found no room on flex, and the lane it takes instead."""
+
+    decision: Decision
+
+
+class Engine:
+    def __init__(
+        self,
+        *,
+        store: Store,
+        clock: Clock,
+        upstreams: Mapping[str, Upstream],
+        keyring: Keyring,
+        policy: RoutingPolicy,
+        prices: PriceBook | None = None,
+        forecast: Forecast | None = None,
+        hooks: tuple[Hook, ...] = (),
+        rng: random.Random | None = None,
+        probe: Probe | None = None,
+        capabilities: Capabilities | None = None,
+        lease: Lease | None = None,
+    ) -> None:
+        rng = rng or random.SystemRandom()
+        self._context = context = EngineContext(
+            store=store,
+            clock=clock,
+            policy=policy,
+            forecast=forecast or Forecast(),
+            prices=prices or PriceBook(),
+            keyring=keyring,
+            upstreams=upstreams,
+            event_hooks=EventHooks(hooks),
+            rng=rng,
+            name=f"engine-{rng.getrandbits(48):012x}",
+            probe=probe,
+        )
+        self._sender = Sender(context)
+        self._flex_sender = FlexSender(context, self._sender)
+        self._capabilities = capabilities or Capabilities()
+        collector = Collector(context)
+        self._cleanup = Cleanup(context)
+        self._membership = Membership(context, lease or LEASE)
+        self._buyer = Buyer(context)
+        self._follower = Follower(context, collector, Reconciler(context, collector))
+        self._rescuer = Rescuer(context, self._sender, self._follower.look_soon)
+        self.overview = Overview(context, self._sender.gates)
+        self.guests = VirtualKeyCache(context, self._membership.enrolled)
+        self.tickets = Tickets(context, self._rescuer)
+        self.deliveries = Deliveries(context, self.tickets.leave)
+        self._loop: asyncio.Task[None] | None = None
+        self._warmth = WarmConversations()
+        self.on_secret: Callable[[str, Headers], None] = lambda provider, secret: (
+            None
+        )  # tells others about a new secret
+        self._direct = 0  # calls under way on `now` or `flex` that are not on disk
+
+    # ------------------------------------------------------------ lifecycle
+
+    @property
+    def name(self) -> str:
+        """The name under which this engine holds its lease."""
+        return self._context.name
+
+    @property
+    def stats(self) -> Stats:
+        return self._context.stats
+
+    @property
+    def event_hooks(self) -> EventHooks:
+        return self._context.event_hooks
+
+    @property
+    def alive(self) -> bool:
+        """Whether the engine runs and accepts calls."""
+        return self._loop is not None and not self._loop.done() and not self._context.closing
+
+    @property
+    def failures(self) -> int:
+        """Background tasks that ended with an unexpected error; 0 in a healthy engine."""
+        return self._context.background.failures
+
+    async def start(self) -> None:
+        self._context.prices.load()
+        await self._membership.start(self._context.now())
+        await self._context.learned.recall()
+        self._follower.start()
+        self._loop = self._context.background.spawn(self._run(), "engine")
+
+    def news(self, provider: str, secret: str, headers: Headers, body: bytes, now: float) -> WebhookEvent:
+        """Verifies and parses a provider's webhook."""
+        return self._context.upstreams[provider].dialect.news(secret, headers, body, now)
+
+    def look_soon(self, provider: str, batch: str) -> None:
+        """Polls a batch soon, because it may have ended."""
+        self._follower.look_soon(provider, batch)
+
+    def enrol(self, provider: str, secret: Headers) -> str:
+        """Adds a client's secret to the keyring, and returns the name of the form in which it was sent. Batches that
+        were bought with any form of it continue."""
+        keyring, upstream = self._context.keyring, self._context.upstreams[provider]
+        known = keyring.known(provider, upstream.base_url, secret)
+        if known is not None:
+            return known
+        if keyring.add(provider, upstream.base_url, forms(secret, upstream.dialect.key_headers)):
+            self._membership.enrolled()
+            self.on_secret(provider, secret)
+        return keyring.name(provider, upstream.base_url, plain(secret))
+
+    def credential(self, name: str) -> str:
+        """The credential of a known secret: the same for every form of it."""
+        return self._context.keyring.credential(name)
+
+    def names(self, provider: str, secret: Headers) -> list[str]:
+        """The names of all forms of a secret, without adding it to the keyring."""
+        upstream = self._context.upstreams[provider]
+        all_forms = forms(secret, upstream.dialect.key_headers)
+        return [self._context.keyring.name(provider, upstream.base_url, form) for form in all_forms]
+
+    def new_ticket(self) -> int:
+        return self._context.new_ticket()
+
+    async def _run(self) -> None:
+        context = self._context
+        while True:
+            context.wake = float("inf")
+            context.alarm.clear()
+            try:
+                context.wake_by(await self.step(context.now()))
+                context.worked("planning")
+            except Exception as error:  # noqa: BLE001  the loop must survive anything, or every caller would hang
+                context.background.failures += not isinstance(error, CarpoolError)
+                context.trouble("planning", error)
+                context.wake_by(context.now() + TROUBLE_PAUSE_S)
+            await self._sleep()
+
+    async def _sleep(self) -> None:
+        context = self._context
+        while (delay := context.wake - context.now()) > 0:
+            context.alarm.clear()
+            try:
+                async with asyncio.timeout(min(delay, 3600.0)):  # unlike wait_for, it never swallows a cancellation
+                    await context.alarm.wait()
+            except TimeoutError:
+                continue
+
+    async def step(self, now: float) -> float | None:
+        """Advances the batch side by one plan. Returns when to plan again."""
+        wakes: list[float | None] = [await self._membership.step(now), await self._cleanup.step(now)]
+        self._context.batches = await self._context.store.batches(self._context.name)
+        wakes.append(await self._rescuer.step(now))
+        wakes.append(await self._buyer.step())
+        wakes.append(await self._follower.step(now))
+        return min((wake for wake in wakes if wake is not None), default=None)
+
+    # ------------------------------------------------------------ calls
+
+    async def submit(self, call: Call, default: Lane = Lane.BATCH, gone: Gone = "keep") -> Reply:
+        """Processes one call to its outcome. `gone` says what to do with a waiting call if its caller is cancelled."""
+        return (await self.submit_pending(call, default, gone))[0]
+
+    async def submit_pending(
+        self, call: Call, default: Lane = Lane.BATCH, gone: Gone = "keep"
+    ) -> tuple[Reply, PendingCall | None]:
+        """As `submit`, with the `PendingCall` of a call on disk: the caller must report delivery, or leave it."""
+        decision, refused = self._route(call, default), FlexRefused(tried=0)
+        self._direct += 1
+        try:
+            if decision.lane is Lane.FLEX:
+                flex_reply = await self._flex_sender.direct(call, decision.reason)
+                if isinstance(flex_reply, Reply):
+                    self._context.stats.flex_calls += 1
+                    return flex_reply, None
+                decision, refused = self._after_flex(call, default, flex_reply), flex_reply
+            after_flex = refused.tried and decision.lane is Lane.NOW  # flex was tried, so this is its first attempt
+            if after_flex or not must_be_kept(call, decision.lane):
+                self._context.stats.sync_calls += 1
+                return await self._sender.direct(refused.onward(SendRequest.of(call, decision.reason))), None
+        finally:
+            self._direct -= 1
+        pending_call = self.tickets.take(call, decision, gone)
+        try:
+            return _with_reason(await pending_call.answer, pending_call.reason), pending_call
+        except asyncio.CancelledError:  # even if the answer came in the same moment
+            self.tickets.leave(pending_call)
+            raise
+        finally:
+            del pending_call  # breaks a reference cycle: an exception from it holds this frame
+
+    async def forward(self, call: Call, *, default: Lane = Lane.NOW) -> Passage | Decision:
+        """A streamed response if the call is sent at once; otherwise the decision, and the frontend submits it."""
+        decision = self._route(call, default)
+        if must_be_kept(call, decision.lane):
+            return decision
+        passage = await self.passage(call, None, decision, default)
+        return passage if isinstance(passage, Passage) else passage.decision
+
+    async def passage(
+        self, call: Call, as_is: Ask | None, decision: Decision, default: Lane = Lane.NOW
+    ) -> Passage | Diverted:
+        """Streams the response of a call that goes on `now` or `flex`. If flex has no room and `now` is not the next
+        lane, returns that decision instead. `as_is` is the client's own request, to be sent unchanged."""
+        refused = FlexRefused(tried=0)
+        if decision.lane is Lane.FLEX:
+            passage = await self._flex_sender.forward(call, decision.reason, as_is)
+            if isinstance(passage, Passage):
+                self._context.stats.flex_calls += 1
+                return passage
+            decision, refused = self._after_flex(call, default, passage), passage
+            if decision.lane is not Lane.NOW:
+                return Diverted(decision)
+        self._context.stats.sync_calls += 1
+        return await self._sender.forward(refused.onward(SendRequest.of(call, decision.reason, as_is=as_is)))
+
+    def relay(self, call: Call, as_is: Ask, decision: Decision, outlet: ResponseSink) -> Purchase | None:
+        """As `passage`, but pushes the response to `outlet`. Returns None, and sends nothing, if that is impossible."""
+        purchase = self._sender.relay(call, as_is, decision.reason, outlet)
+        self._context.stats.sync_calls += purchase is not None
+        return purchase
+
+    def decide(self, call: Call, default: Lane = Lane.NOW, *, kept: bool = False) -> Decision:
+        """The lane that a call would take now, and why. `kept`: the client collects the answer later."""
+        return self.without_flex(call, default) if kept else self._route(call, default)
+
+    def _after_flex(self, call: Call, default: Lane, refused: FlexRefused) -> Decision:
+        if refused.kind is EntryKind.RESCUE:
+            return Decision(Lane.NOW, "Flex took too long, so it is asked for again at once.")
+        return self.without_flex(call, default)
+
+    def without_flex(self, call: Call, default: Lane) -> Decision:
+        """The best lane other than flex that meets the deadline."""
+        return self._route(replace(call, flexible=False, lane=None if call.lane is Lane.FLEX else call.lane), default)
+
+    def _route(self, call: Call, default: Lane) -> Decision:
+        context = self._context
+        if self._loop is None:
+            raise NotStarted("This engine is not running. Start it before submitting calls.")
+        if context.closing:
+            raise Closed("This carpool is closed and takes no more calls.")
+        self._check_tokens(call)
+        may_flex = call.deadline is not None or call.lane is not None or default is Lane.BATCH
+        decision = route(
+            call,
+            context.policy,
+            context.forecast,
+            context.now(),
+            can_batch=self._why_not(Lane.BATCH, call),
+            can_flex=self._why_not(Lane.FLEX, call) if may_flex else NO_FLEX,
+            default=default,
+            beta=self._capability(call).batch_price,
+        )
+        return kept_warm(call, noted(call, decision), self._warmth, context.now())
+
+    def _why_not(self, lane: Lane, call: Call) -> str | None:
+        """Why a call's model or credential may not take a lane; None if it may."""
+        context = self._context
+        if lane is Lane.FLEX and (not call.flexible or call.key is not None):
+            return NO_FLEX
+        seller = context.upstreams[call.provider].dialect.seller
+        if incapable := self._capabilities.against(lane, call.provider, seller, call.model):
+            return incapable
+        if lane is Lane.FLEX and self._capability(call).flex_price >= 1 and call.lane is not Lane.FLEX:
+            return NO_GAIN  # a client that requests flex by name has other reasons
+        return context.why_not(lane, call.credential, call.model)
+
+    def _capability(self, call: Call) -> Capability:
+        seller = self._context.upstreams[call.provider].dialect.seller
+        return self._capabilities.of(call.provider, seller, call.model)
+
+    def _check_tokens(self, call: Call) -> None:
+        policy = self._context.policy
+        if policy.max_input_tokens is None:
+            return
+        tokens = self._context.upstreams[call.provider].dialect.estimate_tokens(call.body)
+        if tokens > policy.max_input_tokens and policy.enforce_pre_queue_validation:
+            raise CallTooLarge(
+                f"This call has about {tokens:,} input tokens, over the limit of {policy.max_input_tokens:,}. "
+                "Shorten it, or raise max_input_tokens_per_request."
+            )
+
+    # ------------------------------------------------------------ shutdown
+
+    async def close(self, timeout: float = 10.0) -> None:
+        """Rejects new calls, waits up to `timeout` for the open ones, and leaves the rest on disk."""
+        context = self._context
+        if context.closing or self._loop is None:
+            return
+        context.closing = True
+        context.wake_now()
+        until = context.now() + timeout
+        while (len(context.waiters) or self._direct) and context.now() < until:
+            await context.clock.sleep(min(0.02, max(0.0, until - context.now())))
+        self._loop.cancel()
+        self.guests.stop()
+        self._membership.stop()
+        self._follower.stop()
+        await self.deliveries.close()
+        await context.background.rest(timeout=min(5.0, timeout + 1.0))
+        await self._cleanup.stop()
+        context.waiters.fail_all(self._closed_error)
+        context.gc_freezer.shrank(0)
+        await context.store.aclose()
+
+    def abort(self) -> None:
+        """Stops at once, as a crash would: nothing is written, no client is notified. For simulations."""
+        self.deliveries.closed = True
+        self._context.background.abort()
+
+    def _closed_error(self, ticket: int) -> Closed:
+        text = ticket_text(ticket)
+        if self._context.store.durable:
+            return Closed(
+                f"carpool closed before call {text} was answered. It is kept in the store: submit it again there, "
+                "with the same key or body, to collect its answer.",
+                text,
+            )
+        return Closed(f"carpool closed before call {text} was answered, and its store was in memory only.", text)
+
+
+def _with_reason(reply: Reply, reason: str) -> Reply:
+    """Sets the reason for the lane, unless the outcome has a more specific one."""
+    return Reply(reply.ticket, reply.outcome, reply.entry, reply.outcome.reason or reason)

@@ -1,0 +1,1 @@
+"""The lane `now`: synchronous purchases, rate gates, flex, relayed answers."""

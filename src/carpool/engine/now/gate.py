@@ -1,0 +1,392 @@
+"""Rate limiting of purchases on `now`: calls pass at once while the provider works and has room, and queue otherwise.
+
+Each gate throttles one account and model, because providers limit each model separately. The circuit breaker, the
+queue limit and the retry budget belong to the account.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from carpool.core.errors import Closed, NotConnected, Severed, TooBusy, Unwell
+from carpool.core.ports import Dialect, HttpResponse
+from carpool.engine.context import EngineContext
+from carpool.engine.events import AccountSlowed, BreakerClosed, BreakerOpened
+from carpool.planners.pressure import Breaker, FairQueue, Mark, RetryBudget, Tags, Throttle, tag_set
+
+PRESSING_S = 10.0  # a call with less slack than this, beyond its own duration, skips the queue
+KEPT_PATIENCE_S = 600.0  # how long a call on disk may wait: its outcome is final
+LONGEST_S = 30.0  # longest retry-after while the circuit breaker is open
+MOST_GATES = 1000  # clients choose model names, so idle gates beyond this are dropped
+BYTES_PER_TOKEN = 4
+ANSWERING = "answering calls"
+
+REFUSALS = frozenset({429, 529})
+
+
+@dataclass(frozen=True, slots=True)
+class Hurdle:
+    """What delays the calls of one account and model, for display."""
+
+    account: str  # a prefix of its name
+    provider: str
+    model: str
+    in_flight: int
+    limit: int | None  # None: no limit
+    waiting: int
+    closed_for_s: float
+    breaker_open: bool
+
+
+class Account:
+    """What the calls of one account share, whatever their model."""
+
+    __slots__ = ("breaker", "dialect", "gates", "name", "provider", "retries")
+
+    def __init__(self, name: str, provider: str, dialect: Dialect, now: float) -> None:
+        self.name = name
+        self.provider = provider
+        self.dialect = dialect
+        self.breaker = Breaker()
+        self.retries = RetryBudget(now)
+        self.gates: dict[str, Gate] = {}
+
+    @property
+    def waiting(self) -> int:
+        return sum(len(gate.line) for gate in self.gates.values())
+
+    @property
+    def made(self) -> float:
+        """Requests sent so far through the gates that still exist."""
+        return sum(gate.throttle.requests.spent for gate in self.gates.values())
+
+
+class Gate:
+    """The calls of one account to one model."""
+
+    __slots__ = ("account", "alarm", "line", "model", "pumping", "throttle")
+
+    def __init__(self, account: Account, model: str, now: float) -> None:
+        self.account = account
+        self.model = model
+        self.throttle = Throttle(now)
+        self.line: FairQueue[asyncio.Future[Slot]] = FairQueue()
+        self.alarm = asyncio.Event()
+        self.pumping = False
+
+    def ready_at(self, now: float, tokens: float) -> float:
+        return max(self.account.breaker.ready_at(now), self.throttle.ready_at(now, tokens))
+
+    def take(self, gates: Gates, now: float, tokens: float, waited: bool = False) -> Slot:
+        self.throttle.take(now, tokens, waited=waited)
+        return Slot(gates, self, now, self.account.breaker.take(now))
+
+    @property
+    def idle(self) -> bool:
+        return not (self.line or self.throttle.in_flight or self.throttle.pressed or self.pumping)
+
+
+class Slot:
+    """The permission to send one request. It is released exactly once: answered, failed, or cancelled."""
+
+    __slots__ = ("_gate", "_gates", "_probe", "_released", "at", "requests", "tokens")
+
+    def __init__(self, gates: Gates, gate: Gate, now: float, probe: bool) -> None:
+        self._gates = gates
+        self._gate = gate
+        self._probe = probe
+        self._released = False
+        self.at = now
+        self.requests = gate.throttle.requests.spent
+        self.tokens = gate.throttle.tokens.spent
+
+    def answered(self, response: HttpResponse) -> None:
+        if not self._released:
+            self._released = True
+            self._gates.heard(self._gate, self, self._probe, response)
+
+    def failed(self, error: BaseException) -> None:
+        """No response came. Only connection errors count against the provider."""
+        if self._released:
+            return
+        self._released = True
+        if isinstance(error, NotConnected | Severed):
+            self._gates.failed(self._gate, self._probe, error)
+        else:
+            self._gates.left(self._gate, self._probe)
+
+    def retry_wait(self) -> float:
+        """How long the retry budget delays a retry."""
+        account = self._gate.account
+        return account.retries.wait(self._gates.now(), account.made)
+
+    def retried(self) -> None:
+        self._gates.retried(self._gate.account)
+
+
+class Gates:
+    def __init__(self, context: EngineContext) -> None:
+        self._context = context
+        self._accounts: dict[str, Account] = {}
+        self._gates: dict[tuple[str, str], Gate] = {}  # by account and model: a fast lookup for every call
+        self._account = context.keyring.account
+
+    # ------------------------------------------------------------ acquiring a slot
+
+    def enter(self, provider: str, credential: str, model: str, size: int) -> Slot | None:
+        """Returns a slot if the call may be sent at once; None if it has to wait."""
+        gate = self._gates.get((self._account(credential), model)) or self._gate(provider, credential, model)
+        now, tokens = self._context.now(), size / BYTES_PER_TOKEN
+        if gate.pumping or not gate.account.breaker.closed:
+            return None
+        throttle = gate.throttle
+        if throttle.pressed:
+            throttle.rest(now)
+        if not throttle.may_go(now, tokens):
+            return None
+        throttle.take(now, tokens)
+        return Slot(self, gate, now, probe=False)
+
+    async def wait(
+        self,
+        provider: str,
+        credential: str,
+        model: str,
+        size: int,
+        *,
+        tags: Mapping[str, str] | None,
+        deadline: float | None,
+        kept: bool,
+        tried: bool,
+    ) -> Slot:
+        """Waits in the queue for a slot. Raises `TooBusy` or `Unwell` if that takes longer than the call may wait."""
+        gate, now = self._gate(provider, credential, model), self._context.now()
+        tokens = size / BYTES_PER_TOKEN
+        if deadline is None and not kept and not gate.account.breaker.closed:
+            if gate.line or gate.ready_at(now, tokens) > now:
+                raise self._unwell(gate.account, now)
+            return gate.take(self, now, tokens)
+        until = (
+            now + (KEPT_PATIENCE_S if kept else self._context.policy.max_wait_now_s) if deadline is None else deadline
+        )
+        if kept and not tried:  # better late than never: rejected at once, it would be retried at once, for ever
+            until = max(until, now + PRESSING_S)
+        self._check_queue(gate, now, until, kept)
+        press_at = None if deadline is None else deadline - PRESSING_S - self._context.forecast.sync_seconds(0)
+        return await self._wait_in_queue(gate, tag_set(tags), press_at, tokens, until)
+
+    def _check_queue(self, gate: Gate, now: float, until: float, kept: bool) -> None:
+        """Rejects calls that can't get a slot in time, and those beyond the queue limit."""
+        most = self._context.policy.max_waiting_now
+        if not kept and gate.account.waiting >= most:
+            raise self._too_busy(gate, now, f"{most:,} calls of this account wait already")
+        if gate.throttle.paused_until >= until and not kept:
+            raise self._too_busy(gate, now, "the provider asked for a pause that is longer than this call may wait")
+
+    async def _wait_in_queue(self, gate: Gate, tags: Tags, press_at: float | None, tokens: float, until: float) -> Slot:
+        turn: asyncio.Future[Slot] = asyncio.get_running_loop().create_future()
+        place = gate.line.join(turn, tags, press_at, tokens)
+        self._context.stats.held_calls += 1
+        self._start_granting(gate)
+        try:
+            async with asyncio.timeout(max(0.0, until - self._context.now())):
+                return await turn
+        except TimeoutError:
+            self._release_unused(turn)
+            now = self._context.now()
+            if not gate.account.breaker.closed:
+                raise self._unwell(gate.account, now) from None
+            raise self._too_busy(gate, now, "its turn did not come in time") from None
+        except BaseException:
+            self._release_unused(turn)
+            raise
+        finally:
+            gate.line.leave(place)
+            gate.alarm.set()
+
+    def _release_unused(self, turn: asyncio.Future[Slot]) -> None:
+        """Releases a slot that was granted just when its call stopped waiting."""
+        if turn.done() and not turn.cancelled() and turn.exception() is None:
+            turn.result().failed(asyncio.CancelledError())
+
+    def _too_busy(self, gate: Gate, now: float, why: str) -> TooBusy:
+        self._context.stats.turned_away_calls += 1
+        after = max(1.0, gate.throttle.paused_until - now, len(gate.line) / gate.throttle.pace(now))
+        return TooBusy(f"The account's rate limit is reached: {why}. Send this call again later.", after)
+
+    def _unwell(self, account: Account, now: float) -> Unwell:
+        self._context.stats.turned_away_calls += 1
+        after = max(1.0, min(account.breaker.ready_at(now) - now, LONGEST_S))
+        return Unwell("The provider fails again and again and is left alone for a moment. Send this call again.", after)
+
+    # ------------------------------------------------------------ the queue
+
+    def _start_granting(self, gate: Gate) -> None:
+        if not gate.pumping:
+            gate.pumping = True
+            self._context.background.spawn(self._grant_slots(gate), "gate")
+
+    async def _grant_slots(self, gate: Gate) -> None:
+        """Grants slots to queued calls, one by one, until the queue is empty."""
+        try:
+            while gate.line:
+                gate.alarm.clear()
+                now = self._context.now()
+                place = gate.line.next(now)
+                if place.item.done():  # its client has just disconnected
+                    gate.line.leave(place)
+                    continue
+                ready = gate.ready_at(now, place.tokens)
+                if ready <= now:
+                    gate.line.called(place, now)
+                    place.item.set_result(gate.take(self, now, place.tokens, waited=True))
+                    continue
+                await self._pause(gate, ready - now)
+        finally:
+            gate.pumping = False
+            for place in gate.line:  # only when the engine closes
+                if not place.item.done():
+                    place.item.set_exception(Closed("This carpool is closed and takes no more calls."))
+
+    async def _pause(self, gate: Gate, seconds: float) -> None:
+        try:
+            async with asyncio.timeout(min(seconds, 3600.0)):
+                await gate.alarm.wait()
+        except TimeoutError:
+            return
+
+    # ------------------------------------------------------------ releasing a slot
+
+    def heard(self, gate: Gate, mark: Mark, probe: bool, response: HttpResponse) -> None:
+        context, account, throttle = self._context, gate.account, gate.throttle
+        now, status = context.now(), response.status
+        if context.troubles:
+            context.reached_provider(account.provider)
+        if throttle.wants_look(now):
+            throttle.looked(now, account.dialect.allowances(response.headers), mark)
+        if status < 429:
+            throttle.answered(now)
+        elif status < 500 or status in (503, 529):
+            if self._slowed_down(gate, mark, response, now):
+                status = 429
+        else:
+            throttle.left()
+        if status >= 500 and status != 529:
+            self._record_failure(account, probe, f"it answered {status}")
+        elif account.breaker.failing:
+            self._record_success(account)
+        if probe or gate.pumping:
+            self._wake_queues(gate, probe)
+
+    def _slowed_down(self, gate: Gate, mark: Mark, response: HttpResponse, now: float) -> bool:
+        """Whether the provider asked to slow down. A refusal that waiting can't help counts as an ordinary response."""
+        context, status = self._context, response.status
+        refusal = gate.account.dialect.refusal(status, response.headers, b"")
+        asked = status in REFUSALS or (status == 503 and refusal.retry_after is not None)
+        if not asked or not refusal.retryable:
+            gate.throttle.answered(now) if status < 500 else gate.throttle.left()
+            return False
+        if gate.throttle.refused(now, mark, refusal.retry_after, context.dice.random()):
+            context.stats.slowdowns += 1
+            account, pause = gate.account, gate.throttle.paused_until - now
+            context.event_hooks.tell(AccountSlowed(now, account.name[:8], account.provider, gate.model, status, pause))
+        return True
+
+    def failed(self, gate: Gate, probe: bool, error: BaseException) -> None:
+        gate.throttle.left()
+        if isinstance(error, NotConnected):
+            self._context.failing(ANSWERING, error, gate.account.provider)
+        self._record_failure(gate.account, probe, str(error))
+        self._wake_queues(gate, probe)
+
+    def left(self, gate: Gate, probe: bool) -> None:
+        gate.throttle.left()
+        gate.account.breaker.left(probe)
+        self._wake_queues(gate, probe)
+
+    def _wake_queues(self, gate: Gate, probe: bool) -> None:
+        """Wakes the queue of this gate; after a probe, the queues of all gates of the account."""
+        for woken in gate.account.gates.values() if probe else (gate,):
+            woken.alarm.set()
+
+    def _record_failure(self, account: Account, probe: bool, why: str) -> None:
+        context = self._context
+        if not account.breaker.failed(context.now(), probe, context.dice.random()):
+            return
+        context.stats.breaker_openings += 1
+        if not context.troubles.unreached(account.provider):
+            context.failing(ANSWERING, why, account.provider, account.name)
+        now = context.now()
+        context.event_hooks.tell(
+            BreakerOpened(now, account.name[:8], account.provider, account.breaker.open_until - now, why)
+        )
+
+    def _record_success(self, account: Account) -> None:
+        if not account.breaker.answered():
+            return
+        now = self._context.now()
+        self._context.worked(ANSWERING, account.provider, account.name)
+        self._context.event_hooks.tell(BreakerClosed(now, account.name[:8], account.provider))
+        for gate in account.gates.values():
+            gate.throttle.reopened(now)
+            gate.alarm.set()
+
+    def retried(self, account: Account) -> None:
+        self._context.stats.retries += 1
+        account.retries.spend()
+
+    # ------------------------------------------------------------ the gates themselves
+
+    def now(self) -> float:
+        return self._context.now()
+
+    def _gate(self, provider: str, credential: str, model: str) -> Gate:
+        now, name = self._context.now(), self._account(credential)
+        gate = self._gates.get((name, model))
+        if gate is not None:
+            return gate
+        if len(self._gates) >= MOST_GATES:
+            self._drop_idle()
+        account = self._accounts.get(name)
+        if account is None:
+            dialect = self._context.upstreams[provider].dialect
+            account = self._accounts[name] = Account(name, provider, dialect, now)
+        gate = self._gates[name, model] = account.gates[model] = Gate(account, model, now)
+        return gate
+
+    def _drop_idle(self) -> None:
+        """Drops idle gates and accounts, but none that still delays calls."""
+        self._gates = {place: gate for place, gate in self._gates.items() if not gate.idle}
+        for name, account in list(self._accounts.items()):
+            account.gates = {model: gate for model, gate in account.gates.items() if not gate.idle}
+            if not account.gates and account.breaker.closed:
+                del self._accounts[name]
+
+    def hurdles(self) -> list[Hurdle]:
+        """Every account and model whose calls are delayed, or were until recently."""
+        now = self._context.now()
+        return [
+            _hurdle(gate, now)
+            for account in self._accounts.values()
+            for gate in account.gates.values()
+            if gate.line or gate.throttle.pressed or not account.breaker.closed
+        ]
+
+
+def _hurdle(gate: Gate, now: float) -> Hurdle:
+    account, throttle = gate.account, gate.throttle
+    limit = None if math.isinf(throttle.limit) else math.ceil(throttle.limit)
+    closed = max(0.0, throttle.paused_until - now)
+    return Hurdle(
+        account.name[:8],
+        account.provider,
+        gate.model,
+        throttle.in_flight,
+        limit,
+        len(gate.line),
+        closed,
+        not account.breaker.closed,
+    )

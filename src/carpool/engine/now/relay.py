@@ -1,0 +1,220 @@
+"""Responses on `now` that are streamed to the client without a task.
+
+A task and its futures are most of the CPU cost of a quick call. Here the events of the connection drive the response:
+from the HTTP client, through the usage tap for the ledger, to the frontend.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import AsyncIterator, Callable
+from typing import Any, Protocol, cast
+
+from msgspec import Struct
+
+from carpool.core.errors import NotConnected, TooBusy, Unwell, WireError
+from carpool.core.model import Entry, Headers, Lane, safe_repr
+from carpool.core.ports import Dialect, HttpRequest, HttpResponse, PushClient, RequestHandle, Seen, UsageTap
+from carpool.engine.now.decompress import reading
+from carpool.engine.now.gate import Slot
+from carpool.engine.tasks import BackgroundTasks
+
+
+class ResponseSink(Protocol):
+    """Receives a response. Either `finish` or `fail` ends it."""
+
+    def answered(self, status: int, headers: Headers) -> None: ...
+    def add(self, chunk: bytes) -> None: ...
+    def rest(self) -> None: ...
+    def finish(self, entry: Entry) -> None: ...
+    def fail(self, error: WireError, entry: Entry | None) -> None: ...
+
+
+class PurchaseRecorder(Protocol):
+    """Records the result of an attempt in the ledger."""
+
+    def close(self, entry: Entry, status: int, dialect: str, seen: Seen) -> Entry: ...
+    def void(self, entry: Entry) -> None: ...
+
+
+class Purchase(Struct, eq=False):
+    """One purchase under way. It is in the ledger as an attempt before it is started.
+
+    It is the callback object of the HTTP client. The frontend may pause it or give it up; after that the outlet is not
+    called any more. `complete` is set at the end: the client got everything it waits for, however the connection ended.
+    """
+
+    books: PurchaseRecorder
+    dialect: Dialect
+    attempt: Entry
+    outlet: ResponseSink
+    slot: Slot
+    status: int = 0
+    headers: Headers = ()
+    tap: UsageTap | None = None
+    read: Callable[[bytes], None] | None = None
+    tether: RequestHandle | None = None
+    making: asyncio.Task[Any] | None = None  # opens a new connection
+    complete: bool = False
+
+    def __repr__(self) -> str:  # never the content
+        return f"<{type(self).__name__}>"
+
+    def start(self, http_client: PushClient, request: HttpRequest, background: BackgroundTasks) -> None:
+        try:
+            self.tether = http_client.push(request, self)
+        except NotConnected as error:
+            asyncio.get_running_loop().call_soon(self.fail, error)
+            return
+        if self.tether is None:
+            self.making = background.spawn(self._push_on_new_connection(http_client, request), "connect")
+
+    async def _push_on_new_connection(self, http_client: PushClient, request: HttpRequest) -> None:
+        try:
+            self.tether = await http_client.push_on_new_connection(request, self)
+        except NotConnected as error:
+            self.fail(error)
+
+    # ------------------------------------------------------------ called by the HTTP client
+
+    def answered(self, status: int, headers: Headers) -> None:
+        self.status, self.headers = status, headers
+        self.slot.answered(cast("HttpResponse", self))  # it reads status and headers only
+        self.tap = self.dialect.usage_tap()
+        self.read = reading(self.tap, headers)
+        self.outlet.answered(status, headers)
+
+    def add(self, chunk: bytes) -> None:
+        assert self.read is not None
+        self.read(chunk)
+        self.outlet.add(chunk)
+
+    def rest(self) -> None:
+        self.outlet.rest()
+
+    def finish(self) -> None:
+        self.tether = None
+        self.outlet.finish(self._close_entry(whole=True))
+
+    def fail(self, error: WireError) -> None:
+        entry = self.tether = None
+        self.slot.failed(error)
+        if isinstance(error, NotConnected):
+            self.books.void(self.attempt)
+        elif self.status:
+            entry = self._close_entry(whole=False)
+        self.outlet.fail(error, entry)
+
+    def _close_entry(self, whole: bool) -> Entry:
+        assert self.tap is not None
+        seen = self.tap.end(whole)
+        self.complete = seen.answered
+        return self.books.close(self.attempt, self.status, self.dialect.seller, seen)
+
+    # ------------------------------------------------------------ called by the frontend
+
+    def pause(self, paused: bool) -> None:
+        if self.tether is not None:
+            self.tether.pause(paused)
+
+    def give_up(self) -> Entry | None:
+        """Aborts the request. Returns the ledger entry if the response had begun."""
+        if self.making is not None:
+            self.making.cancel()
+        if self.tether is not None:
+            self.tether.give_up()
+        self.slot.failed(asyncio.CancelledError())
+        return self._close_entry(whole=False) if self.status else None
+
+
+# ------------------------------------------------------------ streaming
+# A response that is streamed to its client while its usage is read for the ledger.
+
+
+class Tapped:
+    """Iterates over the chunks of a response and reads its usage. Closing it ends the response, begun or not.
+
+    `entry` is the ledger entry, once the response has ended. `answered` says whether the client got everything it waits
+    for by then. `size` counts the bytes.
+    """
+
+    __slots__ = ("_chunks", "_finish", "_read", "_response", "_tap", "answered", "entry", "size")
+
+    def __init__(self, response: HttpResponse, tap: UsageTap, finish: Callable[[Seen], Entry]) -> None:
+        self.entry: Entry | None = None
+        self.answered = False
+        self.size = 0
+        self._response = response
+        self._chunks = response.chunks()
+        self._tap = tap
+        self._read = reading(tap, response.headers)
+        self._finish = finish
+
+    def __aiter__(self) -> Tapped:
+        return self
+
+    async def __anext__(self) -> bytes:
+        try:
+            chunk = await anext(self._chunks)
+        except StopAsyncIteration:
+            await self._end(whole=True)
+            raise
+        except BaseException:
+            await self.aclose()
+            raise
+        self._read(chunk)
+        self.size += len(chunk)
+        return chunk
+
+    async def aclose(self) -> None:
+        await self._end(whole=False)
+
+    async def _end(self, whole: bool) -> None:
+        if self.entry is None:
+            seen = self._tap.end(whole)
+            self.answered = seen.answered
+            self.entry = self._finish(seen)
+            await self._response.aclose()
+
+
+class Passage(Struct, frozen=True):
+    """A response that is streamed to its client: status and headers, and the chunks as they arrive."""
+
+    ticket: int | None  # None if nothing was bought, so there is nothing to look up
+    status: int
+    headers: Headers
+    chunks: Tapped
+    reason: str
+    lane: Lane = Lane.NOW
+
+    def __repr__(self) -> str:
+        return safe_repr(self)
+
+
+# ------------------------------------------------------------ local refusals
+# The response to a call that waited for a slot and can't be sent in time.
+
+
+class LocalRefusal:
+    """An error response by carpool itself, in the provider's format. Implements `ports.HttpResponse`."""
+
+    def __init__(self, error: TooBusy | Unwell, dialect: Dialect) -> None:
+        self.status = error.status
+        self._body = dialect.error(error.status, error.code, str(error))
+        length = str(len(self._body))
+        after = str(math.ceil(error.retry_after))
+        self.headers: Headers = (
+            ("content-type", "application/json"),
+            ("content-length", length),
+            ("retry-after", after),
+        )
+
+    async def chunks(self) -> AsyncIterator[bytes]:
+        yield self._body
+
+    async def read(self) -> bytes:
+        return self._body
+
+    async def aclose(self) -> None:
+        return

@@ -1,0 +1,386 @@
+"""The lane `now`: synchronous purchases, direct ones and rescues. Every attempt is in the ledger before it is sent."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping
+from enum import Enum
+from functools import partial
+
+from msgspec.structs import replace
+
+from carpool.core.backoff import backoff
+from carpool.core.errors import DeadlineMissed, NotConnected, TooBusy, Unwell, WireError
+from carpool.core.lifecycle import TicketState
+from carpool.core.model import (
+    Call,
+    Entry,
+    EntryKind,
+    Headers,
+    Lane,
+    Outcome,
+    OutcomeKind,
+    Settlement,
+    Value,
+)
+from carpool.core.ports import Ask, HttpResponse, Seen
+from carpool.core.upstream import Upstream, WholeResponse, whole
+from carpool.engine.context import EngineContext
+from carpool.engine.now.gate import KEPT_PATIENCE_S, Gates, Slot
+from carpool.engine.now.relay import LocalRefusal, Passage, Purchase, ResponseSink, Tapped
+from carpool.engine.settle import settle
+from carpool.engine.waiters import Reply
+from carpool.planners import ledger
+
+_RecordAttempt = Callable[[Entry], Awaitable[None]]
+
+SILENCE_S = 600.0
+PASSING_S = 86_400.0  # timeout of a relayed call: its client decides how long to wait
+BACKOFF_S = 0.5
+BACKOFF_MAX_S = 30.0
+UNSENT = 0  # purchase number of an entry that was never sent
+
+
+class SendRequest(Value, frozen=True, gc=False):
+    """One call to buy on `now`: what to send, for whom, until when. Without a `deadline` nothing is retried.
+
+    `as_is` is the client's own request, which is sent instead of one built by the dialect.
+    """
+
+    ticket: int
+    provider: str
+    endpoint: str
+    payer: str  # name of the secret that pays
+    headers: Headers
+    body: bytes
+    model: str
+    deadline: float | None
+    kind: EntryKind
+    reason: str
+    tags: Mapping[str, str] | None = None
+    kept: bool = False  # the ticket is on disk
+    as_is: Ask | None = None
+    lane: Lane = Lane.NOW
+    tried: int = 0  # earlier attempts that are in the ledger
+
+    @classmethod
+    def of(cls, call: Call, reason: str, *, kept: bool = False, as_is: Ask | None = None) -> SendRequest:
+        return cls(
+            ticket=call.ticket,
+            provider=call.provider,
+            endpoint=call.endpoint,
+            payer=call.payer or call.credential,
+            headers=call.headers,
+            body=call.body,
+            model=call.model,
+            deadline=call.deadline,
+            kind=EntryKind.PURCHASE,
+            reason=reason,
+            tags=call.tags,
+            kept=kept,
+            as_is=as_is,
+        )
+
+
+class Sent(Enum):
+    """The result of an attempt to buy a ticket on `now`."""
+
+    SETTLED = "settled"
+    LEFT = "left"  # to the batch that still contains it
+    TAKEN = "taken"  # settled, or being sent by somebody else
+
+
+class Sender:
+    def __init__(self, context: EngineContext) -> None:
+        self._context = context
+        self.gates = Gates(context)
+
+    # ------------------------------------------------------------ direct calls: no ticket on disk
+
+    async def direct(self, request: SendRequest) -> Reply:
+        """Buys one call and returns its whole response."""
+        return await self.bring(request, *await self._response_after_retries(request, self.record))
+
+    async def bring(self, request: SendRequest, response: HttpResponse, entry: Entry) -> Reply:
+        whole_response = await whole(response)
+        entry = self._priced(request, entry, whole_response)
+        self._complete(entry)
+        return Reply(request.ticket, _outcome(whole_response, request, self._context.now()), entry)
+
+    async def forward(self, request: SendRequest) -> Passage:
+        """Buys one call and streams its response. Closing the passage aborts the request."""
+        return self.passing(request, *await self._response_after_retries(request, self.record))
+
+    def passing(self, request: SendRequest, response: HttpResponse, entry: Entry) -> Passage:
+        dialect = self._upstream(request).dialect
+        finish = partial(self.close, entry, response.status, dialect.seller)
+        chunks = Tapped(response, dialect.usage_tap(), finish)
+        ticket = request.ticket if entry.sent else None
+        return Passage(ticket, response.status, response.headers, chunks, request.reason, request.lane)
+
+    def relay(self, call: Call, ask: Ask, reason: str, outlet: ResponseSink) -> Purchase | None:
+        """Buys a call with its client's own request, and pushes the response to `outlet`, errors included. Returns None
+        if the call needs more than that, such as retries: then use `forward`."""
+        context, upstream = self._context, self._context.upstreams[call.provider]
+        http_client = upstream.pouring
+        if http_client is None or call.deadline is not None or len(ask.body) > http_client.most:
+            return None
+        slot = self.gates.enter(call.provider, call.credential, call.model, len(ask.body))
+        if slot is None:
+            return None
+        entry = Entry(
+            call.ticket,
+            -1,
+            context.now(),
+            Lane.NOW,
+            EntryKind.PURCHASE,
+            call.provider,
+            call.credential,
+            call.model,
+            reason=reason,
+            tags=call.tags,
+        )
+        try:
+            if not context.store.attempted(entry):
+                slot.failed(asyncio.CancelledError())
+                return None
+        except BaseException as error:
+            slot.failed(error)
+            raise
+        purchase = Purchase(self, upstream.dialect, entry, outlet, slot)
+        purchase.start(http_client, upstream.request(ask, (), PASSING_S), context.background)
+        return purchase
+
+    def close(self, entry: Entry, status: int, dialect: str, seen: Seen) -> Entry:
+        """Prices a finished purchase: an error is not billed, and a response that broke off has no known price."""
+        if status >= 400:
+            finished = ledger.free(entry)
+        elif seen.final:
+            finished = ledger.priced(entry, dialect, seen.usage, self._context.prices)
+        else:
+            finished = ledger.unfinished(entry, seen.usage)
+        self._complete(finished)
+        return finished
+
+    def void(self, entry: Entry) -> None:
+        """Records that the request was never sent, so nothing was bought."""
+        self._context.background.mind(self._context.store.record(ledger.free(entry)), "record")
+
+    def record(self, entry: Entry) -> Awaitable[None]:
+        """Writes the attempt to the ledger before the request is sent: a crash then leaves an unknown, not a gap."""
+        return self._context.store.attempt(entry)
+
+    def _complete(self, entry: Entry) -> None:
+        """Writes the price without delaying the response. Until then the attempt is unknown, which is true."""
+        if not entry.sent:
+            return
+        self._context.stats.count(entry, used=True)
+        self._context.store.completed(entry, self._context.background.told)
+
+    # ------------------------------------------------------------ tickets: rescues, and calls with a key
+
+    async def resend(self, request: SendRequest) -> Sent:
+        """Buys a ticket's call on `now` and settles it."""
+        context = self._context
+        try:
+            response, entry = await self._response_after_retries(request, self._start_sending)
+            await context.reached("resent")
+            whole_response = await whole(response)
+        except _Taken:
+            return Sent.TAKEN
+        except WireError as error:
+            return await self._give_up(request, error)
+        if not whole_response.ok and await self._left_to_its_batch(request, entry, whole_response):
+            return Sent.LEFT
+        outcome = _outcome(whole_response, request, context.now())
+        await settle(context, [Settlement(request.ticket, outcome, self._priced(request, entry, whole_response))])
+        await context.reached("resettled")
+        return Sent.SETTLED
+
+    async def _start_sending(self, entry: Entry) -> None:
+        if not await self._context.store.start_sending(entry, self._context.name, self._context.now()):
+            raise _Taken
+        await self._context.reached("attempted")
+
+    async def _left_to_its_batch(self, request: SendRequest, entry: Entry, response: WholeResponse) -> bool:
+        """The provider had no room, and there is no time for a retry. That says nothing about the call itself: a batch
+        that still contains it may answer until the deadline."""
+        refusal = self._upstream(request).dialect.refusal(response.status, response.headers, response.body)
+        if not refusal.retryable:
+            return False
+        await self._write_off(request, entry)
+        return await self._leave_to_batch(request)
+
+    async def _leave_to_batch(self, request: SendRequest) -> bool:
+        """Leaves the call to the batch that still contains it. False if there is none."""
+        return await self._context.insist(
+            "leaving a call to its batch", lambda: self._context.store.stop_sending(request.ticket)
+        )
+
+    async def _write_off(self, request: SendRequest, entry: Entry) -> None:
+        """Records that nothing was billed. For a call on disk this is retried until it succeeds: otherwise the call
+        would count as being sent, and nobody else would send it."""
+        free = ledger.free(entry)
+        if request.kept:
+            await self._context.insist("writing off a purchase", lambda: self._context.store.record(free))
+        else:
+            await self._context.store.record(free)
+
+    async def _give_up(self, request: SendRequest, error: WireError) -> Sent:
+        """No response came. If no batch still contains the call, it is settled with this error."""
+        context = self._context
+        if await self._leave_to_batch(request):
+            return Sent.LEFT
+        body = self._upstream(request).dialect.error(error.status, error.code, str(error))
+        # A failed connection is retried until the deadline, so it means that the deadline was missed.
+        late = request.deadline is not None and (isinstance(error, NotConnected) or context.now() >= request.deadline)
+        kind = OutcomeKind.DEADLINE if late else OutcomeKind.ERRORED
+        outcome = Outcome(kind, error.status, body, context.now(), Lane.NOW, str(error))
+        await settle(context, [Settlement(request.ticket, outcome)])
+        return Sent.SETTLED
+
+    async def miss(self, ticket: int) -> None:
+        """Settles a call whose deadline has passed and for which no purchase was answered."""
+        context = self._context
+        parcel = await context.store.parcel(ticket)
+        if parcel is not None:
+            reason = "neither its batch nor its rescue answered in time"
+            dialect = context.upstreams[parcel.key.provider].dialect
+            body = dialect.error(
+                DeadlineMissed.status, DeadlineMissed.code, f"This call missed its deadline: {reason}."
+            )
+            outcome = Outcome(OutcomeKind.DEADLINE, DeadlineMissed.status, body, context.now(), Lane.NOW, reason)
+            await settle(context, [Settlement(ticket, outcome)])
+
+    # ------------------------------------------------------------ attempts and retries within the deadline
+
+    async def _response_after_retries(
+        self, request: SendRequest, record_attempt: _RecordAttempt
+    ) -> tuple[HttpResponse, Entry]:
+        """Returns the first response that is not worth a retry. Every attempt is in the ledger before it is sent."""
+        number = await self._context.store.attempts(request.ticket) if request.kept else request.tried
+        until = self._until(request)
+        while True:
+            number += 1
+            slot = self._free_slot(request)
+            if slot is None:
+                try:
+                    slot = await self._wait_for_slot(request, number)
+                except (TooBusy, Unwell) as error:
+                    if request.kept:
+                        raise
+                    return LocalRefusal(error, self._upstream(request).dialect), self.attempt(request, UNSENT)
+                request = await self._second_look(request, slot)
+            entry = self.attempt(request, number)
+            try:
+                await record_attempt(entry)
+                response = await self.send(request)
+            except NotConnected as error:
+                slot.failed(error)
+                delay = self._delay(until, number, None, slot)
+                await self._write_off(request, entry)
+                if delay is None:
+                    raise
+            except BaseException as error:
+                slot.failed(error)
+                raise
+            else:
+                slot.answered(response)
+                delay = self._retry_after(request, until, number, response, slot)
+                if delay is None:
+                    return response, entry
+                await response.aclose()
+                await self._write_off(request, entry)
+            await self._context.clock.sleep(delay)
+
+    def _free_slot(self, request: SendRequest) -> Slot | None:
+        return self.gates.enter(request.provider, request.payer, request.model, len(request.body))
+
+    def _wait_for_slot(self, request: SendRequest, number: int) -> Awaitable[Slot]:
+        return self.gates.wait(
+            request.provider,
+            request.payer,
+            request.model,
+            len(request.body),
+            tags=request.tags,
+            deadline=request.deadline,
+            kept=request.kept,
+            tried=number > 1,
+        )
+
+    async def _second_look(self, request: SendRequest, slot: Slot) -> SendRequest:
+        """A kept call that waited for its slot may be in a batch by now. Then this purchase is a rescue."""
+        if not request.kept or request.kind is not EntryKind.PURCHASE:
+            return request
+        try:
+            views = await self._context.store.views([request.ticket])
+        except BaseException as error:
+            slot.failed(error)
+            raise
+        in_batch = any(view.state is TicketState.BOARDED or view.requeues for view in views)
+        return replace(request, kind=EntryKind.RESCUE) if in_batch else request
+
+    def _until(self, request: SendRequest) -> float | None:
+        """Until when to retry. The outcome of a kept call is final, so a short outage should not become its outcome."""
+        waits_long = request.kept and request.deadline is None
+        return self._context.now() + KEPT_PATIENCE_S if waits_long else request.deadline
+
+    def _retry_after(
+        self, request: SendRequest, until: float | None, number: int, response: HttpResponse, slot: Slot
+    ) -> float | None:
+        if response.status < 400:
+            return None
+        refusal = self._upstream(request).dialect.refusal(response.status, response.headers, b"")
+        return self._delay(until, number, refusal.retry_after, slot) if refusal.retryable else None
+
+    def _delay(self, until: float | None, number: int, asked: float | None, slot: Slot) -> float | None:
+        """How long to wait before the next attempt; None if there is no time for one."""
+        if until is None:
+            return None
+        delay = backoff(number, BACKOFF_S, BACKOFF_MAX_S, self._context.rng.random())
+        delay = max(delay, asked or 0.0, slot.retry_wait())
+        if self._context.now() + delay >= until:
+            return None
+        slot.retried()
+        return delay
+
+    async def send(self, request: SendRequest) -> HttpResponse:
+        upstream = self._upstream(request)
+        if request.as_is is not None:  # it contains the client's own secret
+            return await upstream.ask(request.as_is, (), timeout=PASSING_S if request.deadline is None else SILENCE_S)
+        ask = upstream.dialect.send(request.endpoint, request.headers, request.body)
+        return await upstream.ask(ask, self._context.keyring.secret(request.payer), timeout=SILENCE_S)
+
+    def _upstream(self, request: SendRequest) -> Upstream:
+        return self._context.upstreams[request.provider]
+
+    # ------------------------------------------------------------ ledger entries
+
+    def attempt(self, request: SendRequest, number: int) -> Entry:
+        return ledger.attempt(
+            ticket=request.ticket,
+            purchase=-number,
+            at=self._context.now(),
+            provider=request.provider,
+            credential=self._context.keyring.credential(request.payer),
+            model=request.model,
+            lane=request.lane,
+            kind=request.kind,
+            reason=request.reason,
+            tags=request.tags,
+        )
+
+    def _priced(self, request: SendRequest, entry: Entry, response: WholeResponse) -> Entry:
+        if not response.ok:
+            return ledger.free(entry)
+        dialect = self._upstream(request).dialect
+        return ledger.priced(entry, dialect.seller, dialect.usage(response.body), self._context.prices)
+
+
+class _Taken(Exception):
+    """The ticket is settled, or somebody else is sending it."""
+
+
+def _outcome(response: WholeResponse, request: SendRequest, now: float) -> Outcome:
+    kind = OutcomeKind.SUCCEEDED if response.ok else OutcomeKind.ERRORED
+    return Outcome(kind, response.status, response.body, now, request.lane, request.reason, response.headers)

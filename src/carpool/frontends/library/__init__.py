@@ -1,0 +1,1 @@
+"""The library frontends: `FleetDispatcher`, `Fleet`, `carpool.transport()`."""

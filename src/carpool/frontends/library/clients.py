@@ -1,0 +1,139 @@
+"""The supported SDK clients: how to recognise them, and which of their methods takes a call."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from carpool.core.errors import BadParams, WrongClient
+from carpool.core.ports import HttpClient
+from carpool.dialects import OPENAI, relative_at, speaking
+from carpool.engine import Upstream
+from carpool.frontends.library.exchange import flavour
+
+
+@dataclass(frozen=True, slots=True)
+class SdkKind:
+    """One SDK. `hello` is the path of the request that reads a client's credential."""
+
+    dialect: str
+    asyncio: str
+    blocking: str
+    sign: str  # an attribute that only its clients have
+    hello: str
+    endpoints: tuple[str, ...]  # attributes of the client that have a `create` method for calls
+    default: Callable[[Mapping[str, Any]], str]
+    relative: str | None = None  # the OpenAI-compatible provider it is made for
+    package: str | None = None  # its package, if other SDKs have that attribute too
+    path: str = ""  # to append to the client's base URL
+
+    def fits(self, client: Any) -> bool:
+        if not (hasattr(client, self.sign) and hasattr(client, "copy")):
+            return False
+        return self.package is None or self.package in _packages(client)
+
+    @property
+    def sdk(self) -> str:
+        return self.package or self.dialect
+
+
+def _packages(client: Any) -> set[str]:
+    return {parent.__module__.partition(".")[0] for parent in type(client).__mro__}
+
+
+def _openai_endpoint(params: Mapping[str, Any]) -> str:
+    return "chat.completions" if "messages" in params else "responses"
+
+
+def _anthropic_endpoint(params: Mapping[str, Any]) -> str:
+    return "beta.messages" if "betas" in params else "messages"  # only the beta namespace accepts betas
+
+
+KINDS = (
+    SdkKind(
+        "anthropic",
+        "AsyncAnthropic",
+        "Anthropic",
+        "messages",
+        "/v1/messages",
+        ("messages", "beta.messages"),
+        _anthropic_endpoint,
+    ),
+    SdkKind(
+        "openai",
+        "AsyncOpenAI",
+        "OpenAI",
+        "responses",
+        "/chat/completions",
+        ("chat.completions", "responses", "embeddings", "completions", "moderations"),
+        _openai_endpoint,
+    ),
+    SdkKind(
+        "openai",
+        "AsyncGroq",
+        "Groq",
+        "chat",
+        "/openai/v1/chat/completions",
+        ("chat.completions", "embeddings"),
+        lambda params: "chat.completions",
+        relative="groq",
+        package="groq",
+        path="/openai/v1",
+    ),
+)
+
+
+def kind_of(client: Any) -> SdkKind | None:
+    return next((kind for kind in KINDS if kind.fits(client)), None)
+
+
+def upstream_of(client: Any, http_client: HttpClient, relative: str | None) -> Upstream:
+    """The provider of a client. `relative` names an OpenAI-compatible one that neither client nor host identifies."""
+    kind = known_kind(client)
+    base_url = str(client.base_url).rstrip("/") + kind.path
+    if kind.dialect != OPENAI.name:
+        if relative is not None:
+            raise WrongClient(f"`relative` is for OpenAI's wire, and an {kind.asyncio} speaks another: leave it out.")
+        return Upstream(kind.dialect, base_url, speaking(kind.dialect, base_url), http_client)
+    provider = relative_at(base_url, relative or kind.relative)
+    return Upstream(provider.name, base_url, speaking(kind.dialect, base_url, provider.name), http_client)
+
+
+def known_kind(client: Any) -> SdkKind:
+    """The kind of a client that `http_flavour` accepted."""
+    kind = kind_of(client)
+    assert kind is not None
+    return kind
+
+
+def create_of(client: Any, params: Mapping[str, Any], endpoint: str | None = None) -> Any:
+    """The SDK method for these parameters: that of the named endpoint, or the one that they fit."""
+    kind = known_kind(client)
+    if endpoint is not None and endpoint not in kind.endpoints:
+        raise BadParams(f"{str(endpoint)[:60]!r} is no endpoint here: name one of {', '.join(kind.endpoints)}.")
+    resource = client
+    for part in (endpoint or kind.default(params)).split("."):
+        resource = getattr(resource, part)
+    return resource.create
+
+
+def http_flavour(client: Any, way: str) -> Any:
+    """The HTTP library of an SDK client, httpx or httpx2. Raises `WrongClient` for anything else."""
+    inner, kind = inner_http(client), kind_of(client)
+    lib = flavour(inner, way)
+    if lib is not None and kind is not None:
+        return lib
+    name = f"{type(client).__module__.partition('.')[0]}.{type(client).__name__}"
+    wanted = [sdk.asyncio if way == "AsyncClient" else sdk.blocking for sdk in ([kind] if kind else KINDS)]
+    if kind is not None and flavour(inner, "Client") is not None:
+        raise WrongClient(f"{name} is a blocking client. Use carpool.Fleet with it, or an {wanted[0]} here.")
+    if kind is not None and flavour(inner, "AsyncClient") is not None:
+        raise WrongClient(f"{name} is an asyncio client. Use carpool.FleetDispatcher with it, or an {wanted[0]} here.")
+    ways = " or an ".join(f"{sdk.sdk}.{text}" for sdk, text in zip(KINDS, wanted, strict=False))
+    raise WrongClient(f"carpool sends through an {ways}, and this is a {name}.")
+
+
+def inner_http(client: Any) -> Any:
+    """The HTTP client inside an SDK client. All supported SDKs keep it in the same private attribute."""
+    return getattr(client, "_client", None)

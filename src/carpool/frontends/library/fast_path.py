@@ -1,0 +1,248 @@
+"""A fast path for submits that bypasses the SDK, with the same request and the same answer.
+
+The SDK builds the first request of every kind, and the first answer. Both serve as the pattern for later calls of that
+kind, which differ only in the values of the body. Calls that are not provably alike go through the SDK.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+import logging
+import marshal
+import sys
+from collections.abc import Mapping
+from contextlib import suppress
+from functools import cache
+from pathlib import Path
+from types import FunctionType
+from typing import Any
+
+from msgspec.structs import replace
+
+from carpool.core.errors import CarpoolError
+from carpool.core.model import Headers
+from carpool.core.ports import RawRequest
+from carpool.engine import Reply
+from carpool.frontends.options import Options
+
+MOST_KINDS = 256  # a caller with new headers on every call would gain nothing
+
+_ENCODER = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), allow_nan=False)  # with the SDK's settings
+_BESIDE_THE_BODY = frozenset({"betas", "extra_headers"})
+_LISTS = (list, tuple)
+_IDS = {"_request_id": "request-id", "_workspace_id": "anthropic-workspace-id"}
+_WARNING = "anthropic.resources.messages.messages"  # the module that lists the models to warn about
+_SDK_LOG = logging.getLogger("anthropic._base_client")
+
+Kind = tuple[object, ...]
+Settled = Reply | CarpoolError  # the SDK wraps an error as if it had occurred there
+
+
+class Pattern:
+    """The SDK's request and answer type for the first call of a kind."""
+
+    __slots__ = ("answer", "ids", "names", "raw", "said")
+
+    def __init__(self, raw: RawRequest, said: Options, names: tuple[str, ...]) -> None:
+        self.raw = raw  # without a body
+        self.said = said  # the options from its headers
+        self.names = names  # the fields of the body, in the SDK's order
+        self.answer: Any = None  # the type of the first answer
+        self.ids: tuple[str, ...] = ()  # the attributes that the SDK sets from its headers
+
+
+class Draft:
+    """One call that may take the fast path. Without a pattern, it goes through the SDK and becomes the pattern."""
+
+    __slots__ = ("_kind", "_params", "_pattern", "_quick", "raw")
+
+    def __init__(self, quick: FastPath, kind: Kind, params: Mapping[str, Any], pattern: Pattern | None) -> None:
+        self._quick, self._params, self._pattern = quick, params, pattern
+        self._kind = kind if pattern is None else ()  # not kept: thousands of calls may wait
+        body = encoded(params, names_of(params) if pattern is None else pattern.names)
+        self.raw = None if pattern is None else replace(pattern.raw, body=body)
+
+    def options(self, given: Options) -> Options:
+        return given if self._pattern is None else given.over(self._pattern.said)
+
+    def learn_request(self, raw: RawRequest, said: Options) -> None:
+        """Keeps the SDK's request as the pattern if the fast path would have sent the same bytes."""
+        if self._pattern is not None:
+            return
+        with suppress(RecursionError):  # nested too deep for the parser at this stack depth
+            names = tuple(json.loads(raw.body))
+            if sorted(names) == sorted(names_of(self._params)) and encoded(self._params, names) == raw.body:
+                headers = tuple(pair for pair in raw.headers if pair[0] != "content-length")
+                self._pattern = Pattern(replace(raw, headers=headers, body=b""), said, names)
+            self._quick.keep(self._kind, self._pattern)
+
+    def learn_answer(self, message: Any) -> None:
+        """Keeps the type of the SDK's first answer for later answers of this kind."""
+        if self._pattern is None or self._pattern.answer is not None:
+            return
+        kind = type(message)
+        if kind.__module__.startswith("anthropic.types.") and hasattr(kind, "model_validate_json"):
+            ids = tuple(name for name in vars(message) if name.startswith("_"))
+            if _IDS.keys() >= frozenset(ids):
+                self._pattern.ids, self._pattern.answer = ids, kind
+
+    def message(self, settled: Settled) -> Any:
+        """The answer as the SDK would build it; None if the SDK must build it, as it must for errors."""
+        pattern = self._pattern
+        if pattern is None or pattern.answer is None or isinstance(settled, CarpoolError):
+            return None
+        outcome = settled.outcome
+        if outcome.status != 200:
+            return None
+        try:
+            message = pattern.answer.model_validate_json(outcome.body, strict=True)
+        except ValueError:  # the SDK builds what it has no type for without validating it
+            return None
+        uncount_extras(message)
+        for name in pattern.ids:
+            setattr(message, name, _header(outcome.headers, _IDS[name]))
+        return message
+
+
+class FastPath:
+    """The patterns of one client, and whether a call may use one."""
+
+    def __init__(self, client: Any) -> None:
+        self._client = client
+        self._plain = is_plain(client)
+        self._patterns: dict[Kind, Pattern | None] = {}
+
+    def draft(self, params: Mapping[str, Any]) -> Draft | None:
+        """None for a call that must go through the SDK."""
+        if not (self._plain and self._unobserved() and _supported(params)):
+            return None
+        try:
+            kind = self._kind(params)
+            pattern = self._patterns.get(kind)
+            if pattern is None and (kind in self._patterns or len(self._patterns) >= MOST_KINDS):
+                return None
+            return Draft(self, kind, params, pattern)
+        except (TypeError, ValueError, RecursionError):  # not plain JSON: the SDK handles or refuses it
+            return None
+
+    def keep(self, kind: Kind, pattern: Pattern | None) -> None:
+        """Stores a pattern; None for a kind whose calls the SDK changes."""
+        self._patterns[kind] = pattern
+
+    def _kind(self, params: Mapping[str, Any]) -> Kind:
+        """Everything that determines the request apart from the values of its body."""
+        _check_types(params)
+        given = self._client._custom_headers  # noqa: SLF001  the public property is slower than everything else here
+        extra, betas = params.get("extra_headers") or {}, params.get("betas", ())
+        if type(extra) is not dict or type(betas) not in _LISTS:
+            raise TypeError
+        if not all(type(text) is str for text in (*given, *given.values(), *extra, *extra.values(), *betas)):
+            raise TypeError
+        return (tuple(params), tuple(given.items()), tuple(extra.items()), tuple(betas))
+
+    def _unobserved(self) -> bool:
+        """Whether nothing observes the SDK (patches, debug log, tracing), and its requests contain nothing variable."""
+        client = self._client
+        methods = (type(client.messages).create, type(client.beta.messages).create)
+        return (
+            all(map(_from_sdk, methods))
+            and not client.default_query
+            and not _SDK_LOG.isEnabledFor(logging.DEBUG)
+            and _untraced(client)
+        )
+
+
+def is_plain(client: Any) -> bool:
+    """Whether an SDK client is unmodified: nothing customised that affects single requests."""
+    sdk = sys.modules.get("anthropic")
+    parts = ("_custom_headers", "default_query", "messages", "beta", "api_key", "auth_token", "custom_auth", "timeout")
+    return (
+        type(client) in (getattr(sdk, "AsyncAnthropic", None), getattr(sdk, "Anthropic", None))
+        and all(hasattr(client, part) for part in parts)
+        and hasattr(sys.modules.get(_WARNING), "DEPRECATED_MODELS")
+        and all(type(secret) in (str, type(None)) for secret in (client.api_key, client.auth_token))
+        and client.custom_auth is None
+        and client.timeout is None  # otherwise the SDK refuses long calls
+        and not getattr(client, "_middleware", ())
+        and getattr(client, "open_telemetry", {}).get("tracer_provider") is None
+        and getattr(client, "_idempotency_header", "") is None
+        and getattr(client, "_strict_response_validation", True) is False  # always False for copies of a client
+        and all(_from_sdk(getattr(type(client), name, None)) for name in ("post", "request", "_build_request"))
+        and all(_from_sdk(getattr(type(client), name, None)) for name in ("_prepare_options", "_prepare_request"))
+    )
+
+
+def _from_sdk(function: Any) -> bool:
+    """Whether this is the SDK's own function, and not a patch."""
+    return type(function) is FunctionType and function.__code__.co_filename.startswith(_sdk_directory())
+
+
+@cache
+def _sdk_directory() -> str:
+    return str(Path(sys.modules["anthropic"].__file__ or "").parent)
+
+
+def _untraced(client: Any) -> bool:
+    """Whether the SDK creates no spans, and there is no current span to propagate."""
+    if getattr(client, "_tracer", None) is None:
+        return True
+    trace = sys.modules["opentelemetry.trace"]  # a client with its own tracer provider is not plain
+    return type(trace.get_tracer_provider()) is trace.ProxyTracerProvider and (
+        trace.get_current_span() is trace.INVALID_SPAN
+    )
+
+
+def _supported(params: Mapping[str, Any]) -> bool:
+    model = params.get("model")
+    return (
+        type(model) is str
+        and model not in _models_with_warnings()
+        and type(params.get("messages")) in _LISTS
+        and type(params.get("tools", ())) in _LISTS
+        and not params.get("stream")
+    )
+
+
+@cache
+def _models_with_warnings() -> frozenset[str]:
+    """Models for which the SDK emits a warning."""
+    module = sys.modules[_WARNING]
+    return frozenset((*module.DEPRECATED_MODELS, *getattr(module, "MODELS_TO_WARN_WITH_THINKING_ENABLED", ())))
+
+
+def _check_types(params: Any) -> None:
+    """Raises unless all values have built-in types. The SDK may treat subclasses differently; marshal refuses them."""
+    marshal.dumps(params)
+
+
+def names_of(params: Mapping[str, Any]) -> tuple[str, ...]:
+    return tuple(name for name in params if name not in _BESIDE_THE_BODY)
+
+
+def encoded(params: Mapping[str, Any], names: tuple[str, ...]) -> bytes:
+    return _ENCODER.encode({name: params[name] for name in names}).encode()
+
+
+def _header(headers: Headers, name: str) -> str | None:
+    values = [value for known, value in headers if known == name]
+    return ", ".join(values) if values else None
+
+
+def uncount_extras(model: Any) -> None:
+    """Removes extra fields from `model_fields_set`: the SDK does not count them, because it does not validate."""
+    if model.model_extra:
+        model.model_fields_set.difference_update(model.model_extra)
+    kind: Any = type(model)
+    for name in _model_fields(kind):
+        uncount_extras(getattr(model, name))
+
+
+@cache
+def _model_fields(kind: Any) -> tuple[str, ...]:
+    fields = kind.model_fields.items()
+    return tuple(name for name, field in fields if inspect.isclass(field.annotation) and _is_model(field.annotation))
+
+
+def _is_model(kind: type) -> bool:
+    return hasattr(kind, "model_fields")

@@ -1,0 +1,245 @@
+"""carpool's own pages, under `/carpool/`."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import os
+from collections.abc import Awaitable, Callable, Sequence
+from enum import StrEnum
+from typing import Any, TypeVar
+from urllib.parse import parse_qs
+
+import msgspec
+
+from carpool.core.errors import BadCall
+from carpool.core.lifecycle import BatchState, TicketState
+from carpool.core.model import Batch, CallRow, Headers, ticket_number, ticket_text
+from carpool.core.ports import Clock, Dialect
+from carpool.engine import Engine
+from carpool.frontends.proxy.event_stream import EventStream
+from carpool.frontends.proxy.http.asgi import JSON, send_whole
+from carpool.frontends.proxy.request_context import RequestContext
+from carpool.frontends.proxy.tickets import PATH as CALLS
+from carpool.frontends.proxy.tickets import TicketRoutes, send_bought, send_too_late
+from carpool.frontends.proxy.virtual_keys import virtual_key
+from carpool.planners.access.house_keys import passed_on
+from carpool.planners.ledger import LedgerSummary
+
+PREFIX = "/carpool/"
+PAGE = 100
+LONGEST_PAGE = 1000
+OPEN = frozenset({"healthz", "readyz"})  # for health checks; they show no calls
+TOKEN_HEADER = "x-carpool-admin"  # noqa: S105  a header's name
+TOKEN_NEEDED = (
+    "This page needs the admin token. Send it as Authorization: Bearer … or x-carpool-admin: …; it is in the "  # noqa: S105
+    "environment variable that server.admin_token_env names."
+)
+
+S = TypeVar("S", bound=StrEnum)
+Viewer = Sequence[str] | None  # the credentials whose calls are shown; None: all
+Route = Callable[[str, RequestContext, Viewer], Awaitable[None]]
+
+
+class Admin:
+    """`token` protects the pages that show everybody's calls. Without one they are open to every client."""
+
+    def __init__(
+        self, engine: Engine, clock: Clock, tickets: TicketRoutes, dialect: Dialect, token: str | None = None
+    ) -> None:
+        self._token = None if token is None else _digest(token)
+        self._engine = engine
+        self._clock = clock
+        self._tickets = tickets
+        self._dialect = dialect
+        self.news = EventStream(engine.event_hooks)
+        self.draining = False
+        self._routes: dict[str, Route] = {
+            "healthz": self._healthz,
+            "readyz": self._readyz,
+            "stats": self._stats,
+            "calls": self._calls,
+            "batches": self._batches,
+            "events": self._events,
+        }
+
+    async def answer(self, method: str, path: str, query: str, headers: Headers, request: RequestContext) -> None:
+        page = path.removeprefix(PREFIX)
+        route = self._routes.get(page)
+        if path.startswith(CALLS):  # needs the key that the call was made with
+            await self._ticket(method, path.removeprefix(CALLS), query, headers, request)
+        elif page not in OPEN and not self._is_authorized(headers) and not self._has_virtual_key(headers):
+            await self._refuse(request, 401, TOKEN_NEEDED, ("www-authenticate", 'Bearer realm="carpool"'))
+        elif route is None:
+            await self._refuse(request, 404, f"There is no {path} here.")
+        elif method not in ("GET", "HEAD"):
+            await self._refuse(request, 405, f"{path} is only read: use GET.", ("allow", "GET, HEAD"))
+        else:
+            await route(query, request, None if page in OPEN else self._viewer(headers))
+
+    def _has_virtual_key(self, headers: Headers) -> bool:
+        """The holder of a virtual key may see its own calls."""
+        return virtual_key(headers) is not None
+
+    def _viewer(self, headers: Headers) -> Viewer:
+        """The token shows everything. Otherwise a request with a key sees what belongs to that key."""
+        if self._token is not None and self._is_authorized(headers):
+            return None
+        owners = list(self._tickets.owners(headers))
+        return owners if owners or self._has_virtual_key(headers) else None
+
+    def _sees_all(self, headers: Headers) -> bool:
+        return self._is_authorized(headers) and self._viewer(headers) is None
+
+    def _is_authorized(self, headers: Headers) -> bool:
+        """Whether the request may see the pages. The token is compared by its hash in constant time.
+
+        Without a configured token the pages are open until there are virtual keys: holders must not see more by
+        omitting theirs. They are not open to requests through a reverse proxy, which may come from anybody."""
+        if self._token is None:
+            is_open = not self._engine.guests.expected and not passed_on(headers)
+            return is_open or bool(self._tickets.owners(headers))
+        tokens = [value for name, value in headers if name == TOKEN_HEADER]
+        tokens += [value[7:] for name, value in headers if name == "authorization" and value[:7].lower() == "bearer "]
+        return any(hmac.compare_digest(_digest(token.strip()), self._token) for token in tokens)
+
+    async def _refuse(self, request: RequestContext, status: int, message: str, *more: tuple[str, str]) -> None:
+        code = {401: "authentication_error", 404: "not_found_error"}.get(status, "invalid_request_error")
+        await send_whole(request.send, status, [JSON, *more], self._dialect.error(status, code, message))
+
+    # ------------------------------------------------------------ health and statistics
+
+    async def _healthz(self, query: str, request: RequestContext, viewer: Viewer) -> None:
+        await send_whole(request.send, 200, [JSON], b'{"status":"ok"}')
+
+    async def _readyz(self, query: str, request: RequestContext, viewer: Viewer) -> None:
+        reasons = ["carpool is stopping."] if self.draining else []
+        if not self._engine.alive:
+            reasons.append("The engine is not running.")
+        if (trouble := await self._engine.overview.trouble()) is not None:
+            reasons.append(trouble)
+        await _json(request, {"ready": not reasons, "reasons": reasons}, 503 if reasons else 200)
+
+    async def _stats(self, query: str, request: RequestContext, viewer: Viewer) -> None:
+        """The counters of this process, the contents of the store, and all costs by lane and kind. For a key only its
+        own costs."""
+        if viewer is not None:
+            lanes = await self._engine.overview.totals(viewer)
+            await _json(request, {"money": _money(LedgerSummary.of(lanes)), "lanes": lanes})
+            return
+        stats, summary = self._engine.stats, await self._engine.overview.summary()
+        money = {"paid_usd": stats.paid_usd, "would_have_paid_usd": stats.would_have_paid_usd}
+        details = {
+            "engine": self._engine.name,
+            "process": os.getpid(),
+            "leads": summary.leads,
+            "waiting": summary.waiting,
+            "money": money | {"saved_usd": stats.saved_usd},
+            "lanes": summary.totals,
+            "pressure": summary.pressure,
+            "store": summary.counts,
+        }
+        await _json(request, {**stats.metrics(), **stats.apart(), **details})
+
+    # ------------------------------------------------------------ lists, newest first
+
+    async def _calls(self, query: str, request: RequestContext, viewer: Viewer) -> None:
+        limit, before, state = _page(query, TicketState)
+        at = None if before is None else ticket_number(before)
+        rows = await self._engine.overview.calls(at, state, limit, viewer)
+        next_page = ticket_text(rows[-1].ticket) if len(rows) == limit else None
+        await _json(request, {"calls": [_call(row) for row in rows], "next": next_page})
+
+    async def _batches(self, query: str, request: RequestContext, viewer: Viewer) -> None:
+        limit, before, state = _page(query, BatchState)
+        at = None if before is None else _integer(before, "before")
+        rows = await self._engine.overview.batches(at, state, limit, viewer)
+        now, whose = self._clock.now(), self._engine.credential
+        next_page = str(rows[-1].id) if len(rows) == limit else None
+        await _json(
+            request, {"batches": [_batch(row, whose(row.key.credential), now) for row in rows], "next": next_page}
+        )
+
+    async def _events(self, query: str, request: RequestContext, viewer: Viewer) -> None:
+        await self.news.listen(request, viewer)
+
+    # ------------------------------------------------------------ single calls
+
+    async def _ticket(self, method: str, text: str, query: str, headers: Headers, request: RequestContext) -> None:
+        text, _, verb = text.partition("/")
+        found = await self._tickets.find(text, headers)
+        if not found and verb == "purchases" and self._sees_all(headers):
+            found = await self._engine.tickets.find(ticket_number(text)) or []
+        reads = method == "GET" and verb in ("", "purchases")
+        ends = (method, verb) in (("DELETE", ""), ("POST", "cancel"))
+        if not found:
+            await self._refuse(request, 404, "There is no such call for the key that this request carries.")
+        elif not reads and not ends:
+            message = "Read a call, or its /purchases, with GET; end it with DELETE."
+            await self._refuse(request, 405, message, ("allow", "GET, DELETE"))
+        elif not isinstance(found, CallRow):
+            await (send_bought if reads else send_too_late)(request.send, found)
+        elif ends:
+            await self._tickets.cancel(found, request.send)
+        elif verb:
+            rows = await self._engine.overview.purchases(found.ticket)
+            await _json(request, {"call": _call(found), "purchases": rows})
+        else:
+            await self._tickets.collect(found, query, request)
+
+
+def _digest(token: str) -> bytes:
+    return hashlib.sha256(token.encode()).digest()
+
+
+async def _json(request: RequestContext, value: object, status: int = 200) -> None:
+    await send_whole(request.send, status, [JSON, ("cache-control", "no-store")], msgspec.json.encode(value))
+
+
+def _page(query: str, states: type[S]) -> tuple[int, str | None, S | None]:
+    given = {name: values[-1] for name, values in parse_qs(query).items()}
+    if unknown := given.keys() - {"limit", "before", "state"}:
+        raise BadCall(f"{min(unknown)!r} is not known here. A list takes limit, before and state.")
+    limit = _integer(given.get("limit", str(PAGE)), "limit")
+    if not 1 <= limit <= LONGEST_PAGE:
+        raise BadCall(f"The limit {limit} is out of range: it must be from 1 to {LONGEST_PAGE}.")
+    state = given.get("state")
+    if state is not None and state not in list(states):
+        raise BadCall(f"{state[:40]!r} is not a state. The states are {', '.join(states)}.")
+    return limit, given.get("before"), None if state is None else states(state)
+
+
+def _integer(text: str, name: str) -> int:
+    if not (text.isascii() and text.isdigit() and len(text) < 19):
+        raise BadCall(f"{text[:40]!r} can't be {name}: it must be a whole number.")
+    return int(text)
+
+
+def _money(summary: LedgerSummary) -> dict[str, float]:
+    paid, would, saved = (nano / 1e9 for nano in (summary.paid, summary.would_have_paid, summary.saved))
+    return {"paid_usd": paid, "would_have_paid_usd": would, "saved_usd": saved}
+
+
+def _call(row: CallRow) -> dict[str, Any]:
+    fields: dict[str, Any] = msgspec.to_builtins(row)
+    return fields | {"ticket": ticket_text(row.ticket), "credential": row.credential[:8]}
+
+
+def _batch(batch: Batch, credential: str, now: float) -> dict[str, Any]:
+    end = batch.ended_at or now
+    return {
+        "batch": batch.id,
+        "provider": batch.key.provider,
+        "provider_id": batch.provider_id,
+        "state": batch.state,
+        "count": batch.count,
+        "bytes": batch.bytes,
+        "endpoint": batch.key.endpoint,
+        "credential": credential[:8],
+        "intended_at": batch.intended_at,
+        "ended_at": batch.ended_at,
+        "expires_at": batch.expires_at,
+        "age_s": max(0.0, end - batch.intended_at),
+        "abandoned": batch.abandoned,
+        "note": batch.note,
+    }

@@ -1,0 +1,229 @@
+"""Parses the head of a request, once per cache_key of head: a client sends the same headers with every call.
+
+A few headers differ per request, such as the content length or a trace id. They do not identify the client, and the
+handling of a request does not depend on them: requests that differ in nothing else share one `HeadFacts`.
+
+`HeadFacts` hold secrets, like the keyring: in memory only, and never printed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from carpool.core.credentials import KEY_HEADERS
+from carpool.core.errors import BadCall
+from carpool.core.model import Headers
+from carpool.core.ports import RawRequest
+from carpool.dialects.headers import ONE_REQUEST
+from carpool.engine import Upstream
+from carpool.engine.now.decompress import encodings
+from carpool.engine.virtual_keys import KeyHolder
+from carpool.frontends.options import PREFIX, Options, from_headers, split_path
+from carpool.frontends.proxy import admin
+from carpool.frontends.proxy.client_kinds import Client, recognise
+from carpool.frontends.proxy.hosts import Hosts, of_the_way
+from carpool.frontends.proxy.http.asgi import Scope, end_to_end, request_headers
+from carpool.frontends.proxy.tickets import later
+from carpool.frontends.proxy.virtual_keys import NOBODY, GrantedKey, VirtualKeyAccess, check_query
+from carpool.planners.access.house_keys import HouseKeys
+from carpool.planners.access.profiles import asked as within
+from carpool.planners.access.providers import below, choose, completed
+
+MOST = 1024  # cached heads; the oldest is dropped first
+MOST_BYTES = 8192  # of path and headers of a cached head
+KEYS = frozenset({"authorization", "x-api-key"})
+LOCAL_ONLY = Hosts()
+_PER_REQUEST = ONE_REQUEST | {"content-length"}
+_PER_REQUEST_BYTES = frozenset(name.encode() for name in _PER_REQUEST)
+
+Place = tuple[int, int]  # index in the headers of `HeadFacts`, and in those of the request
+
+
+class Memory(Struct):
+    """Facts about the calls with one head that are the same for all of them."""
+
+    payer: str | None = None  # the name of the secret that pays for them
+    ruled: dict[tuple[str, str, bool, bool], Options] = {}  # by endpoint, model, streaming, tool turn
+
+
+class HeadFacts(Struct, frozen=True):
+    """What the head tells about a request."""
+
+    path: str  # without the leading options
+    options: Options
+    client: Client
+    upstream: Upstream | None  # None: for carpool itself
+    understood: bool  # a call to parse; otherwise it passes through
+    packed: bool  # its body is compressed
+    hold: float | None  # `respond-async`: seconds before the `202`; None: the client waits
+    headers: Headers  # the client's without carpool's; values that differ per request are blank
+    own: tuple[Place, ...]  # where those values are
+    standing: Headers  # the others, as for an uncompressed body
+    guest: KeyHolder | None  # the holder of the virtual key, if there is one
+    memory: Memory
+    onward: Headers | None  # headers for the provider on `now`; None if some differ per request
+    epoch: int = 0  # of the virtual keys: stale when a key is added or revoked
+
+    def headers_of(self, scope: Scope) -> Headers:
+        """All headers of one request, with its own values filled in."""
+        if not self.own:
+            return self.headers
+        filled, raw = list(self.headers), scope["headers"]
+        for place, number in self.own:
+            filled[place] = (filled[place][0], raw[number][1].decode("latin-1"))
+        return tuple(filled)
+
+    def __repr__(self) -> str:  # never the secrets
+        return f"<HeadFacts for {self.path}>"
+
+
+class ParsedHead(Struct, frozen=True):
+    """A head that identifies one cache_key of call: requests with it differ only in the length of their body."""
+
+    head: HeadFacts
+    method: str
+    query: str
+    headers: Headers
+    place: int | None  # index of the content length in the headers
+    address: str  # of the client; empty if local
+
+    @classmethod
+    def of(cls, head: HeadFacts, scope: Scope, address: str) -> ParsedHead:
+        headers = head.headers_of(scope)
+        places = [place for place, (name, _) in enumerate(headers) if name == "content-length"]
+        query = scope["query_string"].decode("latin-1")
+        return cls(head, scope["method"], query, headers, places[0] if places else None, address)
+
+    def request(self, body: bytes) -> RawRequest:
+        headers, place = self.headers, self.place
+        if place is not None:
+            headers = (*headers[:place], ("content-length", str(len(body))), *headers[place + 1 :])
+        return RawRequest(self.method, self.head.path, self.query, headers, body)
+
+    def __repr__(self) -> str:  # never the secrets
+        return f"<{type(self).__name__}>"
+
+
+class HeadParser:
+    """Parses heads and caches the result per cache_key."""
+
+    def __init__(
+        self,
+        upstreams: Mapping[str, Upstream],
+        defaults: Collection[str],
+        purse: HouseKeys,
+        hosts: Hosts = LOCAL_ONLY,
+        welcome: VirtualKeyAccess = NOBODY,
+    ) -> None:
+        self._hosts = hosts
+        self._key_access = welcome
+        self._epoch = welcome.epoch
+        self._upstreams = upstreams
+        self._defaults = defaults
+        self._house_keys = purse
+        self._known: dict[object, HeadFacts] = {}
+
+    def greet(self, scope: Scope) -> HeadFacts:
+        if self._epoch != self._key_access.epoch:  # a key was added or revoked
+            self._known.clear()
+            self._epoch = self._key_access.epoch
+        check_query(scope.get("query_string", b""))
+        stable_headers = tuple(
+            [(name, value) if name not in _PER_REQUEST_BYTES else name for name, value in scope["headers"]]
+        )
+        trusted = self._hosts.trusts(scope)
+        cache_key = (scope["method"], scope["raw_path"], stable_headers, trusted)
+        head = self._known.get(cache_key)
+        if head is None:
+            head = replace(self._parse(scope, trusted), epoch=self._epoch)
+            if len(scope["raw_path"]) + sum(len(name) + len(value) for name, value in head.headers) <= MOST_BYTES:
+                self._remember(cache_key, head)
+        if head.guest is not None:
+            head.guest.used = True
+        return head
+
+    def is_current(self, head: HeadFacts) -> bool:
+        """Whether a cached head is still valid. Marks its virtual key as used, because the caller then uses it."""
+        if head.epoch != self._key_access.epoch:
+            return False
+        if head.guest is not None:
+            head.guest.used = True
+        return True
+
+    def _remember(self, cache_key: object, head: HeadFacts) -> None:
+        if len(self._known) >= MOST:
+            del self._known[next(iter(self._known))]
+        self._known[cache_key] = head
+
+    def _parse(self, scope: Scope, trusted: bool) -> HeadFacts:
+        headers = request_headers(scope)
+        self._hosts.check(headers, trusted=trusted)
+        options, path = split_path(scope["raw_path"].decode("latin-1").partition("?")[0])
+        path = below(path)
+        if not path.startswith("/"):  # `OPTIONS *`: joined to a base URL it would change the host
+            raise BadCall("This request asks for no path. Send one that begins with a slash, such as /v1/messages.")
+        numbers: Iterable[int] = range(len(headers))
+        if trusted:
+            numbers = [number for number in numbers if not of_the_way(headers[number][0])]
+            headers = tuple([headers[number] for number in numbers])
+        if path.startswith(admin.PREFIX):
+            return _head_facts(None, scope["method"], path, options, headers, numbers)
+        asked = tuple([pair for pair in headers if pair[0].startswith(PREFIX)])
+        if asked:
+            options = from_headers(asked).over(options)
+            kept = [place for place, pair in enumerate(headers) if not pair[0].startswith(PREFIX)]
+            places = list(numbers)
+            headers, numbers = tuple([headers[place] for place in kept]), [places[place] for place in kept]
+        guest = self._key_access.guest(path, headers)
+        if guest is not None:
+            options = within(guest.key, options)
+            granted = self._key_access.lent(guest, scope["method"], path, headers)
+            path = completed(path, granted.upstream)
+            kept = [place for place, pair in enumerate(headers) if pair[0] not in KEY_HEADERS]
+            places = list(numbers)
+            headers, numbers = tuple([headers[place] for place in kept]), [places[place] for place in kept]
+            return _head_facts(
+                granted.upstream, scope["method"], path, options, headers + granted.secret, numbers, granted
+            )
+        upstream = choose(options.provider, path, headers, self._upstreams, self._defaults)
+        path = completed(path, upstream)
+        headers = self._house_keys.add_house_key(upstream.provider, headers, bool(upstream.dialect.secret(headers)))
+        return _head_facts(upstream, scope["method"], path, options, headers, numbers)
+
+
+def _head_facts(
+    upstream: Upstream | None,
+    method: str,
+    path: str,
+    options: Options,
+    headers: Headers,
+    numbers: Iterable[int],
+    granted: GrantedKey | None = None,
+) -> HeadFacts:
+    """`numbers`: the index of each header in the request. A granted key comes after them."""
+    client, onward = recognise(headers), tuple(end_to_end(headers))
+    return HeadFacts(
+        path=path,
+        options=options,
+        client=client,
+        upstream=upstream,
+        understood=upstream is not None and _understands(upstream, method, path, headers),
+        packed=bool(encodings(headers)),
+        hold=later(client.prefer),
+        headers=tuple([(name, "" if name in _PER_REQUEST else value) for name, value in headers]),
+        own=tuple([(place, number) for place, number in enumerate(numbers) if headers[place][0] in _PER_REQUEST]),
+        standing=tuple([pair for pair in headers if pair[0] not in _PER_REQUEST and pair[0] != "content-encoding"]),
+        guest=None if granted is None else granted.guest,
+        memory=Memory(None if granted is None else granted.payer),
+        onward=onward if _PER_REQUEST.isdisjoint([name for name, _ in onward]) else None,
+    )
+
+
+def _understands(upstream: Upstream, method: str, path: str, headers: Headers) -> bool:
+    """A call without a key fails on every lane, and the provider reports that best: it passes through."""
+    if not upstream.dialect.handles(method, path):
+        return False
+    return any(name in KEYS for name, _ in headers) or bool(upstream.dialect.secret(headers))

@@ -1,0 +1,158 @@
+"""Virtual keys: who holds one, which provider key it grants, and which endpoints it allows.
+
+Several holders may share one provider key. So a holder may use only endpoints that answer and store nothing: listing,
+reading or changing the contents of the account would show one holder what belongs to another.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from carpool.core.credentials import KEY_HEADERS
+from carpool.core.errors import BadCall, KeyForbidden, KeyRefused, KeyUnready
+from carpool.core.keys import PREFIX, SHAPE, looks_virtual
+from carpool.core.model import Headers, Lane
+from carpool.engine import Upstream
+from carpool.engine.virtual_keys import KeyHolder, VirtualKeyCache
+from carpool.frontends.proxy.pass_through import upgrade_refused
+from carpool.planners.access.providers import completed
+
+PAYERS = frozenset({"openai-organization", "openai-project"})  # the holder must not choose who pays
+REQUIRED = (
+    "carpool takes virtual keys only. Send one, which begins with cpk-, where you send the provider's key; whoever "
+    "runs carpool makes one with carpool keys add."
+)
+_PREFIX_BYTES = PREFIX.encode()
+_UNBILLED = "/v1/messages/count_tokens"  # costs nothing
+_ALLOWED: Mapping[str, frozenset[str]] = {
+    "anthropic": frozenset({"/v1/messages", _UNBILLED, "/v1/complete"}),
+    "openai": frozenset(
+        {
+            *("/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/moderations"),
+            *("/v1/responses", "/v1/responses/input_tokens", "/v1/responses/compact"),
+            *("/v1/audio/speech", "/v1/audio/transcriptions", "/v1/audio/translations"),
+            *("/v1/images/generations", "/v1/images/edits", "/v1/images/variations"),
+        }
+    ),
+}
+_READABLE = frozenset({"/", "/v1/models"})
+
+
+@dataclass(frozen=True, slots=True)
+class GrantedKey:
+    """The provider key that a holder's request is sent with."""
+
+    guest: KeyHolder
+    upstream: Upstream
+    secret: Headers = field(repr=False)
+    payer: str  # the name of that secret for this holder
+
+    def __repr__(self) -> str:  # never the secret
+        return f"<GrantedKey at {self.upstream.provider} for {self.payer}>"
+
+
+def virtual_key(headers: Headers) -> str | None:
+    """The virtual key of a request, from whichever header."""
+    keys = {key for name, value in headers if name in KEY_HEADERS and looks_virtual(key := _bare(value))}
+    if len(keys) > 1:
+        raise KeyRefused("This request carries several virtual keys. Send one.")
+    return keys.pop() if keys else None
+
+
+def _bare(value: str) -> str:
+    """The key without `Bearer`. Recognises every form, because no virtual key may reach the provider."""
+    value = value.strip()
+    return value[7:].strip() if value[:7].lower() == "bearer " else value
+
+
+def check_query(query: bytes) -> None:
+    if _PREFIX_BYTES in query and SHAPE.search(query.decode("latin-1")):
+        raise BadCall(_misplaced("the query"))
+
+
+def _misplaced(place: str) -> str:
+    return f"A virtual key stands in {place}, from where it would travel on. Send it where the provider's key belongs."
+
+
+class VirtualKeyAccess:
+    """Finds the holder of a virtual key and grants the provider key."""
+
+    def __init__(
+        self, guests: VirtualKeyCache | None, upstreams: Mapping[str, Upstream], *, required: bool = False
+    ) -> None:
+        self._virtual_keys = guests
+        self._upstreams = upstreams
+        self._required = required
+
+    @property
+    def epoch(self) -> int:
+        return 0 if self._virtual_keys is None else self._virtual_keys.epoch
+
+    def guest(self, path: str, headers: Headers) -> KeyHolder | None:
+        """The holder; None without a virtual key. Raises if one is required or invalid."""
+        _check_places(path, headers)
+        key = virtual_key(headers)
+        if key is None or self._virtual_keys is None:
+            if self._required:
+                raise KeyRefused(REQUIRED)
+            return None
+        return self._virtual_keys.find(key)
+
+    def lent(self, guest: KeyHolder, method: str, path: str, headers: Headers) -> GrantedKey:
+        """The provider key for a request of the holder. Raises if the virtual key does not allow the request."""
+        upstream = self._upstream(guest)
+        _check_reach(guest, upstream, method, completed(path, upstream), headers)
+        return GrantedKey(guest, upstream, *guest.lent(upstream.dialect.key_header(headers)))
+
+    def _upstream(self, guest: KeyHolder) -> Upstream:
+        key = guest.key
+        if key.provider not in self._upstreams:
+            raise KeyUnready(f"The virtual key {key.name} is for the provider {key.provider}, which is not configured.")
+        if not guest.secrets:
+            raise KeyUnready(
+                f"The virtual key {key.name} buys with the key in {key.env}, which is not set where carpool runs. "
+                "Set it there, and start carpool again."
+            )
+        return self._upstreams[key.provider]
+
+
+NOBODY = VirtualKeyAccess(None, {})
+
+
+def _check_places(path: str, headers: Headers) -> None:
+    """Refuses a virtual key in any other place, from where it would reach the provider."""
+    for name, value in headers:
+        if name not in KEY_HEADERS and PREFIX in value and SHAPE.search(value):
+            raise BadCall(_misplaced(f"the header {name[:60]}"))
+    if PREFIX in path and SHAPE.search(path):
+        raise BadCall(_misplaced("the path"))
+
+
+def _check_reach(guest: KeyHolder, upstream: Upstream, method: str, path: str, headers: Headers) -> None:
+    key, reads = guest.key, method in ("GET", "HEAD")
+    for name, _ in headers:
+        if name in PAYERS:
+            raise KeyForbidden(f"The virtual key {key.name} decides who pays. Send no {name}.")
+    if upgrade_refused(path, headers) is not None:
+        return  # WebSocket requests are refused later anyway, with a better message
+    if (
+        not reads
+        and path != _UNBILLED
+        and not key.profile.allows(Lane.NOW)
+        and not upstream.dialect.handles(method, path)
+    ):
+        raise KeyForbidden(f"The virtual key {key.name} travels by batch only, and {path[:100]} can't ride one.")
+    open_to_all = (method == "POST" and path in _ALLOWED.get(upstream.dialect.name, ())) or (reads and _readable(path))
+    if not open_to_all and not key.profile.whole_account:
+        if any(path in known for known in _ALLOWED.values()) and path not in _ALLOWED.get(upstream.dialect.name, ()):
+            raise KeyForbidden(f"The virtual key {key.name} buys from {key.provider} only, which has no {path[:100]}.")
+        raise KeyForbidden(
+            f"The virtual key {key.name} may not {method[:20]} {path[:100]}, which may show what belongs to others. "
+            "Keys made with --whole-account may."
+        )
+
+
+def _readable(path: str) -> bool:
+    model = path.removeprefix("/v1/models/")
+    return path in _READABLE or (model != path and model.replace("-", "").replace(".", "").replace(":", "").isalnum())

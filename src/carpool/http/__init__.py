@@ -1,0 +1,11 @@
+"""HTTP clients: carpool's own, and adapters for the client of the user's SDK.
+
+Each implements `ports.HttpClient`; `tests/contract/test_wire.py` runs one suite over all of them.
+"""
+
+from carpool.http.http1.client import Http1Client
+from carpool.http.http1.tunnel import OutgoingProxy
+from carpool.http.httpx.asynchronous import HttpxClient
+from carpool.http.httpx.threads import ThreadedHttpxClient
+
+__all__ = ["Http1Client", "HttpxClient", "OutgoingProxy", "ThreadedHttpxClient"]

@@ -1,0 +1,304 @@
+"""carpool's own HTTP client: HTTP/1.1 on the event loop, without worker threads."""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import socket
+import ssl
+from collections.abc import AsyncIterator
+from contextlib import aclosing
+from functools import lru_cache
+from typing import Any, NamedTuple
+from urllib.parse import urlsplit
+
+from carpool.core.errors import NotConnected, Severed, WireError
+from carpool.core.model import Headers
+from carpool.core.ports import HttpRequest, ResponseReceiver, StreamedBody
+from carpool.http.http1.connection import Http1Connection, Http1Exchange, PushedExchange
+from carpool.http.http1.requests import BLOCK, Unmade, blocks, head_of, sliced
+from carpool.http.http1.tunnel import OutgoingProxy
+
+# ------------------------------------------------------------ addresses
+
+_METADATA_V6 = ipaddress.ip_address("fd00:ec2::254")
+
+
+def host_of(url: str) -> str:
+    """Returns only the host of a URL, for messages: the path may be confidential, query and user info may hold
+    secrets."""
+    try:
+        return urlsplit(url).hostname or "the provider"
+    except ValueError:
+        return "the provider"
+
+
+def is_link_local(address: str) -> bool:
+    """Whether an address is link-local: there, cloud metadata services hand out a machine's credentials."""
+    parsed = ipaddress.ip_address(address.partition("%")[0])
+    parsed = getattr(parsed, "ipv4_mapped", None) or parsed
+    return parsed.is_link_local or parsed == _METADATA_V6
+
+
+_SMALL = 4 * BLOCK
+SWEEP_S = 15.0  # an idle connection is closed after one or two of these
+LAST_CHUNK = b"0\r\n\r\n"
+
+
+class Origin(NamedTuple):
+    secure: bool
+    host: str
+    port: int
+
+
+class Http1Client:
+    """An HTTP client with one connection pool per origin. Redirects are not followed, and proxy settings from the
+    environment are ignored.
+
+    `proxy` is used for every https origin. A host name that resolves to a link-local address is refused unless
+    `allow_link_local` is set: whoever controls the name could have keys sent to the cloud's metadata service.
+
+    Cancelling aborts the request at any time: while connecting, uploading, or waiting for the response.
+
+    A response with a status of 300 or more ends the upload; any other waits until the upload is complete.
+    """
+
+    def __init__(
+        self,
+        connect_timeout: float = 15.0,
+        roots_pem: bytes | None = None,
+        proxy: OutgoingProxy | None = None,
+        allow_link_local: bool = False,
+    ) -> None:
+        self._connect_timeout = connect_timeout
+        self._proxy = proxy
+        self._allow_link_local = allow_link_local
+        self._roots = roots_pem
+        self._tls: ssl.SSLContext | None = None
+        self._idle: dict[Origin, list[Http1Connection]] = {}
+        self._lines: set[Http1Connection] = set()  # all open connections, idle or not
+        self._sweeper: asyncio.TimerHandle | None = None
+        self._closed = False
+
+    async def send(self, request: HttpRequest) -> Http1Response:
+        head, origin = self._head(request)
+        connection = self._idle_connection(origin) or await self._connect(origin, request.timeout)
+        exchange = Http1Exchange(connection, origin.host, request)
+        try:
+            if isinstance(request.body, bytes) and len(request.body) <= _SMALL:
+                exchange.uploaded = True
+                connection.begin(exchange, head + request.body)
+            else:
+                connection.begin(exchange, head)
+                await _upload(connection, exchange, request.body, origin.host)
+            await exchange.head()
+        except BaseException:
+            exchange.give_up()
+            raise
+        return Http1Response(exchange)
+
+    @property
+    def most(self) -> int:
+        return _SMALL
+
+    def push(self, request: HttpRequest, taker: ResponseReceiver) -> PushedExchange | None:
+        head, origin = self._head(request)
+        connection = self._idle_connection(origin)
+        if connection is None:
+            return None
+        exchange = PushedExchange.of(connection, origin.host, request, taker)
+        assert isinstance(request.body, bytes)
+        connection.begin(exchange, head + request.body)
+        return exchange
+
+    async def push_on_new_connection(self, request: HttpRequest, taker: ResponseReceiver) -> PushedExchange:
+        head, origin = self._head(request)
+        connection = await self._connect(origin, request.timeout)
+        exchange = PushedExchange.of(connection, origin.host, request, taker)
+        assert isinstance(request.body, bytes)
+        connection.begin(exchange, head + request.body)
+        return exchange
+
+    def _head(self, request: HttpRequest) -> tuple[bytes, Origin]:
+        if self._closed:
+            raise NotConnected("The wire is closed.")
+        origin, authority, target = _split(request.url)
+        return head_of(request, authority, target, origin.host), origin
+
+    async def aclose(self) -> None:
+        self._closed = True
+        if self._sweeper is not None:
+            self._sweeper.cancel()
+        for connections in self._idle.values():
+            for connection in connections:
+                connection.abort()
+        self._idle.clear()
+
+    # ------------------------------------------------------------ connections
+
+    def _idle_connection(self, origin: Origin) -> Http1Connection | None:
+        """Returns the most recently used idle connection that its peer has not closed."""
+        connections = self._idle.get(origin)
+        while connections:
+            connection = connections.pop()
+            if connection.quiet():
+                return connection
+            connection.abort()
+        return None
+
+    async def _connect(self, origin: Origin, timeout: float) -> Http1Connection:
+        connection = Http1Connection(lambda freed: self._free(origin, freed))
+        tls: dict[str, Any] = {"ssl": self._context(), "server_hostname": origin.host} if origin.secure else {}
+        try:
+            async with asyncio.timeout(min(self._connect_timeout, timeout)):
+                if self._proxy is not None and origin.secure:
+                    await self._open_tunnel(self._proxy, origin, connection, tls)
+                else:
+                    await self._open_direct(origin, connection, tls)
+        except TimeoutError as error:
+            raise NotConnected(f"Connecting to {origin.host} took too long.") from error
+        except ssl.SSLCertVerificationError as error:
+            raise NotConnected(f"The certificate of {origin.host} is not trusted.") from error
+        except (OSError, ValueError) as error:
+            raise NotConnected(f"No connection to {origin.host} could be made.") from error
+        self._lines.add(connection)
+        if self._sweeper is None:
+            self._sweeper = asyncio.get_running_loop().call_later(SWEEP_S, self._sweep)
+        return connection
+
+    async def _open_direct(self, origin: Origin, connection: Http1Connection, tls: dict[str, Any]) -> None:
+        addresses = await _addresses(origin)
+        if not self._allow_link_local and any(is_link_local(address) for address in addresses):
+            raise NotConnected(
+                f"{origin.host} leads to a link-local address, where a machine's own secrets are served. If the "
+                "provider really is there, set its allow_link_local."
+            )
+        for number, address in enumerate(addresses):
+            try:
+                await asyncio.get_running_loop().create_connection(lambda: connection, address, origin.port, **tls)
+            except OSError:
+                if number == len(addresses) - 1:
+                    raise
+            else:
+                return
+
+    async def _open_tunnel(
+        self, proxy: OutgoingProxy, origin: Origin, connection: Http1Connection, tls: dict[str, Any]
+    ) -> None:
+        tunnel = await proxy.open(origin.host, origin.port)
+        try:
+            await asyncio.get_running_loop().create_connection(lambda: connection, sock=tunnel, **tls)
+        except BaseException:
+            tunnel.close()
+            raise
+
+    def _context(self) -> ssl.SSLContext:
+        if self._tls is None:
+            self._tls = ssl.create_default_context()
+            self._tls.set_alpn_protocols(["http/1.1"])
+            if self._roots is not None:
+                self._tls.load_verify_locations(cadata=self._roots.decode("ascii"))
+        return self._tls
+
+    def _free(self, origin: Origin, connection: Http1Connection) -> None:
+        if self._closed:
+            connection.abort()
+            return
+        self._idle.setdefault(origin, []).append(connection)
+
+    def _sweep(self) -> None:
+        """Checks timeouts and closes idle connections. One timer for all connections costs a call nothing."""
+        self._sweeper = None
+        for connection in list(self._lines):
+            connection.look(SWEEP_S)
+        for origin, connections in list(self._idle.items()):
+            for connection in connections:
+                connection.sweeps += 1
+                if connection.sweeps > 1:
+                    connection.abort()
+            self._idle[origin] = [connection for connection in connections if connection.open]
+            if not self._idle[origin]:
+                del self._idle[origin]
+        self._lines = {connection for connection in self._lines if connection.open}
+        if self._lines:
+            self._sweeper = asyncio.get_running_loop().call_later(SWEEP_S, self._sweep)
+
+
+class Http1Response:
+    def __init__(self, exchange: Http1Exchange) -> None:
+        self._exchange = exchange
+        self.status: int = exchange.status
+        self.headers: Headers = exchange.headers
+
+    async def chunks(self) -> AsyncIterator[bytes]:
+        while (chunk := await self._exchange.take()) is not None:
+            yield chunk
+
+    async def read(self) -> bytes:
+        return b"".join([chunk async for chunk in self.chunks()])
+
+    async def aclose(self) -> None:
+        self._exchange.give_up()
+
+
+async def _upload(connection: Http1Connection, exchange: Http1Exchange, body: bytes | StreamedBody, host: str) -> None:
+    if isinstance(body, bytes):
+        body = StreamedBody(len(body), sliced(body))  # in blocks, so that a slow upload counts as progress
+    try:
+        async with asyncio.timeout(None) as exchange.interrupt:
+            await _write(connection, exchange, body)
+    except TimeoutError:  # the response, or the end of the connection, came before the end of the upload
+        exchange.check()
+        connection.spoil()
+    except WireError:
+        raise
+    except Unmade as error:
+        raise Severed(f"The request to {host} was broken off. {error}") from error
+    except Exception as error:
+        raise Severed(f"The request to {host} was broken off: its body could not be made.") from error
+    finally:
+        exchange.interrupt = None
+
+
+async def _write(connection: Http1Connection, exchange: Http1Exchange, body: StreamedBody) -> None:
+    chunked = body.length is None
+    async with aclosing(blocks(body)) as pieces:
+        async for piece in pieces:
+            connection.write(b"%x\r\n%b\r\n" % (len(piece), piece) if chunked else piece)
+            while not connection.writable:
+                await exchange.moved()
+                exchange.check()
+    if chunked:
+        connection.write(LAST_CHUNK)
+    exchange.uploaded = True
+
+
+async def _addresses(origin: Origin) -> list[str]:
+    """Resolves a host, IPv4 first: where IPv6 is broken, packets may be dropped silently."""
+    infos = await asyncio.get_running_loop().getaddrinfo(origin.host, origin.port, type=socket.SOCK_STREAM)
+    return [str(info[4][0]) for info in sorted(infos, key=lambda info: info[0] != socket.AF_INET)]
+
+
+@lru_cache(1024)
+def _split(url: str) -> tuple[Origin, str, str]:
+    """Splits a URL into origin, authority (for the Host header) and request target; the target stays unchanged."""
+    scheme, _, rest = url.partition("#")[0].partition("://")
+    ends = [at for mark in "/?" if (at := rest.find(mark)) >= 0]
+    authority, target = (rest[: min(ends)], rest[min(ends) :]) if ends else (rest, "/")
+    return (
+        _origin(scheme.lower(), authority),
+        authority.rpartition("@")[2],
+        target if target[0] == "/" else "/" + target,
+    )
+
+
+@lru_cache(256)
+def _origin(scheme: str, authority: str) -> Origin:
+    try:
+        parts = urlsplit(f"{scheme}://{authority}")
+        host, port = parts.hostname, parts.port
+    except ValueError:
+        host = port = None
+    if not host or scheme not in ("http", "https"):
+        raise NotConnected(f"This is no request that can be sent to {host or 'the provider'}.")
+    return Origin(scheme == "https", host, port or (443 if scheme == "https" else 80))

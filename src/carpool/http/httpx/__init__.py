@@ -1,0 +1,1 @@
+"""Adapters for the user's own httpx client."""

@@ -1,0 +1,1 @@
+"""Access: the provider of a request, the profiles of virtual keys, and house keys. Pure."""

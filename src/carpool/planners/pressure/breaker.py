@@ -1,0 +1,71 @@
+"""A circuit breaker per account and upstream: when the provider keeps failing, calls pause for a while.
+
+Then one call at a time is sent as a probe. A refusal (429) is not a failure: the provider works.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Final
+
+from carpool.core.backoff import backoff
+
+FAILURES: Final = 6  # this many failures in a row open the breaker,
+RECENT_S: Final = 60.0  # if no two of them are further apart than this
+OPEN_S: Final = 1.0
+OPEN_MAX_S: Final = 30.0
+PROBE_S: Final = 30.0  # the next probe does not wait longer than this for the last one
+
+
+class Breaker:
+    __slots__ = ("_failed_at", "_openings", "_probed_at", "closed", "failing", "open_until")
+
+    def __init__(self) -> None:
+        self.closed = True  # the normal state: calls pass
+        self.open_until = 0.0
+        self.failing = 0  # failures in a row
+        self._failed_at = 0.0
+        self._openings = 0
+        self._probed_at = -math.inf  # when the current probe was sent
+
+    def ready_at(self, now: float) -> float:
+        """When the next call may be sent: at once, or as a probe."""
+        if self.closed:
+            return now
+        return max(now, self.open_until, self._probed_at + PROBE_S)
+
+    def take(self, now: float) -> bool:
+        """A call is sent. Returns whether it is a probe."""
+        if self.closed:
+            return False
+        self._probed_at = now
+        return True
+
+    def left(self, probe: bool) -> None:
+        """A call ended without a result that says anything about the provider."""
+        if probe:
+            self._probed_at = -math.inf
+
+    def answered(self) -> bool:
+        """The provider works. Returns whether the breaker closes now."""
+        self.failing = 0
+        news = not self.closed
+        self.closed = True
+        self._openings = 0
+        self._probed_at = -math.inf
+        return news
+
+    def failed(self, now: float, probe: bool, luck: float) -> bool:
+        """The provider failed or could not be reached. `luck`, from 0 to 1, is the jitter of the next probe. Returns
+        whether the breaker opens now."""
+        self.failing = self.failing + 1 if now - self._failed_at <= RECENT_S else 1
+        self._failed_at = now
+        if self.closed and self.failing < FAILURES:
+            return False
+        news = self.closed
+        if news or probe:
+            self.closed = False
+            self._openings += 1
+            self.open_until = now + backoff(self._openings, OPEN_S, OPEN_MAX_S, luck)
+            self._probed_at = -math.inf
+        return news

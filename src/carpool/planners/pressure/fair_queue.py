@@ -1,0 +1,121 @@
+"""A queue of waiting calls: round robin between tag sets, first in first out within one.
+
+A call whose deadline is near is served early, and its tag set skips its next turn in exchange. At most every other call
+is served early, so calls with deadlines take at most half of the capacity from calls without.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import deque
+from collections.abc import Iterator, Mapping
+from itertools import count
+from typing import Generic, TypeVar
+
+T = TypeVar("T")
+Tags = tuple[tuple[str, str], ...]
+
+MOST_STALE = 64
+
+_UNTAGGED: Tags = ()
+
+
+def tag_set(tags: Mapping[str, str] | None) -> Tags:
+    return tuple(sorted(tags.items())) if tags else _UNTAGGED
+
+
+class QueueEntry(Generic[T]):
+    """A waiting call. From `press_at` on its deadline is near; None without a deadline."""
+
+    __slots__ = ("gone", "item", "press_at", "tags", "tokens")
+
+    def __init__(self, item: T, tags: Tags, press_at: float | None, tokens: float) -> None:
+        self.item = item
+        self.tags = tags
+        self.press_at = press_at
+        self.tokens = tokens
+        self.gone = False
+
+
+class FairQueue(Generic[T]):
+    def __init__(self) -> None:
+        self._queues: dict[Tags, deque[QueueEntry[T]]] = {}  # in the order of turns
+        self._pressing: list[tuple[float, int, QueueEntry[T]]] = []
+        self._owing: set[Tags] = set()
+        self._number = count()
+        self._length = 0
+        self._hurried = False  # the last call was served early
+        self._stale = 0  # entries that left but are still in the queues
+
+    def __len__(self) -> int:
+        return self._length
+
+    def __iter__(self) -> Iterator[QueueEntry[T]]:
+        return (place for queue in list(self._queues.values()) for place in list(queue) if not place.gone)
+
+    def join(self, item: T, tags: Tags, press_at: float | None, tokens: float = 0.0) -> QueueEntry[T]:
+        place = QueueEntry(item, tags, press_at, tokens)
+        self._queues.setdefault(tags, deque()).append(place)
+        if press_at is not None:
+            heapq.heappush(self._pressing, (press_at, next(self._number), place))
+        self._length += 1
+        return place
+
+    def leave(self, place: QueueEntry[T]) -> None:
+        """Remove an entry. Safe to call twice."""
+        if not place.gone:
+            place.gone = True
+            self._length -= 1
+            self._stale += 1
+            self._sweep(place.tags)
+            if self._stale > self._length + MOST_STALE:
+                self._compact()
+
+    def next(self, now: float) -> QueueEntry[T]:
+        """The entry whose turn it is. It stays in the queue until it leaves, so a second call returns the same."""
+        if not self._length:
+            raise LookupError("Nobody waits here.")
+        return self._most_urgent(now) or self._first()
+
+    def called(self, place: QueueEntry[T], now: float) -> None:
+        """Remove the entry whose turn it was, and pass the turn on."""
+        self._hurried = place is self._most_urgent(now)
+        queue = self._queues[place.tags]
+        if self._hurried and queue[0] is not place:
+            self._owing.add(place.tags)
+        else:
+            self._queues[place.tags] = self._queues.pop(place.tags)  # behind the others again
+        self.leave(place)
+
+    def _most_urgent(self, now: float) -> QueueEntry[T] | None:
+        """The entry with the nearest deadline, unless the last one was already served early."""
+        heap = self._pressing
+        while heap and heap[0][2].gone:
+            heapq.heappop(heap)
+        return heap[0][2] if heap and heap[0][0] <= now and not self._hurried else None
+
+    def _first(self) -> QueueEntry[T]:
+        while True:
+            tags = next(iter(self._queues))
+            if tags not in self._owing or len(self._queues) == 1:
+                self._owing.discard(tags)
+                return self._queues[tags][0]
+            self._owing.discard(tags)
+            self._queues[tags] = self._queues.pop(tags)
+
+    def _sweep(self, tags: Tags) -> None:
+        """Restore the invariants: the head of every queue is still waiting, and no queue is empty."""
+        queue = self._queues[tags]
+        while queue and queue[0].gone:
+            queue.popleft()
+        if not queue:
+            del self._queues[tags]
+            self._owing.discard(tags)
+
+    def _compact(self) -> None:
+        """Drop the entries that left from the middle of a queue."""
+        kept = ((tags, deque(place for place in queue if not place.gone)) for tags, queue in self._queues.items())
+        self._queues = {tags: queue for tags, queue in kept if queue}
+        self._pressing = [entry for entry in self._pressing if not entry[2].gone]
+        heapq.heapify(self._pressing)
+        self._stale = 0

@@ -1,0 +1,248 @@
+"""Limit how fast the calls of one account and model are sent, so that a fleet slows down instead of failing.
+
+Three limits work together:
+
+Rate-limit headers. Two `Meter`s mirror the provider's buckets of requests and tokens. Each response states what was
+left when its request was accepted; the meter subtracts what was sent since and adds what was refilled since. Headers
+are parsed once a second, or more often when little is left: while there is ample room a call costs two comparisons.
+
+Concurrency, by AIMD. A refusal (429, 529) cuts `limit`, the number of calls in flight, to `CUT` of what was in flight.
+Every response adds to it, and so does time, because a call may take minutes and no response would mean no growth. Below
+the level at which the provider refused (`_was`) growth is faster than above it, as in TCP's slow start. Refusals of
+calls that were sent before the gate closed belong to the same event, and do not cut again.
+
+Pace. A refusal closes the gate for the time of `retry-after`, at most a minute, or for an exponential backoff with
+jitter. Afterwards waiting calls leave one by one: at first at half (`FIRST`) of the rate that the headers state, or of
+the rate that was measured before the refusal, then faster from second to second. Without the pace all waiting calls
+would be sent in the moment when the gate opens, and be refused again. The pace may exceed the stated rate (`CATCH_UP`),
+because the rate is an estimate: if it is too low, calls that never go faster would never find out.
+
+After `CALM_S` without a refusal and without waiting calls the throttle is calm again, and every limit but the meters is
+lifted. After an outage (`reopened`) a few calls go first, and the limit doubles with the responses.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Final, Protocol
+
+from carpool.core.backoff import backoff
+from carpool.core.ports import Allowances
+from carpool.planners.pressure.meter import Meter
+
+CUT: Final = 0.8  # a refusal cuts the limit to this share of the calls in flight
+GROWTH_SHARE: Final = 0.1  # the limit grows by this share per second even without a response: calls may take minutes
+GROWTH: Final = 1.0  # plus this many calls per second
+SLOWEST: Final = 0.5  # minimum pace in calls per second; slower limits are the meter's job
+FIRST: Final = 0.5  # share of the known rate at which the gate opens again
+RAMP_METERED: Final = 1.0  # growth of that share per second where the provider states its rate
+RAMP_GUESSED: Final = 0.1  # and where the rate is only measured
+RETURNING: Final = 4.0  # calls in flight after an outage; doubles with the responses,
+RETURNED: Final = 64.0  # up to this
+WINDOW_S: Final = 10.0  # over which the accepted rate is measured
+SPEND_S: Final = 4.0  # over which the remaining allowance may be spent
+CATCH_UP: Final = 2.0  # maximum pace relative to the stated rate, to make up for the time when the gate was closed
+BACKOFF_S: Final = 0.5
+BACKOFF_MAX_S: Final = 30.0
+CLOSED_MOST_S: Final = 60.0  # then one call tries again, whatever `retry-after` said
+CALM_S: Final = 10.0  # without a refusal and without waiting calls for so long, the throttle is calm again
+LOOK_S: Final = 1.0
+LATE_S: Final = 0.05  # timers fire late: the pace makes up for this much
+
+
+class Mark(Protocol):
+    """When a request was sent, and what had been spent by then."""
+
+    @property
+    def at(self) -> float: ...
+    @property
+    def requests(self) -> float: ...
+    @property
+    def tokens(self) -> float: ...
+
+
+class Throttle:
+    __slots__ = (
+        "_base",
+        "_counted_at",
+        "_grown_at",
+        "_kept",
+        "_look_at",
+        "_look_requests",
+        "_look_tokens",
+        "_next_at",
+        "_opened_at",
+        "_refused_at",
+        "_share",
+        "_strikes",
+        "_was",
+        "in_flight",
+        "limit",
+        "paused_until",
+        "pressed",
+        "requests",
+        "tokens",
+    )
+
+    def __init__(self, now: float) -> None:
+        self.requests = Meter()
+        self.tokens = Meter()
+        self.in_flight = 0  # calls sent and not answered yet
+        self.limit = math.inf  # the maximum of `in_flight`
+        self.pressed = False
+        self.paused_until = 0.0
+        self._was = 0.0  # the limit before it was cut
+        self._grown_at = 0.0
+        self._refused_at = -math.inf
+        self._opened_at = 0.0
+        self._strikes = 0  # refusals in a row
+        self._share = FIRST
+        self._base = SLOWEST  # calls per second that the provider was measured to accept
+        self._kept = 0  # requests not refused since `_counted_at`
+        self._counted_at = now
+        self._next_at = 0.0  # when the pace allows the next call
+        self._look_at = 0.0
+        self._look_requests = 0.0
+        self._look_tokens = 0.0
+
+    # ------------------------------------------------------------ sending
+
+    def may_go(self, now: float, tokens: float) -> bool:
+        """Whether a call at the head of the queue may be sent now."""
+        if self.pressed:
+            return self.ready_at(now, tokens) <= now
+        requests, sizes = self.requests, self.tokens
+        if requests.spent < requests.ample and sizes.spent + tokens <= sizes.ample:
+            return True
+        return requests.allows(now, 1.0) and sizes.allows(now, tokens)
+
+    def ready_at(self, now: float, tokens: float) -> float:
+        """When the next call may be sent, unless a response changes that."""
+        ready = max(self.requests.ready_at(now, 1.0), self.tokens.ready_at(now, tokens), self._next_at)
+        if self.pressed:
+            ready = max(ready, self.paused_until, self._slot_at(now))
+        return max(now, ready)
+
+    def take(self, now: float, tokens: float, *, waited: bool = False) -> None:
+        """A call is sent. Calls that waited are paced, so that they are not all sent in the same moment."""
+        if self.pressed or waited:
+            self._next_at = max(now - LATE_S, self._next_at) + 1.0 / self.pace(now)
+        elif now - self._counted_at > WINDOW_S:
+            self._measure(now)
+        self.in_flight += 1
+        self._kept += 1
+        self.requests.spend(now, 1.0)
+        self.tokens.spend(now, tokens)
+
+    def pace(self, now: float) -> float:
+        """Calls per second for calls that waited."""
+        metered = self.requests.limit > 0.0
+        if not self.pressed:
+            return max(SLOWEST, self._stated_pace(now)) if metered else math.inf
+        share = self._share + max(0.0, now - self._opened_at) * (RAMP_METERED if metered else RAMP_GUESSED)
+        if metered:
+            return max(SLOWEST, self._stated_pace(now) if share >= CATCH_UP else self.requests.rate * share)
+        return max(SLOWEST, self._base * share)
+
+    def _stated_pace(self, now: float) -> float:
+        """Calls per second according to the rate-limit headers. The refill rate is an estimate. If it is too low, calls
+        that go no faster would never find out, so the remaining allowance may be spent as well."""
+        return max(self.requests.rate * CATCH_UP, self.requests.level(now) / SPEND_S)
+
+    def _slot_at(self, now: float) -> float:
+        self._grow(now)
+        missing = self.in_flight + 1 - self.limit
+        if missing < 1.0:
+            return now
+        return max(now, self.paused_until) + missing / (GROWTH + GROWTH_SHARE * self.limit)
+
+    def _grow(self, now: float) -> None:
+        passed = now - max(self._grown_at, self.paused_until)
+        if passed > 0:
+            self.limit += passed * (GROWTH + GROWTH_SHARE * self.limit)
+            self._grown_at = now
+
+    # ------------------------------------------------------------ responses
+
+    def wants_look(self, now: float) -> bool:
+        """Whether to parse the headers of this response: while there is ample room, not all of them are."""
+        return (
+            now >= self._look_at
+            or self.pressed
+            or self.requests.spent >= self._look_requests
+            or self.tokens.spent >= self._look_tokens
+        )
+
+    def looked(self, now: float, said: Allowances | None, mark: Mark) -> None:
+        self._look_at = now + LOOK_S
+        self._look_requests = self._look_tokens = math.inf
+        if said is None:
+            return
+        if said.requests is not None:
+            self.requests.heard(said.requests, mark.at, mark.requests)
+            self._look_requests = mark.requests + said.requests.remaining // 4
+        if said.tokens is not None:
+            self.tokens.heard(said.tokens, mark.at, mark.tokens)
+            self._look_tokens = mark.tokens + said.tokens.remaining // 4
+
+    def left(self) -> None:
+        """A call ended without a response: cancelled, cut off, or never sent."""
+        self.in_flight -= 1
+
+    def answered(self, now: float) -> None:
+        """The provider accepted the call."""
+        self.in_flight -= 1
+        if self.pressed:
+            self._strikes = 0
+            self.limit += 1.0 if self.limit < self._was else GROWTH_SHARE
+
+    def refused(self, now: float, mark: Mark, retry_after: float | None, luck: float) -> bool:
+        """The provider refused (429, 529). `luck`, from 0 to 1, is the jitter. Returns whether this is a new event:
+        calls sent before the gate closed belong to the refusal that closed it."""
+        news = mark.at > self._refused_at or not self.pressed
+        if news:
+            self._slow_down(now)
+        self.in_flight -= 1
+        self._kept -= 1
+        pause = backoff(self._strikes, BACKOFF_S, BACKOFF_MAX_S) if retry_after is None else retry_after
+        until = now + min(max(pause, 0.05), CLOSED_MOST_S) * (1.0 + luck / 4)
+        if until > self.paused_until:
+            self.paused_until = self._opened_at = self._next_at = until
+        return news
+
+    def reopened(self, now: float) -> None:
+        """The provider can be reached again. The calls that waited are not all sent at once."""
+        self._measure(now)
+        self._press(now, RETURNED)
+        self.limit = RETURNING
+        self._refused_at = self._opened_at = self._next_at = now
+
+    def _slow_down(self, now: float) -> None:
+        self._strikes += 1
+        self._measure(now)
+        self._press(now, min(self.limit, float(self.in_flight)))
+        self._refused_at = now
+
+    def _press(self, now: float, was: float) -> None:
+        self._was = max(was, self._was if self.pressed else 0.0)
+        self.limit = max(1.0, was * CUT)
+        self._grown_at = now
+        self._share = FIRST
+        self.pressed = True
+
+    def _measure(self, now: float) -> None:
+        """Measure how many calls per second the provider has accepted recently."""
+        passed = now - max(self._counted_at, self._opened_at if self.pressed else 0.0)
+        rate = self._kept / max(1.0, passed)
+        long_enough = self.pressed or passed >= 2.0
+        self._base = max(SLOWEST, rate if long_enough else max(rate, self._base))
+        self._kept, self._counted_at = 0, now
+
+    def rest(self, now: float) -> bool:
+        """Called while no call waits: without a refusal for a while, become calm again. Returns whether it is calm."""
+        if self.pressed and now >= max(self._refused_at, self.paused_until) + CALM_S:
+            self.pressed = False
+            self.limit = math.inf
+            self._strikes = 0
+            self._kept, self._counted_at = 0, now
+        return not self.pressed

@@ -1,0 +1,236 @@
+"""Choose a lane for each call, and a pool for each call that goes to a batch. Pure: no I/O, no clock.
+
+`route` checks these in order; the first that applies decides:
+
+1. A lane that was asked for. If the call can't take it, a client's wish is an error (`insists`), and a rule's wish is
+   ignored.
+2. No deadline: the default lane, usually `batch`. Where a batch is impossible, `flex` if offered, else `now`.
+3. A budget of at most `sync_max_latency_ms` (5 s if unset) goes to `now`. With a longer one, a call that can't be
+   batched goes to `flex` if that is offered and in time, else to `now`.
+4. A batch needs time for its linger, a cancel and a synchronous rescue before the deadline. Without it: `now`.
+5. If the policy sets `sync_max_latency_ms`, every longer budget goes to `batch`.
+6. Otherwise the forecast gives p, the chance that a batch returns before the latest useful moment. With `beta` the
+   batch price relative to `now`, and `q` the chance that a batch copy is billed although its call was rescued, the
+   expected cost of "batch, then rescue" is
+
+       p * beta + (1 - p) * (1 + q * beta)
+
+   This is below 1, the price of `now`, when p > beta * q / (1 - beta * (1 - q)); see `break_even`. Where `flex` is
+   offered and would return in time, it is preferred unless the batch is almost sure (`SURE`) to be in time: `flex`
+   costs about as much as a batch and carries less risk.
+
+Not modelled yet: the forecast is a fixed prior and learns nothing from observed batches; `q` is a constant; the price
+of a lane ignores prompt caches (`planners.caching` only keeps a warm conversation on `now`); and the current load or
+rate limit of a provider does not influence the choice.
+
+A batch ends with its slowest call and is rescued as a whole, so `pool_key` also separates calls by output size and by
+deadline.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from functools import lru_cache
+from typing import Final
+
+from msgspec.structs import replace
+
+from carpool.core.errors import BadCall
+from carpool.core.model import Call, Lane, PoolKey, Value
+from carpool.planners.forecast import Forecast
+from carpool.planners.policy import RoutingPolicy
+
+TIGHT_MS: Final = 5_000.0  # budgets up to this are answered synchronously, unless the policy says otherwise
+RESCUE_MARGIN: Final = 2.0  # seconds to wake up and to send the request
+DEFAULT_WINDOW_MS: Final = 30_000.0  # the longest wait for a minimum batch size when no window is set
+FLEX_STRETCH: Final = 3.0  # flex latency relative to `now`, a generous estimate
+SURE: Final = 0.99  # from this chance on a batch beats flex: same price, and it leaves the synchronous rate limit alone
+NO_FLEX: Final = "There is no lane flex for it."
+NO_GAIN: Final = "The lane flex costs no less than now."
+_FITS: Final = "A budget of {} has room for flex."
+
+
+class Decision(Value, frozen=True, gc=False):
+    lane: Lane
+    reason: str
+    rescue_at: float | None = None
+
+
+def route(
+    call: Call,
+    policy: RoutingPolicy,
+    forecast: Forecast,
+    now: float,
+    *,
+    can_batch: str | None = None,
+    can_flex: str | None = NO_FLEX,
+    default: Lane = Lane.BATCH,
+    beta: float = 0.5,
+    q: float = 0.25,
+) -> Decision:
+    """Choose the lane. `can_batch` and `can_flex` are the reasons why this call can't take those lanes (None: it can).
+    `beta` is the batch price relative to `now`, `q` the chance that a batch copy is billed although its call was
+    rescued.
+    """
+    obstacle = call.unbatchable or can_batch
+    obstacles = {Lane.BATCH: obstacle, Lane.FLEX: can_flex}
+    if call.lane is not None and (call.insists or obstacles.get(call.lane) is None):
+        return _forced(call, call.lane, obstacles, forecast)
+    flex = can_flex is None and _flex_in_time(call, forecast, now)
+    if call.deadline is None:
+        if obstacle is None or default is not Lane.BATCH:
+            return _without_deadline(default) if obstacle is None else Decision(Lane.NOW, obstacle)
+        return (
+            Decision(Lane.FLEX, f"It could wait, but not for a batch. {obstacle}")
+            if flex
+            else Decision(Lane.NOW, obstacle)
+        )
+    not_batchable = Decision(Lane.NOW, obstacle) if obstacle is not None else None
+    return _within_deadline(call, call.deadline, policy, forecast, now, beta, q, flex=flex, fallback=not_batchable)
+
+
+def _flex_in_time(call: Call, forecast: Forecast, now: float) -> bool:
+    """Whether flex returns in time, with enough time left for `now` if flex is refused at the last moment."""
+    needed = (FLEX_STRETCH + 1) * forecast.sync_seconds(call.max_output_tokens) + RESCUE_MARGIN
+    return call.deadline is None or now + needed <= call.deadline
+
+
+def flex_until(call: Call, forecast: Forecast) -> float | None:
+    """When a call on `flex` must be resent on `now`. None for a call without a deadline."""
+    return rescue_time(call, forecast)
+
+
+def _forced(call: Call, lane: Lane, obstacles: Mapping[Lane, str | None], forecast: Forecast) -> Decision:
+    if lane is Lane.NOW:
+        return Decision(lane, _requested_reason(call, lane))
+    if (obstacle := obstacles[lane]) is not None:
+        raise BadCall(f"The lane {lane} was asked for, but this call can't take it. {obstacle}")
+    return Decision(lane, _requested_reason(call, lane), rescue_time(call, forecast) if lane is Lane.BATCH else None)
+
+
+def _requested_reason(call: Call, lane: Lane) -> str:
+    return f"The lane {lane} was asked for." if call.insists else call.note
+
+
+def noted(call: Call, decision: Decision) -> Decision:
+    """Put the note of a rule before the reason, unless it already is the reason."""
+    if not call.note or decision.reason == call.note:
+        return decision
+    return replace(decision, reason=f"{call.note} {decision.reason}")
+
+
+@lru_cache
+def _without_deadline(default: Lane) -> Decision:
+    consequence = "it can wait for a batch" if default is Lane.BATCH else "it goes at once"
+    return Decision(default, f"No budget was given, so {consequence}.")
+
+
+def _within_deadline(
+    call: Call,
+    deadline: float,
+    policy: RoutingPolicy,
+    forecast: Forecast,
+    now: float,
+    beta: float,
+    q: float,
+    *,
+    flex: bool,
+    fallback: Decision | None,
+) -> Decision:
+    budget = deadline - call.arrived
+    tight = (TIGHT_MS if policy.sync_max_latency_ms is None else policy.sync_max_latency_ms) / 1000
+    if budget <= tight:
+        return fallback or Decision(
+            Lane.NOW, f"The budget of {_span(budget)} is tight: up to {_span(tight)} goes at once."
+        )
+    if fallback is not None:
+        return Decision(Lane.FLEX, f"{_FITS.format(_span(budget))} {fallback.reason}") if flex else fallback
+    latest_end = deadline - forecast.sync_seconds(call.max_output_tokens) - forecast.cancel_seconds
+    if latest_end - policy.linger_ms / 1000 <= now:
+        return Decision(Lane.NOW, f"A budget of {_span(budget)} leaves no room for a batch and a rescue.")
+    rescue_at = rescue_time(call, forecast)
+    if policy.sync_max_latency_ms is not None:
+        return Decision(Lane.BATCH, f"The budget of {_span(budget)} is above {_span(tight)}.", rescue_at)
+    seconds_left = int(latest_end - pool_wait(policy) - now)
+    chance = _chance(forecast, seconds_left, call.model, size_class(call.max_output_tokens))
+    odds = f"A batch is back in time with a chance of {chance:.0%}"
+    needed = break_even(beta, q)
+    if flex and chance < SURE:
+        return Decision(Lane.FLEX, f"{_FITS.format(_span(budget))} {odds}, and flex costs no more.")
+    if chance > needed:
+        return Decision(Lane.BATCH, f"{odds}; it pays above {needed:.0%}.", rescue_at)
+    return Decision(Lane.NOW, f"{odds}; it would pay above {needed:.0%}.")
+
+
+@lru_cache(maxsize=4096)  # calls that arrive together have about the same time left
+def _chance(forecast: Forecast, seconds: int, model: str, size: str) -> float:
+    return forecast.batch_cdf(seconds, model, size)
+
+
+def rescue_time(call: Call, forecast: Forecast) -> float | None:
+    """The latest time to resend a call on `now`. None for a call without a deadline."""
+    if call.deadline is None:
+        return None
+    return call.deadline - forecast.sync_seconds(call.max_output_tokens) - RESCUE_MARGIN
+
+
+def break_even(beta: float, q: float) -> float:
+    """The chance of returning in time above which "batch, then rescue" is cheaper than `now`."""
+    if beta >= 1:
+        return math.inf  # a batch that saves nothing is never worth the risk
+    return beta * q / (1 - beta * (1 - q))
+
+
+def must_be_kept(call: Call, lane: Lane) -> bool:
+    """Whether a call goes through the store, where an earlier purchase of it may be found. A retry with a budget does
+    so on `now`, too: its first attempt may have been in a batch."""
+    return lane is Lane.BATCH or call.key is not None or (lane is Lane.NOW and call.retry and call.deadline is not None)
+
+
+def pool_wait(policy: RoutingPolicy) -> float:
+    """The longest time in seconds that a call waits in its pool before it is submitted."""
+    if policy.batch_window_ms is not None:
+        return policy.batch_window_ms / 1000
+    if policy.batch_min_size is not None:
+        return DEFAULT_WINDOW_MS / 1000
+    return policy.linger_ms / 1000
+
+
+def pool_key(call: Call, mixes_models: bool, now: float) -> PoolKey:
+    return PoolKey(
+        provider=call.provider,
+        dialect=call.dialect,
+        credential=call.payer or call.credential,
+        endpoint=call.endpoint,
+        headers=call.headers,
+        model="" if mixes_models else call.model,
+        size_class=size_class(call.max_output_tokens),
+        deadline_class=deadline_class(call.deadline, now),
+    )
+
+
+def size_class(max_output_tokens: int) -> str:
+    """Separate long responses, because a batch ends with its slowest call. Few classes: each costs submissions."""
+    if max_output_tokens <= 1024:
+        return "s"
+    return "m" if max_output_tokens <= 8192 else "l"
+
+
+def deadline_class(deadline: float | None, now: float) -> str:
+    """`patient`, or the power of two below the minutes left: `8m` holds 8 to 16 minutes.
+
+    The calls of one class come due together, so a late batch can be cancelled before all of its calls are resent.
+    All deadlines below two minutes form one class, and so do all above 17 hours.
+    """
+    if deadline is None:
+        return "patient"
+    minutes = (deadline - now) / 60
+    exponent = math.floor(math.log2(minutes)) if minutes >= 1 else 0
+    return f"{2 ** min(exponent, 10)}m"
+
+
+def _span(seconds: float) -> str:
+    if seconds < 120:
+        return f"{seconds:.3g} s"
+    return f"{seconds / 60:.3g} min" if seconds < 7200 else f"{seconds / 3600:.3g} h"

@@ -1,0 +1,343 @@
+"""Group commit: all queued operations run in one transaction and share one sync of the disk.
+
+A durable commit waits for the disk, which takes milliseconds, while the statements of one operation take microseconds.
+With one commit per operation, the disk would limit a store to a few hundred operations per second. So each operation
+becomes a `Job` in a queue, and one writer thread repeatedly takes everything that is waiting, runs it in one
+transaction, commits, and only then resolves the callers' futures. While one group commits, the next one collects: the
+group size adapts to the load by itself, and a single operation on an idle store still commits immediately.
+
+What a caller may rely on:
+
+- A job is resolved after the commit of its group, so a caller that gets its result knows that it is persisted.
+- Jobs run in the order in which they were queued.
+- A job that fails does not affect the others. Adjacent jobs with the same `work` run together as one call, inside a
+  savepoint. If that fails, it is rolled back, and its jobs are repeated one by one, each in a savepoint of its own.
+- If the transaction itself fails (disk full, I/O error), it is rolled back and every job of the group gets the error.
+
+`relaxed` jobs may be lost in a power failure, though not when only the process dies. A group of nothing but relaxed
+jobs commits without waiting for the disk; one strict job makes the whole group strict. `unhurried` jobs do not wake the
+thread, because waking it costs the caller more than the job itself: they wait up to `UNHURRIED_S` for other jobs, and
+keep their place in the queue. `LARGEST_GROUP` limits how long the first job of a group waits for the last one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+import threading
+from collections.abc import Awaitable, Callable, Generator, Sequence
+from functools import cache
+from typing import Any, Protocol
+
+from msgspec import Struct
+
+from carpool.core.errors import CarpoolError, Closed, StoreError
+from carpool.stores.operations.session import Session
+from carpool.stores.sqlite.session import SqliteSession, translate
+
+Work = Callable[[Session, list[Any]], list[Any]]
+Told = Callable[[BaseException | None], None]  # called with None once written, or with the error
+
+UNHURRIED_S = 0.02  # how long an unhurried job may wait for other jobs
+LARGEST_GROUP = 10_000  # calls in a group; batch results arrive in chunks of 8,192
+
+
+@cache  # one `Work` per operation, because adjacent jobs are grouped by it
+def each(operation: Callable[..., Any]) -> Work:
+    """Turns an operation on one item into a `Work` on many; an item is the tuple of its arguments."""
+
+    def work(session: Session, items: list[Any]) -> list[Any]:
+        return [operation(session, *item) for item in items]
+
+    return work
+
+
+class Job(Struct, eq=False):
+    """One queued operation. Adjacent jobs with the same `work` run as one call with a list of their items.
+
+    If a result in the returned list is an exception, it is raised for that job's caller only.
+    """
+
+    work: Work
+    item: Any
+    weight: int = 1  # the number of calls it concerns
+    relaxed: bool = False  # may be lost in a power failure, but survives the end of the process
+    future: asyncio.Future[Any] | None = None
+    result: Any = None
+    error: BaseException | None = None
+    told: Told | None = None  # callback used instead of a future if the result is not needed
+    loop: asyncio.AbstractEventLoop | None = None  # the caller's event loop
+
+    def __repr__(self) -> str:  # without the data
+        return f"<Job {self.work.__name__}>"
+
+    def resolve(self) -> None:
+        """Notifies the caller and drops all references: an error refers to frames that refer to the job."""
+        error, result = self.error, self.result
+        self.item = self.result = self.error = None
+        if self.told is not None:
+            self.told(error)
+            return
+        if self.future is None or self.future.done():  # the caller was cancelled; the job has run anyway
+            return
+        if error is not None:
+            self.future.set_exception(error)
+        else:
+            self.future.set_result(result)
+
+
+class Driver(Protocol):
+    """Runs a group of jobs in one transaction."""
+
+    def run(self, jobs: Sequence[Job]) -> None:
+        """Leaves a result or an error in every job. Never raises."""
+        ...
+
+
+class Writer(Protocol):
+    """Accepts jobs and runs them in order. An unhurried one keeps its place, but may wait for other jobs."""
+
+    def do(
+        self, work: Work, item: Any, weight: int = 1, *, relaxed: bool = False, unhurried: bool = False
+    ) -> Awaitable[Any]: ...
+
+    def hand(self, work: Work, item: Any, told: Told) -> None: ...
+
+    async def aclose(self) -> None: ...
+
+
+class Groups:
+    """Runs groups of jobs on SQLite, each in one transaction with a savepoint per run of jobs with the same work."""
+
+    def __init__(self, session: SqliteSession) -> None:
+        self._session = session
+        self._strict = True  # the `synchronous` setting with which the file was opened
+        self.commits = 0
+
+    def run(self, jobs: Sequence[Job]) -> None:
+        """Leaves a result or an error in every job. Never raises."""
+        connection = self._session.connection
+        try:
+            self._sync(not all(job.relaxed for job in jobs))
+            connection.execute("BEGIN IMMEDIATE")
+            if len(jobs) == 1:  # the transaction itself serves as savepoint
+                self._work(jobs)
+            else:
+                for run in runs(jobs):
+                    self._savepoint(run)
+            connection.execute("COMMIT")
+            self.commits += 1
+        except Exception as error:  # noqa: BLE001  raised for the callers; it must not end the thread
+            self._undo(jobs, error)
+
+    def _sync(self, strictly: bool) -> None:
+        """Sets whether the next commit waits for the disk. A strict commit also syncs earlier relaxed ones."""
+        if strictly is not self._strict:
+            self._session.connection.execute(f"PRAGMA synchronous = {'FULL' if strictly else 'NORMAL'}")
+            self._strict = strictly
+
+    def _savepoint(self, run: list[Job]) -> None:
+        connection = self._session.connection
+        connection.execute("SAVEPOINT job")
+        try:
+            self._work(run)
+        except Exception as error:
+            if not connection.in_transaction:  # SQLite rolled back the whole transaction: disk full, I/O error
+                raise
+            connection.execute("ROLLBACK TO job")
+            connection.execute("RELEASE job")
+            self._session.forget()
+            self._run_one_by_one(run, error)
+            return
+        connection.execute("RELEASE job")
+
+    def _work(self, run: Sequence[Job]) -> None:
+        work(self._session, run)
+
+    def _run_one_by_one(self, run: list[Job], error: Exception) -> None:
+        """Repeats the jobs of a failed run one by one, so that only the faulty ones fail."""
+        if len(run) == 1:
+            run[0].error = self._translate_error(error)
+            return
+        for job in run:
+            self._savepoint([job])
+
+    def _undo(self, jobs: Sequence[Job], error: Exception) -> None:
+        translated = self._translate_error(error)
+        try:
+            if self._session.connection.in_transaction:
+                self._session.connection.execute("ROLLBACK")
+            self._session.forget()
+        except sqlite3.Error as second:
+            translated = translate(second, self._session.name)
+        for job in jobs:
+            job.error = translated
+
+    def _translate_error(self, error: Exception) -> Exception:
+        if isinstance(error, CarpoolError):
+            return error
+        if isinstance(error, sqlite3.Error):
+            translated = translate(error, self._session.name)
+        elif isinstance(error, OverflowError | UnicodeError):
+            translated = StoreError(f"The store {self._session.name} can't hold such a value: {error}.")
+        else:
+            return error
+        translated.__cause__ = error
+        return translated
+
+
+def work(session: Session, run: Sequence[Job]) -> None:
+    """Runs adjacent jobs with the same work as one call."""
+    results = run[0].work(session, [job.item for job in run])
+    for job, result in zip(run, results, strict=True):
+        if isinstance(result, BaseException):
+            job.error = result
+        else:
+            job.result = result
+
+
+def runs(jobs: Sequence[Job]) -> list[list[Job]]:
+    """Splits jobs into runs of adjacent ones with the same work."""
+    runs: list[list[Job]] = []
+    for job in jobs:
+        if runs and runs[-1][0].work is job.work:
+            runs[-1].append(job)
+        else:
+            runs.append([job])
+    return runs
+
+
+class _Done:
+    """A completed job as an awaitable: awaiting it never suspends and needs no event loop."""
+
+    def __init__(self, job: Job) -> None:
+        self._job = job
+
+    def __await__(self) -> Generator[None, None, Any]:
+        if self._job.error is not None:
+            raise self._job.error
+        return self._job.result
+        yield
+
+
+class InlineWriter:
+    """Runs each job immediately in the caller's thread and never suspends: for the deterministic simulator."""
+
+    def __init__(self, groups: Driver) -> None:
+        self._groups = groups
+        self._closed = False
+
+    def do(
+        self, work: Work, item: Any, weight: int = 1, *, relaxed: bool = False, unhurried: bool = False
+    ) -> Awaitable[Any]:
+        return _Done(self._run(Job(work, item, weight, relaxed)))
+
+    def hand(self, work: Work, item: Any, told: Told) -> None:
+        self._run(Job(work, item, relaxed=True, told=told)).resolve()
+
+    def _run(self, job: Job) -> Job:
+        if self._closed:
+            job.error = Closed("The store is closed.")
+        else:
+            self._groups.run([job])
+        return job
+
+    async def aclose(self) -> None:
+        self._closed = True
+
+
+class ThreadWriter:
+    """Passes jobs to one thread, which runs all that are waiting as one group."""
+
+    def __init__(self, groups: Driver) -> None:
+        self._groups = groups
+        self._lock = threading.Lock()
+        self._wake = threading.Event()
+        self._waiting: list[Job] = []
+        self._called = False  # the thread was already woken for the waiting jobs
+        self._closing = False
+        self._thread = threading.Thread(target=self._work, name="carpool-store", daemon=True)
+        self._thread.start()
+
+    def do(
+        self, work: Work, item: Any, weight: int = 1, *, relaxed: bool = False, unhurried: bool = False
+    ) -> asyncio.Future[Any]:
+        """Queues a job. For an unhurried one the thread is not woken at once: that costs the caller more than the job
+        itself."""
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[Any] = loop.create_future()
+        with self._lock:
+            if self._closing:
+                future.set_exception(Closed("The store is closed."))
+                return future
+            self._waiting.append(Job(work, item, weight, relaxed, future, loop=loop))
+            first, called = len(self._waiting) == 1, self._called
+            self._called = called or not unhurried
+        if unhurried and first:
+            loop.call_later(UNHURRIED_S, self._wake.set)
+        elif not unhurried and not called:
+            self._wake.set()
+        return future
+
+    def hand(self, work: Work, item: Any, told: Told) -> None:
+        """Queues a relaxed, unhurried job that is not awaited; `told` is called on the event loop when it is done."""
+        loop = asyncio.get_running_loop()
+        job = Job(work, item, relaxed=True, told=told, loop=loop)
+        with self._lock:
+            if self._closing:
+                job.error = Closed("The store is closed.")
+            else:
+                self._waiting.append(job)
+            first = len(self._waiting) == 1
+        if job.error is not None:
+            loop.call_soon(job.resolve)
+        elif first:
+            loop.call_later(UNHURRIED_S, self._wake.set)
+
+    async def aclose(self) -> None:
+        """Finishes all queued jobs, then ends the thread."""
+        with self._lock:
+            self._closing = True
+        self._wake.set()
+        await asyncio.get_running_loop().run_in_executor(None, self._thread.join)
+
+    def _work(self) -> None:
+        while True:
+            self._wake.wait()
+            self._wake.clear()
+            while group := self._next_group():
+                self._groups.run(group)
+                _resolve(group)
+            if self._closing and not self._waiting:
+                return
+
+    def _next_group(self) -> list[Job]:
+        with self._lock:
+            count, weight = 0, 0
+            for job in self._waiting:
+                weight += job.weight
+                if count and weight > LARGEST_GROUP:
+                    break
+                count += 1
+            group = self._waiting[:count]
+            del self._waiting[:count]
+            self._called = bool(self._waiting)
+            return group
+
+
+def _resolve(group: list[Job]) -> None:
+    """Notifies the callers, with one call per event loop."""
+    loops: dict[asyncio.AbstractEventLoop, list[Job]] = {}
+    for job in group:
+        if job.loop is not None:
+            loops.setdefault(job.loop, []).append(job)
+    for loop, jobs in loops.items():
+        try:
+            loop.call_soon_threadsafe(_resolve_all, jobs)
+        except RuntimeError:  # that loop is closed, so no caller is left
+            continue
+
+
+def _resolve_all(jobs: list[Job]) -> None:
+    for job in jobs:
+        job.resolve()

@@ -1,0 +1,1 @@
+"""What the documentation shows is run as a reader would run it."""
