@@ -10,7 +10,6 @@ from .sources import Module
 
 LONGEST_FUNCTION = 50
 LONGEST_MODULE = 500
-ROOM: dict[str, int] = {}
 
 CLOCKS = {f"time.{name}{unit}" for name in ("time", "monotonic", "perf_counter") for unit in ("", "_ns")}
 CLOCKS |= {"time.sleep", "datetime.datetime.now", "datetime.datetime.utcnow", "datetime.datetime.today"}
@@ -39,9 +38,9 @@ def too_long(module: Module) -> list[str]:
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
         if (length := (node.end_lineno or node.lineno) - node.lineno + 1) > LONGEST_FUNCTION
     ]
-    lines, room = len(module.text.splitlines()), ROOM.get(module.name, LONGEST_MODULE)
-    if lines > room:
-        found.append(f"{module.name} has {lines} lines; {room} are the most. Split it by idea.")
+    lines = len(module.text.splitlines())
+    if lines > LONGEST_MODULE:
+        found.append(f"{module.name} has {lines} lines; {LONGEST_MODULE} are the most. Split it by idea.")
     return found
 
 
