@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 from carpool.core.ports import Allowance, Allowances
 from carpool.planners.pressure import Breaker, FairQueue, Meter, RetryBudget, Throttle, tag_set
 from carpool.planners.pressure.breaker import FAILURES, OPEN_MAX_S, PROBE_S
-from carpool.planners.pressure.meter import GUESS_S
-from carpool.planners.pressure.throttle import CALM_S, CLOSED_MOST_S
+from carpool.planners.pressure.throttle import CALM_S, CLOSED_MOST_S, GUESS_S
 
 NOW = 1_794_000_000.0
 

@@ -8,8 +8,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from carpool.core.model import Call, Lane, Turn
-from carpool.planners.caching import WarmConversations, kept_warm
-from carpool.planners.routing import Decision
+from carpool.planners.routing import Decision, WarmConversations, kept_warm
 
 TURN = Turn(conversation=7, cache_life=300.0, opening=False)
 CALL = Call(

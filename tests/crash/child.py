@@ -29,7 +29,7 @@ import carpool.stores.postgres.queries
 from carpool import FleetDispatcher, RoutingPolicy
 from carpool.core.model import Lane, Usage
 from carpool.core.prices import PriceBook
-from carpool.engine.cluster.membership import Lease
+from carpool.engine.cluster import Lease
 
 UNFINISHED = ("submitting", "unknown", "open", "cancelling", "ended")
 

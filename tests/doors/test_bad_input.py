@@ -17,7 +17,7 @@ import pytest
 from anthropic import AsyncAnthropic
 from fleets import HASTY, KEY, QUICK, SOON, ask, dispatching, provided, riding, small_times, soon, text_of, until
 
-import carpool.engine.batch.refuse
+import carpool.engine.batch.buy
 from carpool import (
     BadCall,
     BadParams,
@@ -154,7 +154,7 @@ async def test_nobody_listens_on_now() -> None:
 
 
 async def test_nobody_listens_and_a_patient_call_waits_for_the_provider(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(carpool.engine.batch.refuse, "RETRY_S", 0.2)
+    monkeypatch.setattr(carpool.engine.batch.buy, "RETRY_S", 0.2)
     port = _free_port()
     async with dispatching(f"http://127.0.0.1:{port}") as fleet:
         call = asyncio.create_task(fleet.submit(**ask("patient")))

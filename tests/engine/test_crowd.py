@@ -10,7 +10,9 @@ from collections.abc import Iterator
 import pytest
 from fleets import QUICK, SOON, riding
 
-from carpool.engine.waiters import LEFT, STEP, GcFreezer
+from carpool.engine.context import FREEZE_LEFT as LEFT
+from carpool.engine.context import FREEZE_STEP as STEP
+from carpool.engine.context import GcFreezer
 
 
 @pytest.fixture(autouse=True)
@@ -76,7 +78,7 @@ def test_a_host_that_collects_when_it_wants_to_is_left_alone() -> None:
 
 
 async def test_an_engine_sets_its_crowd_aside_and_leaves_nothing_behind(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("carpool.engine.waiters.STEP", 3)
+    monkeypatch.setattr("carpool.engine.context.FREEZE_STEP", 3)
     frozen = []
 
     def freeze() -> None:

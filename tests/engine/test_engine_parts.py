@@ -16,13 +16,11 @@ from carpool.core.errors import Closed, StoreError, StoreLocked, StoreUnwritable
 from carpool.core.model import Entry, EntryKind, Lane, Outcome, OutcomeKind, ticket_number, ticket_text
 from carpool.core.ports import Clock
 from carpool.core.prices import PriceBook
-from carpool.engine.context import EngineContext
-from carpool.engine.credentials import Keyring
+from carpool.engine.context import EngineContext, Reply, Waiters
+from carpool.engine.credentials import BELIEVED_S, Keyring, LaneRefusals
 from carpool.engine.events import EventHooks, Trouble, TroubleBegan, TroubleOver
-from carpool.engine.health import BELIEVED_S, LaneRefusals
 from carpool.engine.stats import Stats
 from carpool.engine.tasks import BackgroundTasks
-from carpool.engine.waiters import Reply, Waiters
 from carpool.planners.batch_limits import BatchQuota
 from carpool.planners.forecast import Forecast
 from carpool.planners.policy import RoutingPolicy

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 from houses import LEASE, House, in_house
 
-import carpool.engine.cluster.membership
+import carpool.engine.cluster
 from carpool.mock import Constant, Faults, MockConfig
 from carpool.planners.policy import RoutingPolicy
 from carpool.sim.process import Process
@@ -155,7 +155,7 @@ def test_who_awaits_many_calls_again_is_not_taken_for_dead_meanwhile(monkeypatch
             await asyncio.sleep(0.9 * LEASE.beat)
 
     monkeypatch.setattr(SqliteStore, "await_ticket", slowly)
-    monkeypatch.setattr(carpool.engine.cluster.membership, "REAWAIT", 1)
+    monkeypatch.setattr(carpool.engine.cluster, "REAWAIT", 1)
 
     async def test(house: House) -> None:
         await house.boot(2)

@@ -25,7 +25,7 @@ from carpool import (
     Trouble,
 )
 from carpool.core.model import Lane, Outcome, OutcomeKind
-from carpool.engine.waiters import Reply, Waiters
+from carpool.engine.context import Reply, Waiters
 from carpool.mock import Constant, expected_text
 from carpool.stores.sqlite.store import SqliteStore
 

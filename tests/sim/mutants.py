@@ -42,7 +42,7 @@ WORLDS = "tests/sim/test_openai_worlds.py::{}"
 MUTANTS = (
     Mutant(
         "who leaves is still waited for",
-        f"{ENGINE}/tickets.py",
+        f"{ENGINE}/batch/admit.py",
         "            await context.store.stop_awaiting(ticket, context.name)\n",
         "",
     ),
@@ -109,7 +109,7 @@ MUTANTS = (
     ),
     Mutant(
         "who hangs up on a call that it came for by its ticket keeps it from its client",
-        f"{ENGINE}/tickets.py",
+        f"{ENGINE}/batch/admit.py",
         "if not row.awaited and row.ticket not in self._context.waiters:",
         "if False:",
         test=CUT,
@@ -149,7 +149,7 @@ MUTANTS = (
     ),
     Mutant(
         "who was taken for dead forgets its clients",
-        f"{ENGINE}/cluster/membership.py",
+        f"{ENGINE}/cluster.py",
         "        await self._await_again()\n",
         "",
         test="tests/engine/test_sharing.py",
@@ -323,7 +323,7 @@ MUTANTS = (
     Mutant(
         "a denied batch leaves no trace in the ledger",
         f"{ENGINE}/batch/collect.py",
-        "            await settle(context, staying)\n",
+        "            await context.settle(staying)\n",
         "",
         test=LOST,
     ),
@@ -518,7 +518,7 @@ MUTANTS = (
     ),
     Mutant(
         "a warm conversation leaves for a batch",
-        "src/carpool/planners/caching.py",
+        "src/carpool/planners/routing.py",
         "if chosen or turn.opening or not warmth.warm(",
         "if chosen or turn.opening or warmth.warm(",
         test="tests/test_warmth.py",
@@ -712,7 +712,7 @@ MUTANTS = (
     ),
     Mutant(
         "an answer that shows no room holds nobody back",
-        "src/carpool/planners/pressure/meter.py",
+        "src/carpool/planners/pressure/throttle.py",
         "        return self.limit == 0.0 or self.level(now)",
         "        return self.limit >= 0.0 or self.level(now)",
         test="tests/test_pressure.py",
@@ -872,7 +872,7 @@ MUTANTS = (
     ),
     Mutant(
         "a full queue is asked again at once",
-        f"{ENGINE}/batch/refuse.py",
+        f"{ENGINE}/batch/buy.py",
         "        context.queues.full(account, batch, refusal.queue_tokens, context.now())\n",
         "",
         test=WORLDS.format("test_what_finds_no_room_waits_for_it_and_costs_nothing"),

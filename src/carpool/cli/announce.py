@@ -14,7 +14,7 @@ from rich.console import Console
 
 from carpool.config import Config
 from carpool.core.lifecycle import UNFINISHED
-from carpool.engine.overview import OPEN_CALLS
+from carpool.engine.engine import OPEN_CALLS
 from carpool.stores import shown, sqlite_path
 from carpool.stores.remote import hosted
 

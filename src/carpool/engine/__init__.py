@@ -3,22 +3,21 @@
 The path of a call: `Engine.submit` routes it. On `now` it is bought by `now/send.py`, on `flex` by `now/flex.py`, which
 tries once. On `batch` it is admitted to the store by `batch/admit.py` and waits in its pool until `batch/buy.py` claims
 it into a batch. `batch/follow.py` polls that batch until it ends, `batch/collect.py` settles its result lines, and the
-client is woken. `batch/refuse.py` handles batches that the provider refuses, `batch/rescue.py` sends calls on `now`
-whose batch would be late, and `batch/reconcile.py` resolves creates with an unknown outcome.
+client is woken. `batch/rescue.py` sends calls on `now` whose batch would be late, and `batch/reconcile.py` resolves
+creates with an unknown outcome.
 
-`cluster/membership.py` decides which engine does what where several share a store. `health.py` remembers what fails and
-what providers refuse on principle, and `cleanup.py` deletes old calls and the provider's files.
+`cluster.py` decides which engine does what where several share a store, and `cleanup.py` deletes old calls and the
+provider's files. `context.py` has what the parts share, and the one way in which a call is settled.
 """
 
 from carpool.core.upstream import Upstream
 from carpool.engine.batch.admit import PendingCall
-from carpool.engine.context import Probe
+from carpool.engine.context import Probe, Reply
 from carpool.engine.credentials import Keyring
 from carpool.engine.engine import Diverted, Engine
 from carpool.engine.events import Event, Hook
 from carpool.engine.now.relay import Passage, Purchase, ResponseSink
 from carpool.engine.stats import Stats
-from carpool.engine.waiters import Reply
 
 __all__ = [
     "Diverted",

@@ -1,10 +1,11 @@
-"""Counters of one engine since its start, under the names that the library shows."""
+"""What one engine counts since its start, and what does not work at the moment."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
 
 from carpool.core.model import Entry, EntryKind, Lane
+from carpool.engine.events import TroubleBegan, TroubleOver
 
 
 @dataclass(slots=True)
@@ -106,3 +107,57 @@ class Stats:
         else:
             self.sync_purchases += 1
         self.rescue_purchases += entry.kind is EntryKind.RESCUE
+
+
+# ------------------------------------------------------------ troubles
+# What does not work at the moment: since when, and after how many attempts. An event is sent when trouble begins,
+# changes or ends, but not for every attempt.
+
+FORGOTTEN_S = 600.0  # trouble without an attempt for this long counts as new
+MOST_TROUBLES = 1000  # troubles remembered; the oldest is dropped first
+
+Place = tuple[str, str, str]  # provider, account, activity
+
+
+@dataclass(slots=True)
+class _OngoingTrouble:
+    since: float
+    last: float
+    tries: int
+    reason: str
+
+
+class Troubles:
+    """The state of everything that may fail, by provider, account and activity. An unreachable provider is one trouble,
+    whichever activity notices."""
+
+    def __init__(self) -> None:
+        self._known: dict[Place, _OngoingTrouble] = {}
+
+    def __bool__(self) -> bool:
+        return bool(self._known)
+
+    def failed(self, place: Place, reason: str, now: float, then: str = "") -> TroubleBegan | None:
+        """Records a failure. Returns an event if it is new or its reason changed."""
+        ongoing = self._known.get(place)
+        if ongoing is None or now - ongoing.last > FORGOTTEN_S:
+            if len(self._known) >= MOST_TROUBLES:
+                del self._known[next(iter(self._known))]
+            ongoing = self._known[place] = _OngoingTrouble(now, now, 0, "")
+        ongoing.last, ongoing.tries = now, ongoing.tries + 1
+        if ongoing.reason == reason:
+            return None
+        ongoing.reason = reason
+        provider, account, doing = place
+        return TroubleBegan(now, doing, reason, ongoing.since, ongoing.tries, provider, then, credential=account)
+
+    def unreached(self, provider: str) -> bool:
+        """Whether this provider is known to be unreachable."""
+        return (provider, "", "") in self._known
+
+    def worked(self, place: Place, now: float) -> TroubleOver | None:
+        ongoing = self._known.pop(place, None)
+        if ongoing is None:
+            return None
+        provider, account, doing = place
+        return TroubleOver(now, doing, ongoing.since, ongoing.tries, provider, credential=account)

@@ -20,7 +20,7 @@
    costs about as much as a batch and carries less risk.
 
 Not modelled yet: the forecast is a fixed prior and learns nothing from observed batches; `q` is a constant; the price
-of a lane ignores prompt caches (`planners.caching` only keeps a warm conversation on `now`); and the current load or
+of a lane ignores prompt caches (`kept_warm` only keeps a warm conversation on `now`); and the current load or
 rate limit of a provider does not influence the choice.
 
 A batch ends with its slowest call and is rescued as a whole, so `pool_key` also separates calls by output size and by
@@ -30,6 +30,7 @@ deadline.
 from __future__ import annotations
 
 import math
+from collections import OrderedDict
 from collections.abc import Mapping
 from functools import lru_cache
 from typing import Final
@@ -234,3 +235,54 @@ def _span(seconds: float) -> str:
     if seconds < 120:
         return f"{seconds:.3g} s"
     return f"{seconds / 60:.3g} min" if seconds < 7200 else f"{seconds / 3600:.3g} h"
+
+
+# ------------------------------------------------------------ warm conversations
+# A conversation is warm on `now` if its last turn was sent there within the lifetime of the prompt cache. Moving its
+# next turn to a batch would save half the price but lose the cached prefix, which costs a tenth. Until the price of a
+# lane includes its cache, a warm conversation stays on `now`.
+
+MOST_WARM = 50_000  # conversations to remember; the least recently used is forgotten first
+
+
+class WarmConversations:
+    """An LRU cache of conversations and when their prompt cache expires. The caller passes the time."""
+
+    def __init__(self, most: int = MOST_WARM) -> None:
+        self._most = most
+        self._until: OrderedDict[tuple[str, int], float] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._until)
+
+    def went(self, credential: str, conversation: int, life: float, now: float) -> None:
+        """A turn was sent on `now`: its prompt cache lives for `life` seconds."""
+        key = (credential, conversation)
+        self._until[key] = max(now + life, self._until.get(key, 0.0))
+        self._until.move_to_end(key)
+        if len(self._until) > self._most:
+            self._until.popitem(last=False)
+
+    def warm(self, credential: str, conversation: int, now: float) -> bool:
+        key = (credential, conversation)
+        until = self._until.get(key)
+        if until is None:
+            return False
+        if until <= now:
+            del self._until[key]
+            return False
+        return True
+
+
+def kept_warm(call: Call, decision: Decision, warmth: WarmConversations, now: float) -> Decision:
+    """Keep a warm conversation on `now`, and record every turn that is sent there."""
+    turn = call.turn
+    if turn is None:
+        return decision
+    if decision.lane is not Lane.NOW:
+        chosen = call.lane is not None  # a lane that the client or a rule chose is respected
+        if chosen or turn.opening or not warmth.warm(call.credential, turn.conversation, now):
+            return decision
+        decision = Decision(Lane.NOW, "Its conversation is warm on now.")
+    warmth.went(call.credential, turn.conversation, turn.cache_life, now)
+    return decision

@@ -31,13 +31,12 @@ from collections.abc import AsyncIterator
 from carpool.core.backoff import backoff
 from carpool.core.errors import Garbled, IllegalMove, NotConnected, StoreError, WireError
 from carpool.core.lifecycle import BatchState
-from carpool.core.model import Batch, Intent, PoolView, custom_id
+from carpool.core.model import Batch, Intent, Lane, PoolView, custom_id
 from carpool.core.ports import Ask, Refusal, StreamedBody
 from carpool.core.upstream import Upstream, WholeResponse, whole
-from carpool.engine.batch.refuse import CREATING, WAITS, refuse
 from carpool.engine.cleanup import sweep
 from carpool.engine.context import EngineContext
-from carpool.engine.events import BatchSubmitted, BatchUnknown
+from carpool.engine.events import BatchRefused, BatchSubmitted, BatchUnknown
 from carpool.planners.batch_limits import enqueued
 from carpool.planners.pooling import Flush, FlushPlan, plan
 
@@ -46,6 +45,9 @@ NOT_IMPLEMENTED = 501  # the only 5xx that proves that nothing was bought
 RECHECK_S = 5.0  # maximum age of the last lease check while the body of a create is sent
 UNSEEN_TRIES = 7  # attempts at a create whose uploaded file is not visible yet
 UNSEEN_S, UNSEEN_MAX_S = 0.5, 16.0  # backoff before the second attempt, and its maximum
+RETRY_S = 5.0  # pause after a refusal without `retry-after`
+CREATING = "creating a batch"
+WAITS = "Its calls wait, and it is tried again."
 
 
 class Buyer:
@@ -345,3 +347,42 @@ class Buyer:
 def _not_bought(status: int) -> bool:
     """Whether this error status of a create proves that nothing was bought."""
     return (status < 500 and status != 408) or status == NOT_IMPLEMENTED
+
+
+# ------------------------------------------------------------ refused batches
+# They were provably not bought: their calls wait for another batch, or go on `now`.
+
+
+async def refuse(context: EngineContext, batch: Batch, refusal: Refusal) -> None:
+    """Releases the calls of a refused batch. Nothing is billed, so this does not count as an attempt."""
+    lane = await _next_lane(context, batch, refusal)
+    reason = f"the batch was refused: {refusal.message}"
+    await context.insist(
+        "writing down a refused batch",
+        lambda: context.store.release(batch.id, BatchState.REFUSED, lane, context.now(), reason),
+    )
+    context.stats.batches_refused += 1
+    whose, status, why = context.whose(batch), refusal.status, refusal.message
+    if status:  # without a response the caller reports the error
+        then = WAITS if lane is Lane.BATCH else "Its calls go on `now`."
+        context.failing(CREATING, f"{status}: {why}", batch.key.provider, whose, then)
+    context.event_hooks.tell(BatchRefused(context.now(), batch.id, batch.count, status, why, credential=whose))
+
+
+async def _next_lane(context: EngineContext, batch: Batch, refusal: Refusal) -> Lane:
+    credential = batch.key.credential
+    account = context.keyring.account(credential)
+    if refusal.crowded:
+        context.queues.full(account, batch, refusal.queue_tokens, context.now())
+        return Lane.BATCH
+    if refusal.cannot_batch:
+        model = batch.key.model if refusal.of_model else ""
+        await context.learned.refused(Lane.BATCH, account, model, refusal.message)
+        return Lane.NOW
+    if refusal.too_large and batch.count > 1:
+        context.byte_caps[account] = max(1, batch.bytes // 2)
+        return Lane.BATCH
+    if refusal.retryable and not refusal.too_large:
+        context.pause(credential, RETRY_S if refusal.retry_after is None else refusal.retry_after)
+        return Lane.BATCH
+    return Lane.NOW

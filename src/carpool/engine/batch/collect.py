@@ -29,7 +29,6 @@ from carpool.core.upstream import Upstream, whole
 from carpool.engine.cleanup import sweep
 from carpool.engine.context import LATE, PRESSED, EngineContext
 from carpool.engine.events import BatchCollected, BatchLost, FailureRateHigh
-from carpool.engine.settle import settle
 from carpool.planners import ledger
 from carpool.planners.tracking import Denials, must_retry
 
@@ -237,7 +236,7 @@ class Collector:
         retryable = {ticket for ticket, line in mine if line.retryable}
         views = {view.ticket: view for view in await context.store.views(sorted(retryable))} if retryable else {}
         now = context.now()
-        await settle(context, [self._settlement(batch, upstream, t, line, views.get(t), now) for t, line in mine])
+        await context.settle([self._settlement(batch, upstream, t, line, views.get(t), now) for t, line in mine])
         await context.reached("settled")
 
     def _own_lines(
@@ -300,7 +299,7 @@ class Collector:
         async for tickets in self._unmentioned(batch):
             views = {view.ticket: view for view in await self._context.store.views(tickets)}
             settlements = [self._unknown_settlement(batch, ticket, reason, views.get(ticket)) for ticket in tickets]
-            await settle(self._context, settlements)
+            await self._context.settle(settlements)
             count += len(tickets)
         return count
 
@@ -332,7 +331,7 @@ class Collector:
     async def doubt(self, batch: Batch, reason: str) -> None:
         """Enters each call of a batch with unknown outcome in the ledger as a purchase of unknown price."""
         async for tickets in self._unmentioned(batch):
-            await settle(self._context, [self._unknown_settlement(batch, ticket, reason, None) for ticket in tickets])
+            await self._context.settle([self._unknown_settlement(batch, ticket, reason, None) for ticket in tickets])
 
     def _lost_outcome(self, batch: Batch, reason: str) -> Outcome:
         body = self._context.upstreams[batch.key.provider].dialect.error(
@@ -354,7 +353,7 @@ class Collector:
                 replace(settlement, requeue=None) if settlement.requeue is Lane.BATCH else settlement
                 for settlement in settlements
             ]
-            await settle(context, staying)
+            await context.settle(staying)
             count += sum(settlement.requeue is not None for settlement in staying)
         released = await context.released(batch, target, why)
         if released is None:

@@ -13,9 +13,9 @@ from carpool.core.lifecycle import BatchState
 from carpool.core.model import Batch
 from carpool.core.ports import Ask, BatchReport
 from carpool.core.upstream import Upstream, WholeResponse, whole
+from carpool.engine.batch.buy import refuse
 from carpool.engine.batch.collect import GONE, Collector
 from carpool.engine.batch.reconcile import Reconciler
-from carpool.engine.batch.refuse import refuse
 from carpool.engine.cleanup import sweep
 from carpool.engine.context import EngineContext
 from carpool.engine.events import BatchEnded, RetentionNear

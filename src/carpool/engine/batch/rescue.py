@@ -30,10 +30,9 @@ from carpool.core.errors import CarpoolError
 from carpool.core.lifecycle import BOUGHT
 from carpool.core.model import Batch, Call, Due, EntryKind, Lane, OpenCalls, Parcel, ticket_text
 from carpool.core.upstream import whole
-from carpool.engine.context import LATE, PRESSED, EngineContext
+from carpool.engine.context import LATE, PRESSED, EngineContext, Reply
 from carpool.engine.events import BatchLate, CallRescued
 from carpool.engine.now.send import Sender, SendRequest, Sent
-from carpool.engine.waiters import Reply
 from carpool.planners.batch_limits import TokenBucket
 from carpool.planners.tracking import early_start, rescue_plan
 

@@ -12,10 +12,9 @@ from carpool.core.errors import NotConnected, TimedOut
 from carpool.core.model import Call, Entry, EntryKind, Lane, Value
 from carpool.core.ports import Ask, HttpResponse
 from carpool.core.upstream import WholeResponse, whole
-from carpool.engine.context import EngineContext
+from carpool.engine.context import EngineContext, Reply
 from carpool.engine.now.relay import Passage
 from carpool.engine.now.send import Sender, SendRequest
-from carpool.engine.waiters import Reply
 from carpool.planners import ledger
 from carpool.planners.routing import flex_until
 

@@ -25,11 +25,9 @@ from carpool.core.model import (
 )
 from carpool.core.ports import Ask, HttpResponse, Seen
 from carpool.core.upstream import Upstream, WholeResponse, whole
-from carpool.engine.context import EngineContext
+from carpool.engine.context import EngineContext, Reply
 from carpool.engine.now.gate import KEPT_PATIENCE_S, Gates, Slot
 from carpool.engine.now.relay import LocalRefusal, Passage, Purchase, ResponseSink, Tapped
-from carpool.engine.settle import settle
-from carpool.engine.waiters import Reply
 from carpool.planners import ledger
 
 _RecordAttempt = Callable[[Entry], Awaitable[None]]
@@ -193,7 +191,7 @@ class Sender:
         if not whole_response.ok and await self._left_to_its_batch(request, entry, whole_response):
             return Sent.LEFT
         outcome = _outcome(whole_response, request, context.now())
-        await settle(context, [Settlement(request.ticket, outcome, self._priced(request, entry, whole_response))])
+        await context.settle([Settlement(request.ticket, outcome, self._priced(request, entry, whole_response))])
         await context.reached("resettled")
         return Sent.SETTLED
 
@@ -236,7 +234,7 @@ class Sender:
         late = request.deadline is not None and (isinstance(error, NotConnected) or context.now() >= request.deadline)
         kind = OutcomeKind.DEADLINE if late else OutcomeKind.ERRORED
         outcome = Outcome(kind, error.status, body, context.now(), Lane.NOW, str(error))
-        await settle(context, [Settlement(request.ticket, outcome)])
+        await context.settle([Settlement(request.ticket, outcome)])
         return Sent.SETTLED
 
     async def miss(self, ticket: int) -> None:
@@ -250,7 +248,7 @@ class Sender:
                 DeadlineMissed.status, DeadlineMissed.code, f"This call missed its deadline: {reason}."
             )
             outcome = Outcome(OutcomeKind.DEADLINE, DeadlineMissed.status, body, context.now(), Lane.NOW, reason)
-            await settle(context, [Settlement(ticket, outcome)])
+            await context.settle([Settlement(ticket, outcome)])
 
     # ------------------------------------------------------------ attempts and retries within the deadline
 

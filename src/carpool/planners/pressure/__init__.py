@@ -4,10 +4,8 @@
 provider that keeps failing, and `RetryBudget` limits retries. `engine.now.gate` drives them.
 """
 
-from carpool.planners.pressure.breaker import Breaker
+from carpool.planners.pressure.breaker import Breaker, RetryBudget
 from carpool.planners.pressure.fair_queue import FairQueue, QueueEntry, Tags, tag_set
-from carpool.planners.pressure.meter import Meter
-from carpool.planners.pressure.retry_budget import RetryBudget
-from carpool.planners.pressure.throttle import Mark, Throttle
+from carpool.planners.pressure.throttle import Mark, Meter, Throttle
 
 __all__ = ["Breaker", "FairQueue", "Mark", "Meter", "QueueEntry", "RetryBudget", "Tags", "Throttle", "tag_set"]

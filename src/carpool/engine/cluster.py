@@ -30,9 +30,8 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from carpool.core.model import Batch
-from carpool.engine.context import EngineContext
+from carpool.engine.context import EngineContext, Reply
 from carpool.engine.events import BatchFound
-from carpool.engine.waiters import Reply
 
 LEAD_AGAIN_S = 1.0  # minimum time between two leadership checks
 QUICK_LOOK_S = 1.0  # shortest and longest interval between polls for outcomes whose hint was lost

@@ -1,1 +1,0 @@
-"""Several engines on one store: leases, leadership, hints between processes."""
