@@ -11,7 +11,7 @@ TOGETHER := -n auto --dist loadfile
 UNIT := contract dialects engine house mock properties stores wires
 
 .DEFAULT_GOAL := help
-.PHONY: help setup test unit walk check fix docs sim mutants demo clean test-sdks test-newest test-real test-slow fuzz bench-pool bench-proxy bench-shared bench-pressure
+.PHONY: help setup test unit walk check fix docs sim mutants demo clean test-sdks test-newest test-real test-slow fuzz test-uvicorn bench-pool bench-proxy bench-shared bench-pressure
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-11s %s\n", $$1, $$2 }' Makefile
@@ -72,7 +72,7 @@ FAMILY := openai-1.70 groq-1.7 mistralai-3.7
 .SECONDARY: $(SDKS:%=.venvs/anthropic-%/.ready) $(FAMILY:%=.venvs/family-%/.ready)
 
 test-sdks: ## Run every frontend under every supported version of the anthropic SDK, and under those of OpenAI's family
-	@$(MAKE) --no-print-directory -j3 $(SDKS:%=test-sdk-%) $(FAMILY:%=test-family-%) test-newest
+	@$(MAKE) --no-print-directory -j3 $(SDKS:%=test-sdk-%) $(FAMILY:%=test-family-%) test-newest test-uvicorn
 
 test-sdk-%: .venvs/anthropic-%/.ready
 	@.venvs/anthropic-$*/bin/python tests/sdk/matrix.py $*
@@ -95,6 +95,20 @@ test-family-%: .venvs/family-%/.ready
 	@echo "Setting up $(subst -, ,$*) ..."
 	@test -x $(@D)/bin/pip || $(PYTHON) -m venv $(@D)
 	@$(@D)/bin/python -m pip install -qq --disable-pip-version-check --editable . '$(subst -,==,$*).*'
+	@touch $@
+
+# ---- the oldest uvicorn that pyproject.toml admits: its private classes carry the proxy's fast path
+
+UVICORN := 0.53
+
+test-uvicorn: .venvs/uvicorn-$(UVICORN)/.ready ## Run the tests of the proxy's connections under the oldest supported uvicorn
+	@.venvs/uvicorn-$(UVICORN)/bin/python -m pytest -k 'not newest' tests/house/test_dependencies.py tests/proxy/test_heads.py
+
+.venvs/uvicorn-%/.ready: pyproject.toml
+	@mkdir -p .venvs && echo '*' > .venvs/.gitignore
+	@echo "Setting up uvicorn $* ..."
+	@test -x $(@D)/bin/pip || $(PYTHON) -m venv $(@D)
+	@$(@D)/bin/python -m pip install -qq --disable-pip-version-check --editable '.[dev]' 'uvicorn==$*.*'
 	@touch $@
 
 # ---- real clients, as processes of their own; their versions stand in tests/real/versions.toml; none is skipped
