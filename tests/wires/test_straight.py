@@ -222,3 +222,24 @@ def test_it_works_on_uvloop_too() -> None:
             await gone.wait()
 
     uvloop.run(run())
+
+
+async def test_an_empty_last_piece_does_not_end_a_chunked_body_twice() -> None:
+    async def pieces() -> AsyncIterator[bytes]:
+        yield b"all"
+        yield b"x" * 65_536
+        yield b""
+
+    received = bytearray()
+
+    async def script(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while not received.endswith(b"0\r\n\r\n"):
+            received.extend(await reader.read(65_536))
+        await asyncio.sleep(0.05)
+        writer.write(OK)
+        received.extend(await reader.read(65_536))
+
+    async with serving(script) as port, a_wire() as wire:
+        response = await wire.send(HttpRequest("POST", f"http://127.0.0.1:{port}/", (), StreamedBody(None, pieces())))
+        assert await response.read() == b"ok"
+    assert received.count(b"0\r\n\r\n") == 1

@@ -3,9 +3,7 @@
 Each implements `ports.HttpClient`; `tests/contract/test_wire.py` runs one suite over all of them.
 """
 
-from carpool.http.http1.client import Http1Client
-from carpool.http.http1.tunnel import OutgoingProxy
-from carpool.http.httpx.asynchronous import HttpxClient
-from carpool.http.httpx.threads import ThreadedHttpxClient
+from carpool.http.http1.client import Http1Client, OutgoingProxy
+from carpool.http.httpx_clients import HttpxClient, ThreadedHttpxClient
 
 __all__ = ["Http1Client", "HttpxClient", "OutgoingProxy", "ThreadedHttpxClient"]

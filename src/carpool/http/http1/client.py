@@ -1,4 +1,5 @@
-"""carpool's own HTTP client: HTTP/1.1 on the event loop, without worker threads."""
+"""carpool's own HTTP client: HTTP/1.1 on the event loop, without worker threads; direct, or through an outgoing proxy
+with `CONNECT` and then TLS with the provider itself, so that the proxy sees neither keys nor bodies."""
 
 from __future__ import annotations
 
@@ -6,6 +7,7 @@ import asyncio
 import ipaddress
 import socket
 import ssl
+from base64 import b64encode
 from collections.abc import AsyncIterator
 from contextlib import aclosing
 from functools import lru_cache
@@ -17,7 +19,6 @@ from carpool.core.model import Headers
 from carpool.core.ports import HttpRequest, ResponseReceiver, StreamedBody
 from carpool.http.http1.connection import Http1Connection, Http1Exchange, PushedExchange
 from carpool.http.http1.requests import BLOCK, Unmade, blocks, head_of, sliced
-from carpool.http.http1.tunnel import OutgoingProxy
 
 # ------------------------------------------------------------ addresses
 
@@ -40,9 +41,8 @@ def is_link_local(address: str) -> bool:
     return parsed.is_link_local or parsed == _METADATA_V6
 
 
-_SMALL = 4 * BLOCK
 SWEEP_S = 15.0  # an idle connection is closed after one or two of these
-LAST_CHUNK = b"0\r\n\r\n"
+LARGEST_PROXY_ANSWER = 16 * 1024
 
 
 class Origin(NamedTuple):
@@ -62,6 +62,8 @@ class Http1Client:
 
     A response with a status of 300 or more ends the upload; any other waits until the upload is complete.
     """
+
+    most = 4 * BLOCK  # the largest body that is sent in one piece
 
     def __init__(
         self,
@@ -85,7 +87,7 @@ class Http1Client:
         connection = self._idle_connection(origin) or await self._connect(origin, request.timeout)
         exchange = Http1Exchange(connection, origin.host, request)
         try:
-            if isinstance(request.body, bytes) and len(request.body) <= _SMALL:
+            if isinstance(request.body, bytes) and len(request.body) <= self.most:
                 exchange.uploaded = True
                 connection.begin(exchange, head + request.body)
             else:
@@ -97,31 +99,19 @@ class Http1Client:
             raise
         return Http1Response(exchange)
 
-    @property
-    def most(self) -> int:
-        return _SMALL
-
     def push(self, request: HttpRequest, taker: ResponseReceiver) -> PushedExchange | None:
         head, origin = self._head(request)
         connection = self._idle_connection(origin)
-        if connection is None:
-            return None
-        exchange = PushedExchange.of(connection, origin.host, request, taker)
-        assert isinstance(request.body, bytes)
-        connection.begin(exchange, head + request.body)
-        return exchange
+        return None if connection is None else PushedExchange.begin(connection, origin.host, head, request, taker)
 
     async def push_on_new_connection(self, request: HttpRequest, taker: ResponseReceiver) -> PushedExchange:
         head, origin = self._head(request)
         connection = await self._connect(origin, request.timeout)
-        exchange = PushedExchange.of(connection, origin.host, request, taker)
-        assert isinstance(request.body, bytes)
-        connection.begin(exchange, head + request.body)
-        return exchange
+        return PushedExchange.begin(connection, origin.host, head, request, taker)
 
     def _head(self, request: HttpRequest) -> tuple[bytes, Origin]:
         if self._closed:
-            raise NotConnected("The wire is closed.")
+            raise NotConnected("The HTTP client is closed.")
         origin, authority, target = _split(request.url)
         return head_of(request, authority, target, origin.host), origin
 
@@ -148,13 +138,9 @@ class Http1Client:
 
     async def _connect(self, origin: Origin, timeout: float) -> Http1Connection:
         connection = Http1Connection(lambda freed: self._free(origin, freed))
-        tls: dict[str, Any] = {"ssl": self._context(), "server_hostname": origin.host} if origin.secure else {}
         try:
             async with asyncio.timeout(min(self._connect_timeout, timeout)):
-                if self._proxy is not None and origin.secure:
-                    await self._open_tunnel(self._proxy, origin, connection, tls)
-                else:
-                    await self._open_direct(origin, connection, tls)
+                await self._open(origin, connection)
         except TimeoutError as error:
             raise NotConnected(f"Connecting to {origin.host} took too long.") from error
         except ssl.SSLCertVerificationError as error:
@@ -166,31 +152,31 @@ class Http1Client:
             self._sweeper = asyncio.get_running_loop().call_later(SWEEP_S, self._sweep)
         return connection
 
-    async def _open_direct(self, origin: Origin, connection: Http1Connection, tls: dict[str, Any]) -> None:
-        addresses = await _addresses(origin)
+    async def _open(self, origin: Origin, connection: Http1Connection) -> None:
+        create = asyncio.get_running_loop().create_connection
+        tls: dict[str, Any] = {"ssl": self._context(), "server_hostname": origin.host} if origin.secure else {}
+        if self._proxy is not None and origin.secure:
+            tunnel = await self._proxy.open(origin.host, origin.port)
+            try:
+                await create(lambda: connection, sock=tunnel, **tls)
+            except BaseException:
+                tunnel.close()
+                raise
+            return
+        addresses = [str(info[4][0]) for info in await _resolve(origin.host, origin.port)]
         if not self._allow_link_local and any(is_link_local(address) for address in addresses):
             raise NotConnected(
                 f"{origin.host} leads to a link-local address, where a machine's own secrets are served. If the "
                 "provider really is there, set its allow_link_local."
             )
-        for number, address in enumerate(addresses):
+        for number, address in enumerate(addresses, 1):
             try:
-                await asyncio.get_running_loop().create_connection(lambda: connection, address, origin.port, **tls)
+                await create(lambda: connection, address, origin.port, **tls)
             except OSError:
-                if number == len(addresses) - 1:
+                if number == len(addresses):
                     raise
             else:
                 return
-
-    async def _open_tunnel(
-        self, proxy: OutgoingProxy, origin: Origin, connection: Http1Connection, tls: dict[str, Any]
-    ) -> None:
-        tunnel = await proxy.open(origin.host, origin.port)
-        try:
-            await asyncio.get_running_loop().create_connection(lambda: connection, sock=tunnel, **tls)
-        except BaseException:
-            tunnel.close()
-            raise
 
     def _context(self) -> ssl.SSLContext:
         if self._tls is None:
@@ -269,14 +255,14 @@ async def _write(connection: Http1Connection, exchange: Http1Exchange, body: Str
                 await exchange.moved()
                 exchange.check()
     if chunked:
-        connection.write(LAST_CHUNK)
+        connection.write(b"0\r\n\r\n")
     exchange.uploaded = True
 
 
-async def _addresses(origin: Origin) -> list[str]:
+async def _resolve(host: str, port: int) -> list[tuple[Any, Any, int, str, Any]]:
     """Resolves a host, IPv4 first: where IPv6 is broken, packets may be dropped silently."""
-    infos = await asyncio.get_running_loop().getaddrinfo(origin.host, origin.port, type=socket.SOCK_STREAM)
-    return [str(info[4][0]) for info in sorted(infos, key=lambda info: info[0] != socket.AF_INET)]
+    infos = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    return sorted(infos, key=lambda info: info[0] != socket.AF_INET)
 
 
 @lru_cache(1024)
@@ -285,20 +271,81 @@ def _split(url: str) -> tuple[Origin, str, str]:
     scheme, _, rest = url.partition("#")[0].partition("://")
     ends = [at for mark in "/?" if (at := rest.find(mark)) >= 0]
     authority, target = (rest[: min(ends)], rest[min(ends) :]) if ends else (rest, "/")
-    return (
-        _origin(scheme.lower(), authority),
-        authority.rpartition("@")[2],
-        target if target[0] == "/" else "/" + target,
-    )
-
-
-@lru_cache(256)
-def _origin(scheme: str, authority: str) -> Origin:
+    secure = scheme.lower() == "https"
     try:
         parts = urlsplit(f"{scheme}://{authority}")
         host, port = parts.hostname, parts.port
     except ValueError:
         host = port = None
-    if not host or scheme not in ("http", "https"):
+    if not host or scheme.lower() not in ("http", "https"):
         raise NotConnected(f"This is no request that can be sent to {host or 'the provider'}.")
-    return Origin(scheme == "https", host, port or (443 if scheme == "https" else 80))
+    origin = Origin(secure, host, port or (443 if secure else 80))
+    return origin, authority.rpartition("@")[2], target if target[0] == "/" else "/" + target
+
+
+# ------------------------------------------------------------ outgoing proxy
+
+
+class OutgoingProxy:
+    """`url` is `http://host:port`; `login` is `user:password`."""
+
+    def __init__(self, url: str, login: str | None = None) -> None:
+        parts = urlsplit(url)
+        self.host, self.port = parts.hostname or "", parts.port or 80
+        self._login = login
+
+    def __repr__(self) -> str:  # without the login
+        return f"<OutgoingProxy {self.host}:{self.port}>"
+
+    async def open(self, host: str, port: int) -> socket.socket:
+        """Returns a socket that is connected to the provider through the proxy. If it fails, nothing of a request was
+        sent."""
+        authority = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        lines = [f"CONNECT {authority} HTTP/1.1", f"host: {authority}"]
+        if self._login is not None:
+            lines.append(f"proxy-authorization: Basic {b64encode(self._login.encode()).decode()}")
+        connection = await _open_socket(self.host, self.port)
+        try:
+            await asyncio.get_running_loop().sock_sendall(connection, "\r\n".join([*lines, "", ""]).encode("ascii"))
+            status = await _read_status(connection)
+        except BaseException:
+            connection.close()
+            raise
+        if status == 200:
+            return connection
+        connection.close()
+        if status == 407:
+            variable = "the variable that server.outgoing_proxy_auth_env names"
+            raise NotConnected(f"The proxy {self.host} wants another login. Check {variable}.")
+        raise NotConnected(f"The proxy {self.host} would not connect to {host} (status {status}).")
+
+
+async def _open_socket(host: str, port: int) -> socket.socket:
+    last_error: OSError = OSError("no address")
+    for family, kind, protocol, _, address in await _resolve(host, port):
+        connection = socket.socket(family, kind, protocol)
+        connection.setblocking(False)
+        try:
+            await asyncio.get_running_loop().sock_connect(connection, address)
+        except BaseException as error:
+            connection.close()
+            if not isinstance(error, OSError):
+                raise
+            last_error = error
+        else:
+            return connection
+    raise last_error
+
+
+async def _read_status(connection: socket.socket) -> int:
+    """Returns the status of the proxy's response. Reads byte by byte: what follows its head belongs to the provider."""
+    loop, head = asyncio.get_running_loop(), b""
+    while not head.endswith(b"\r\n\r\n"):
+        received = await loop.sock_recv(connection, 1)
+        head += received
+        if not received or len(head) > LARGEST_PROXY_ANSWER:
+            raise OSError("The proxy's answer has no end.")
+    fields = head.split(b"\r\n", 1)[0].split(b" ")
+    if len(fields) < 2 or not fields[0].startswith(b"HTTP/1.") or not fields[1].isdigit():
+        raise OSError("The proxy does not speak HTTP.")
+    return int(fields[1])

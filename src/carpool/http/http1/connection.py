@@ -163,8 +163,13 @@ class PushedExchange(Struct, eq=False):
         return f"<{type(self).__name__}>"
 
     @classmethod
-    def of(cls, line: Http1Connection, host: str, request: HttpRequest, taker: ResponseReceiver) -> PushedExchange:
-        return cls(host, request.method, request.timeout, request.informed, taker, line)
+    def begin(
+        cls, line: Http1Connection, host: str, head: bytes, request: HttpRequest, taker: ResponseReceiver
+    ) -> PushedExchange:
+        assert isinstance(request.body, bytes)
+        exchange = cls(host, request.method, request.timeout, request.informed, taker, line)
+        line.begin(exchange, head + request.body)
+        return exchange
 
     # ------------------------------------------------------------ filled by the connection
 

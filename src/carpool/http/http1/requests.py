@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing
 from functools import lru_cache
 
@@ -14,16 +14,24 @@ from carpool.core.ports import HttpRequest, StreamedBody
 _TOKEN = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 _TARGET = re.compile(r"[!-~]+")
 _FRAMING = ("content-length", "transfer-encoding")
+BLOCK = 64 * 1024
+
+
+class Unmade(Exception):
+    """The body could not be produced as announced, so the request was aborted."""
 
 
 def head_of(request: HttpRequest, authority: str, target: str, host: str) -> bytes:
     """Returns request line and headers. Refuses values that could inject further headers."""
-    before, after = _around_framing(request.method, authority, target, request.headers, host)
+    try:
+        before, after = _around_framing(request.method, authority, target, request.headers)
+    except ValueError:
+        raise NotConnected(f"This is no request that can be sent to {host}.") from None
     return before + _framing(request) + after
 
 
 @lru_cache(512)  # a client sends the same headers with every call; like the keyring, in memory only
-def _around_framing(method: str, authority: str, target: str, headers: Headers, host: str) -> tuple[bytes, bytes]:
+def _around_framing(method: str, authority: str, target: str, headers: Headers) -> tuple[bytes, bytes]:
     """Returns the parts of the head before and after the framing header, which depends on the body."""
     before, after = [f"{method} {target} HTTP/1.1", f"host: {authority}"], list[str]()
     lines = before
@@ -34,18 +42,11 @@ def _around_framing(method: str, authority: str, target: str, headers: Headers, 
         elif lower != "host":
             lines.append(f"{name}: {value}")
             if not _TOKEN.fullmatch(name):
-                raise _unfit(host)
+                raise ValueError("This is no name of a header.")
     text = "".join([*before, *after])
     if "\n" in text or "\r" in text or "\0" in text or not _TARGET.fullmatch(target):
-        raise _unfit(host)
-    try:
-        return "\r\n".join([*before, ""]).encode("latin-1"), "\r\n".join([*after, "", ""]).encode("latin-1")
-    except UnicodeEncodeError:
-        raise _unfit(host) from None
-
-
-def _unfit(host: str) -> NotConnected:
-    return NotConnected(f"This is no request that can be sent to {host}.")
+        raise ValueError("A line break would begin another header.")
+    return "\r\n".join([*before, ""]).encode("latin-1"), "\r\n".join([*after, "", ""]).encode("latin-1")
 
 
 def _framing(request: HttpRequest) -> bytes:
@@ -58,66 +59,44 @@ def _framing(request: HttpRequest) -> bytes:
     return b""
 
 
-# ------------------------------------------------------------ bodies
-# Framing and block size of request bodies.
-
-BLOCK = 64 * 1024
-_BODY_FRAMING = ("content-length", "transfer-encoding")
-
-
-class Unmade(Exception):
-    """The body could not be produced as announced, so the request was aborted."""
-
-
 def framed(request: HttpRequest) -> list[tuple[str, str]]:
-    """Returns the request's headers with the framing header for its body: content-length, or chunked encoding if the
-    length is unknown."""
-    headers = [(name, value) for name, value in request.headers if name.lower() not in _BODY_FRAMING]
-    length = request.body.length if isinstance(request.body, StreamedBody) else len(request.body)
-    if length is None:
-        headers.append(("transfer-encoding", "chunked"))
-    elif length or request.method.upper() in ("POST", "PUT", "PATCH"):
-        headers.append(("content-length", str(length)))
+    """Returns the request's headers with the framing header for its body."""
+    headers = [(name, value) for name, value in request.headers if name.lower() not in _FRAMING]
+    if line := _framing(request):
+        name, _, value = line.decode().strip().partition(": ")
+        headers.append((name, value))
     return headers
 
 
-async def blocks(body: StreamedBody, progress: Callable[[], None] = lambda: None) -> AsyncGenerator[bytes, None]:
+async def blocks(body: StreamedBody) -> AsyncGenerator[bytes, None]:
     """Yields the body in blocks of at least `BLOCK` bytes, because each block costs a pass through the client. Raises
     `Unmade` if the total is not the announced length.
 
     A live body is not buffered: its producer may wait for the effect of the last piece.
-
-    `progress` is called for each block.
     """
     sent = 0
-    async with aclosing(_each(body.pieces) if body.live else _joined(body.pieces)) as joined:
+    async with aclosing(_joined(body.pieces, 1 if body.live else BLOCK)) as joined:
         async for block in joined:
             sent += len(block)
             if body.length is not None and sent > body.length:
                 raise Unmade(f"The body is longer than the {body.length} bytes announced.")
-            progress()
             yield block
     if body.length is not None and sent != body.length:
         raise Unmade(f"The body ended after {sent} of the {body.length} bytes announced.")
 
 
-async def _each(pieces: AsyncIterator[bytes]) -> AsyncGenerator[bytes, None]:
-    async for piece in pieces:
-        if piece:
-            yield piece
-
-
-async def _joined(pieces: AsyncIterator[bytes]) -> AsyncGenerator[bytes, None]:
+async def _joined(pieces: AsyncIterator[bytes], least: int) -> AsyncGenerator[bytes, None]:
+    """Joins pieces until they have the size. Yields no empty block: with chunked encoding it would end the body."""
     buffered: list[bytes] = []
     size = 0
     async for piece in pieces:
         buffered.append(piece)
         size += len(piece)
-        if size >= BLOCK:
+        if size >= least:
             yield b"".join(buffered)
             buffered.clear()
             size = 0
-    if buffered:
+    if size:
         yield b"".join(buffered)
 
 

@@ -1,1 +1,0 @@
-"""Adapters for the user's own httpx client."""
