@@ -61,7 +61,7 @@ def test_every_dependency_has_its_reason_in_the_docs() -> None:
     extras = PROJECT["optional-dependencies"]
     listed = [*PROJECT["dependencies"], *(row for extra, rows in extras.items() for row in rows if extra != "dev")]
     names = {match[0] for row in listed if (match := NAME.match(row))}
-    section = (
-        (ROOT / "docs/architecture.md").read_text("utf-8").partition("\n## Dependencies\n")[2].partition("\n## ")[0]
-    )
-    assert {name for row in re.findall(r"^\| (.*?) \|", section, re.M) for name in re.findall(r"`(.+?)`", row)} == names
+    docs = (ROOT / "docs/architecture.md").read_text("utf-8")
+    section = docs.partition("\n## Dependencies\n")[2].partition("\n## ")[0]
+    rows = re.findall(r"^\| (.*?) \|", section, re.MULTILINE)
+    assert {name for row in rows for name in re.findall(r"`(.+?)`", row)} == names
