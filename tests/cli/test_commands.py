@@ -10,13 +10,16 @@ import sys
 from collections.abc import Callable, Iterator
 from dataclasses import fields
 from functools import partial
+from io import StringIO
 from pathlib import Path
 
 import httpx2
 import pytest
+from rich.console import Console
 from typer.testing import CliRunner
 
 from carpool import __version__, cli
+from carpool.cli.mock import bill_table
 from carpool.mock import Faults
 from carpool.planners.ledger import dollars
 from carpool.stores import open_store, peek
@@ -81,6 +84,7 @@ def test_options_say_what_they_take(command: str) -> None:
 def test_every_fault_is_listed_in_a_line_of_80_columns(run: Run) -> None:
     code, out, _ = run("mock", "--faults")
     assert code == 0
+    assert out.startswith("Faults, each with its chance")
     assert all(len(line) <= 80 for line in out.splitlines())
     listed = [line.split()[0] for line in out.splitlines() if line.startswith("  ")]
     assert listed == [field.name for field in fields(Faults)]
@@ -212,7 +216,8 @@ def test_the_stand_in_shows_its_bill_when_it_is_stopped(how: signal.Signals) -> 
         try:
             assert process.stdout is not None
             assert f"listens on http://127.0.0.1:{port}." in process.stdout.readline()
-            asked = {"model": "gpt-5-mini", "messages": [{"role": "user", "content": "hi"}], "max_completion_tokens": 1}
+            model = "gpt-5-mini-2026-08-07"  # in a pipe the name of a model is not cut
+            asked = {"model": model, "messages": [{"role": "user", "content": "hi"}], "max_completion_tokens": 1}
             told = httpx2.post(f"http://127.0.0.1:{port}/v1/chat/completions", json=asked, headers=BEARER)
             assert told.status_code == 200
             shown = httpx2.get(f"http://127.0.0.1:{port}/mock/bill").json()
@@ -223,8 +228,18 @@ def test_the_stand_in_shows_its_bill_when_it_is_stopped(how: signal.Signals) -> 
     assert process.returncode == 0
     rows = [line.split() for line in said.splitlines()]
     sums = [f"{shown[name]:,}" for name in ("purchases", "input_tokens", "output_tokens")]
-    assert ["gpt-5-mini", "now", *sums, dollars(shown["nano_usd"])] in rows
+    assert [model, "now", *sums, dollars(shown["nano_usd"])] in rows
     assert ["sum", *sums, dollars(shown["nano_usd"])] in rows
+
+
+def test_a_bill_at_a_terminal_has_its_figures_whole() -> None:
+    line = {"model": "claude-sonnet-4-5-20250929", "lane": "batch", "purchases": 12_345, "input_tokens": 1_234_567}
+    line |= {"output_tokens": 123_456, "nano_usd": 12_345_678_900_000}
+    console = Console(width=80, file=StringIO())
+    console.print(bill_table({**line, "lines": [line]}))
+    told = console.file.getvalue()  # type: ignore[attr-defined]
+    assert "…" not in told
+    assert told.count(" batch      12,345   1,234,567   123,456   $12,345.68 ") == 1
 
 
 def test_unknown_commands_and_options_are_usage_errors(run: Run) -> None:

@@ -137,6 +137,8 @@ def test_what_matters_fits_eighty_columns() -> None:
         model=model, status=502, error="The provider at https://api.anthropic.com can't be reached.", lane="now"
     )
     assert as_text(failed, 80).endswith("can't be reached.)\n")
+    left = line(model=model, status=499, reason="A batch is back in time with a chance of 88%; it pays above 20%.")
+    assert len(as_text(left, 80).rstrip("\n")) == 80
 
 
 def test_what_never_became_a_call_has_its_path() -> None:

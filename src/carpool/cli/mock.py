@@ -10,10 +10,10 @@ from typing import Annotated, Any
 
 import typer
 from rich.box import SIMPLE_HEAD
-from rich.console import Console
 from rich.table import Table
 
 from carpool.cli import completion
+from carpool.cli.console import console
 from carpool.cli.listen import listen
 from carpool.core.errors import ConfigError
 from carpool.mock import FAULTS, LENGTHS, Faults, MockConfig, MockServer, OpenAIConfig, parse_latency, run
@@ -28,7 +28,7 @@ def _list_faults(wanted: bool) -> None:
     if not wanted:
         return
     width = max(map(len, (*FAULTS, *LENGTHS)))
-    typer.echo("ListFaults, each with its chance from 0 to 1, as in --fault create_500=0.1:\n")
+    typer.echo("Faults, each with its chance from 0 to 1, as in --fault create_500=0.1:\n")
     for name, said in FAULTS.items():
         typer.echo(f"  {name:{width}}  {said}")
     typer.echo("\nHow long, in seconds, as in --fault hang_s=10:\n")
@@ -99,10 +99,10 @@ def bill_table(summary: Mapping[str, Any]) -> Table | str:
     if not summary["purchases"]:
         return "Nothing was bought."
     table = Table(title="Bill", title_justify="left", title_style="bold", box=SIMPLE_HEAD)
-    table.add_column("model")
-    table.add_column("lane")
-    for name in ("purchases", "input tokens", "output tokens", "price"):
-        table.add_column(name, justify="right")
+    table.add_column("model", overflow="fold")
+    table.add_column("lane", no_wrap=True)
+    for name in ("purchases", "input\ntokens", "output\ntokens", "price"):
+        table.add_column(name, justify="right", no_wrap=True)
     for line in summary["lines"]:
         table.add_row(line["model"], line["lane"], *_figures(line))
     table.add_section()
@@ -163,13 +163,13 @@ def _serve(config: MockConfig, host: str, port: int) -> None:
 
     def ready(server: MockServer) -> None:
         served.append(server)
-        typer.echo(f"A stand-in for the Anthropic API listens on {server.url}. Stop it with Ctrl-C.")
+        typer.echo(f"A stand-in for the APIs of Anthropic and OpenAI listens on {server.url}. Stop it with Ctrl-C.")
         if own.webhook_url is not None:
             typer.echo(f"It posts events to {own.webhook_url}, signed with {own.webhook_secret}.")
 
     run(config, host, port, ready)
     for server in served:
-        Console().print(bill_table(server.provider.bill_summary))
+        console().print(bill_table(server.provider.bill_summary))
 
 
 def _openai(relative: str, enqueued_tokens: int | None, webhook_url: str | None) -> OpenAIConfig:
