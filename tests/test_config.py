@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from carpool.config import Config, Flag, Provider, read_config
 from carpool.config.layers import CACHING_KEYS, PROVIDER_KEYS
 from carpool.core.errors import ConfigError
+from carpool.planners.access.read_rules import EFFECTS, MATCHES
 from carpool.planners.policy import RoutingPolicy, places, section_keys, sections
-from carpool.planners.rules.parse import EFFECTS, MATCHES
 
 ROOT = Path(__file__).parent.parent
 SECRET = "sk-ant-api03-very-secret"

@@ -11,10 +11,9 @@ from hypothesis import strategies as st
 
 from carpool.core.errors import ConfigError
 from carpool.core.model import Lane
-from carpool.planners.options import Options
-from carpool.planners.rules import Facts, Rule, RuleBook, Ruling, decide, is_subagent, read_rules
-from carpool.planners.rules.conditions import glob
-from carpool.planners.rules.parse import MATCHES
+from carpool.planners.access.options import Options
+from carpool.planners.access.read_rules import MATCHES, read_rules
+from carpool.planners.access.rules import Facts, Rule, RuleBook, Ruling, decide_rule, glob, is_subagent
 
 NOON = datetime(2026, 11, 16, 12, 0, tzinfo=ZoneInfo("UTC")).timestamp()  # a Monday
 CALL = Facts(
@@ -35,11 +34,11 @@ def book(*rules: dict[str, Any], default: float | None = None, timezone: str = "
 
 
 def ruled(options: Options = Options(), *rules: dict[str, Any], facts: Facts = CALL, **more: Any) -> Options:  # noqa: B008
-    return decide(facts, options, book(*rules, **more), NOON).options
+    return decide_rule(facts, options, book(*rules, **more), NOON).options
 
 
 def matches(match: dict[str, Any], facts: Facts = CALL, now: float = NOON) -> bool:
-    return decide(facts, Options(), book({"match": match, "lane": "now"}), now).rule is not None
+    return decide_rule(facts, Options(), book({"match": match, "lane": "now"}), now).rule is not None
 
 
 def refusal(rules: object) -> str:
@@ -142,8 +141,8 @@ def test_the_time_zone_follows_the_clock_change() -> None:
 
 def test_the_common_time_zone_holds_for_rules_that_name_none() -> None:
     rule = {"match": {"between": "13:00-13:01"}, "lane": "now"}
-    assert decide(CALL, Options(), book(rule, timezone="Europe/Berlin"), NOON).rule
-    assert not decide(CALL, Options(), book(rule), NOON).rule
+    assert decide_rule(CALL, Options(), book(rule, timezone="Europe/Berlin"), NOON).rule
+    assert not decide_rule(CALL, Options(), book(rule), NOON).rule
 
 
 @pytest.mark.parametrize("header", ["x-claude-code-agent-id", "x-claude-code-parent-agent-id", "x-openai-subagent"])
@@ -180,7 +179,7 @@ def test_what_can_be_remembered_for_the_next_call_of_its_kind(match: dict[str, A
 
 
 def test_the_first_that_matches_is_the_only_one_that_acts() -> None:
-    ruling = decide(
+    ruling = decide_rule(
         CALL,
         Options(),
         book(
@@ -316,7 +315,7 @@ def test_nothing_gets_past_a_refusal(asked: Options, default: float | None) -> N
 
 
 def explained(*rules: dict[str, Any]) -> Ruling:
-    return decide(CALL, Options(), book(*rules), NOON)
+    return decide_rule(CALL, Options(), book(*rules), NOON)
 
 
 def test_the_explanation_walks_the_rules() -> None:
@@ -429,5 +428,5 @@ def test_any_rules_are_read_or_refused_in_a_sentence(rules: list[Any]) -> None:
         assert said.endswith((".", "?"))
         assert len(said) < 1000
     else:
-        ruling = decide(CALL, Options(budget=60), RuleBook(found), NOON)
+        ruling = decide_rule(CALL, Options(budget=60), RuleBook(found), NOON)
         assert len(ruling.explanation()) == len(found)

@@ -24,8 +24,8 @@ from carpool.core.ports import RawRequest
 from carpool.dialects import get as get_dialect
 from carpool.engine import Engine, Keyring, Upstream
 from carpool.frontends.library.exchange import InProcessExchange, Whole
-from carpool.frontends.options import Options
 from carpool.http import Http1Client
+from carpool.planners.access.options import Options
 from carpool.stores import open_store
 
 encode = msgspec.json.encode  # the same bytes as the SDK writes

@@ -18,8 +18,8 @@ from carpool.engine import Engine, Keyring, Probe, Reply, Upstream
 from carpool.frontends.intake import make_call
 from carpool.http import Http1Client
 from carpool.mock import Constant, MockConfig, MockServer, OpenAIConfig, serve
+from carpool.planners.access.options import Options
 from carpool.planners.capabilities import Capabilities
-from carpool.planners.options import Options
 from carpool.planners.policy import RoutingPolicy
 from carpool.stores import open_store
 

@@ -13,8 +13,8 @@ from carpool.core.model import Call, Lane
 from carpool.core.ports import RawRequest
 from carpool.core.prices import PriceBook
 from carpool.engine.cluster import Lease
-from carpool.frontends.options import Options
 from carpool.mock import MockAnthropic, MockConfig, expected_text
+from carpool.planners.access.options import Options
 from carpool.planners.policy import RoutingPolicy
 from carpool.sim.network import Network
 from carpool.sim.process import Process

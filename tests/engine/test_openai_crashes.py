@@ -16,7 +16,7 @@ from carpool.engine import Engine, Keyring, Probe, Upstream
 from carpool.frontends.intake import make_call
 from carpool.http import Http1Client
 from carpool.mock import Constant, MockConfig, MockServer, serve
-from carpool.planners.options import Options
+from carpool.planners.access.options import Options
 from carpool.planners.policy import RoutingPolicy
 from carpool.stores import open_store
 

@@ -21,12 +21,12 @@ from carpool.core.ports import HttpRequest, RawRequest
 from carpool.core.upstream import WholeResponse, clock_offset
 from carpool.dialects import get, json_object
 from carpool.engine.now import decompress
-from carpool.frontends.options import from_headers, split_path
-from carpool.frontends.proxy.hosts import Hosts
 from carpool.frontends.proxy.http.connection import Connection
 from carpool.frontends.proxy.tickets import later
 from carpool.http.http1.connection import Http1Connection, Http1Exchange
 from carpool.http.http1.requests import head_of
+from carpool.planners.access.hosts import Hosts
+from carpool.planners.access.options import from_headers, split_path
 from carpool.planners.policy import MAX_BUDGET, parse_budget
 
 Target = Callable[[bytes], None]

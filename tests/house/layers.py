@@ -87,7 +87,7 @@ def cycles(modules: Sequence[Module]) -> list[str]:
 
 
 def _part(name: str) -> str:
-    """`core.model` and `planners.rules` are parts; `stores` is one part, whose modules use each other freely."""
+    """`core.model` and `planners.access` are parts; `stores` is one part, whose modules use each other freely."""
     parts = name.split(".")[1:]
     return ".".join(parts[:2] if parts and parts[0] in FINE else parts[:1])
 

@@ -9,7 +9,7 @@ from carpool.core.errors import BadCall
 from carpool.frontends.proxy import parse_head as module
 from carpool.frontends.proxy.http.asgi import end_to_end, request_headers
 from carpool.frontends.proxy.parse_head import HeadFacts, HeadParser
-from carpool.planners.access.house_keys import HouseKeys
+from carpool.planners.access.providers import HouseKeys
 
 from .sockets import Peer, ask, provider, proxied, request
 from .test_choosing import BOTH

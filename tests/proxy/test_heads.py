@@ -14,8 +14,8 @@ from carpool.core.keys import revoked
 from carpool.frontends.proxy.http.connection import MOST_AT_ONCE, Connection
 from carpool.frontends.proxy.http.known_heads import LARGEST, MOST, KnownHeads
 from carpool.frontends.proxy.log import LogLine
-from carpool.frontends.proxy.rules import MOST as MOST_KINDS
-from carpool.planners.rules import RuleBook, read_rules
+from carpool.planners.access.read_rules import read_rules
+from carpool.planners.access.rules import MOST_KINDS, RuleBook
 
 from .guests import give, hosting
 from .sockets import PATIENCE, House, Message, Peer, dialled, provider, proxied, read_message

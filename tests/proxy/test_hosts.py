@@ -9,8 +9,8 @@ import pytest
 
 import carpool.engine.batch.collect
 from carpool.core.errors import BadCall, Misdirected
-from carpool.frontends.proxy.hosts import Hosts
 from carpool.frontends.proxy.log import LogLine
+from carpool.planners.access.hosts import Hosts
 
 from .sockets import Message, Peer, Script, ask, provider, proxied, request
 
@@ -108,8 +108,7 @@ FRONT = Hosts(local=False, allowed=["carpool.example.com"], trusted=["10.0.0.0/8
 )
 def test_whose_request_it_is(peer: str | None, forwarded: list[str], address: str) -> None:
     headers = [(b"x-forwarded-for", one.encode()) for one in forwarded]
-    scope = {"client": None if peer is None else (peer, 5), "headers": headers}
-    assert FRONT.client(scope) == address
+    assert FRONT.client(None if peer is None else (peer, 5), headers) == address
 
 
 def test_only_a_trusted_server_says_the_name() -> None:
@@ -118,10 +117,10 @@ def test_only_a_trusted_server_says_the_name() -> None:
     assert not welcome(FRONT, "10.0.0.5:8787", said, trusted=False)
     assert not welcome(FRONT, "carpool.example.com", ("x-forwarded-host", "evil.example"), trusted=True)
     assert not welcome(FRONT, "x", ("x-forwarded-host", "carpool.example.com, evil.example"), trusted=True)
-    assert FRONT.trusts({"client": ("10.2.3.4", 1)})
-    assert not FRONT.trusts({"client": ("11.2.3.4", 1)})
-    assert not FRONT.trusts({"client": None})
-    assert not LOCAL.trusts({"client": ("10.2.3.4", 1)})
+    assert FRONT.trusts(("10.2.3.4", 1))
+    assert not FRONT.trusts(("11.2.3.4", 1))
+    assert not FRONT.trusts(None)
+    assert not LOCAL.trusts(("10.2.3.4", 1))
 
 
 # ---------------------------------------------------------------- on the wire

@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 from carpool.core.errors import KeyForbidden
 from carpool.core.keys import Profile, VirtualKey
 from carpool.core.model import Lane
-from carpool.planners.access.profiles import asked, completed
-from carpool.planners.options import Options
-from carpool.planners.rules import Facts, Rule, RuleBook, decide
+from carpool.planners.access.options import Options
+from carpool.planners.access.rules import Facts, Rule, RuleBook, decide_rule
+from carpool.planners.access.virtual_keys import apply_profile, within_profile
 
 NOW = 1_800_000_000.0
 
@@ -22,9 +22,9 @@ def key(**profile: object) -> VirtualKey:
 
 def through(one: VirtualKey, options: Options, *rules: Rule) -> Options:
     """As the proxy does it: what the client asks for, the rules, the profile."""
-    client = asked(one, options)
-    ruled = decide(Facts(tags=client.tags, has_budget=client.timed), client, RuleBook(rules), NOW).options
-    return completed(one, client, ruled, NOW)
+    client = within_profile(one, options)
+    ruled = decide_rule(Facts(tags=client.tags, has_budget=client.timed), client, RuleBook(rules), NOW).options
+    return apply_profile(one, client, ruled, NOW)
 
 
 def test_without_a_word_the_profile_speaks():
@@ -64,7 +64,7 @@ def test_bound_tags_win_over_the_clients_and_over_those_of_rules():
 
 
 def test_a_rule_that_asks_for_a_bound_tag_meets_it():
-    assert asked(key(tags={"team": "ci"}), Options(tags={"team": "boss"})).tags == {"team": "ci"}
+    assert within_profile(key(tags={"team": "ci"}), Options(tags={"team": "boss"})).tags == {"team": "ci"}
 
 
 def test_a_budget_over_the_cap_is_cut():
@@ -104,8 +104,8 @@ def test_a_key_without_batch_travels_on_now():
 
 def test_another_provider_is_refused():
     with pytest.raises(KeyForbidden, match="buys from anthropic only"):
-        asked(key(), Options(provider="openai"))
-    assert asked(key(), Options(provider="anthropic")).provider == "anthropic"
+        within_profile(key(), Options(provider="openai"))
+    assert within_profile(key(), Options(provider="anthropic")).provider == "anthropic"
 
 
 budgets = st.one_of(st.none(), st.floats(0.001, 90_000.0))

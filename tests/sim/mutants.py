@@ -459,7 +459,7 @@ MUTANTS = (
     ),
     Mutant(
         "carpool answers to any name",
-        f"{PROXY}/hosts.py",
+        "src/carpool/planners/access/hosts.py",
         "        if not self._welcomes(names[0]):\n",
         "        if not names[0]:\n",
         test="tests/proxy/test_hosts.py",
@@ -473,9 +473,9 @@ MUTANTS = (
     ),
     Mutant(
         "anybody may say for whom a request is passed on",
-        f"{PROXY}/hosts.py",
-        "        if not self._trusted:\n            return False\n",
-        "        if not self._trusted:\n            return True\n",
+        "src/carpool/planners/access/hosts.py",
+        "return bool(self._trusted) and peer is not None",
+        "return not self._trusted or peer is not None",
         test="tests/proxy/test_hosts.py",
     ),
     Mutant(
@@ -532,7 +532,7 @@ MUTANTS = (
     ),
     Mutant(
         "a client's budget beats the cap of a rule",
-        "src/carpool/planners/rules/decide.py",
+        "src/carpool/planners/access/options.py",
         "    if until is not None and until <= now + most:\n",
         "    if until is not None:\n",
         test="tests/test_rules.py",

@@ -22,18 +22,16 @@ from carpool.cli.setup import Start, defaults_of, problems, upstreams_of
 from carpool.config import Config
 from carpool.core.clock import SystemClock
 from carpool.core.errors import BadCall, CarpoolError, ConfigError
-from carpool.core.model import Call, Lane
+from carpool.core.model import Lane
 from carpool.core.ports import HttpRequest, HttpResponse, Parsed, RawRequest
 from carpool.engine import Upstream
-from carpool.frontends.options import PREFIX, from_headers, split_path
-from carpool.frontends.proxy.rules import facts_of
+from carpool.planners.access import call_of, understand
+from carpool.planners.access.options import PREFIX, Options, from_headers, span, split_path
 from carpool.planners.access.providers import choose
+from carpool.planners.access.rules import Ruling, Verdict, rule_for
 from carpool.planners.capabilities import Capabilities
 from carpool.planners.forecast import Forecast
-from carpool.planners.options import Options
 from carpool.planners.routing import Decision, noted, route
-from carpool.planners.rules import Ruling, Verdict, decide
-from carpool.planners.rules.decide import span
 
 # ------------------------------------------------------------ checking
 # How a request would be routed: the provider, the rule and the lane. Nothing is sent.
@@ -160,8 +158,8 @@ def _explain(config: Config, case: Case, now: float) -> Explained:
     if not upstream.dialect.handles(raw.method, raw.path):
         reason = "carpool does not batch this endpoint: it passes through untouched, and no rule is asked."
         return Explained(upstream.provider, upstream.base_url, None, None, [], options, "now", reason)
-    parsed = upstream.dialect.parse(raw)
-    ruling = decide(facts_of(upstream, raw, parsed, options), options, config.book, now)
+    parsed = understand(upstream, raw)
+    ruling = rule_for(config.book, upstream, raw, parsed, options, now)
     abilities = Capabilities({one.name: one.models for one in config.providers})
     asked = (upstream.provider, upstream.dialect.seller, parsed.model)
     no_batch = parsed.unbatchable or abilities.against(Lane.BATCH, *asked)
@@ -191,26 +189,7 @@ def _decision(
     no_flex: str | None,
 ) -> Decision:
     """The engine's decision for a conversation that is not warm, without anything learned from refusals."""
-    options = ruling.options
-    call = Call(
-        ticket=0,
-        provider=upstream.provider,
-        dialect=upstream.dialect.name,
-        endpoint=parsed.endpoint,
-        body=parsed.body,
-        headers=parsed.headers,
-        credential="",
-        model=parsed.model,
-        arrived=now,
-        deadline=options.until(now),
-        stream=parsed.stream,
-        max_output_tokens=parsed.max_output_tokens,
-        unbatchable=parsed.unbatchable,
-        lane=options.lane,
-        insists=options.insists,
-        note=options.note,
-        flexible=parsed.flexible,
-    )
+    call = call_of(upstream, parsed, ruling.options, now)
     found = route(call, config.policy, Forecast(), now, can_batch=no_batch, can_flex=no_flex, default=Lane.NOW)
     return noted(call, found)
 

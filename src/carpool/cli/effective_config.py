@@ -9,8 +9,9 @@ from typing import Any, NamedTuple
 import msgspec
 
 from carpool.config import Config, Provider, Serving
+from carpool.planners.access.options import span
+from carpool.planners.access.rules import Rule
 from carpool.planners.policy import places
-from carpool.planners.rules.decide import Rule, span
 from carpool.stores import shown
 
 DEFAULT = "default"

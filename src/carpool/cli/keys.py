@@ -23,8 +23,8 @@ from carpool.core.clock import SystemClock
 from carpool.core.errors import CarpoolError, ConfigError
 from carpool.core.keys import PREFIX, KeyState, Profile, VirtualKey, check_free, check_name, new_key, revoked, rotated
 from carpool.core.model import Lane
+from carpool.planners.access.options import span
 from carpool.planners.policy import DAY, parse_budget
-from carpool.planners.rules.decide import span
 from carpool.stores import shown, store_exists
 from carpool.stores.key_admin import KeyAdmin, open_keys
 

@@ -16,10 +16,10 @@ from carpool.config.values import BUILT_IN, DEFAULT_BODY_MB, DEFAULT_STORE, Conf
 from carpool.core.errors import ConfigError
 from carpool.core.settings import SWITCH, Choice, Range, Shape, check, known, mapping
 from carpool.dialects import DIALECTS, OPENAI, RELATIVES, Relative, relative_at
+from carpool.planners.access.read_rules import read_budget, read_rules, read_zone
+from carpool.planners.access.rules import RuleBook
 from carpool.planners.capabilities import read_models
 from carpool.planners.policy import RoutingPolicy, read_settings, sections
-from carpool.planners.rules import RuleBook, read_rules
-from carpool.planners.rules.parse import read_budget, read_zone
 
 # ------------------------------------------------------------ OpenAI-compatible providers
 # Which one a provider is, and the settings that only some of them have.

@@ -8,8 +8,8 @@ from typing import Any, Final
 
 from carpool.config.layers import ConfigDocument
 from carpool.core.settings import Range, check, mapping
+from carpool.planners.access.rules import RuleBook
 from carpool.planners.policy import RoutingPolicy
-from carpool.planners.rules import RuleBook
 
 # ------------------------------------------------------------ limits
 # Limits of the proxy per connection and in total: a part of the section `limits`.

@@ -5,10 +5,11 @@ Rotating a key adds a row with a new digest and the same `uid`, so calls and usa
 
 from __future__ import annotations
 
+import dataclasses
 import hmac
 import re
 import secrets
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from enum import StrEnum
 from typing import Final
 
@@ -16,7 +17,7 @@ from msgspec import Struct, field
 from msgspec.structs import replace
 
 from carpool.core.errors import ConfigError
-from carpool.core.model import Lane
+from carpool.core.model import Headers, Lane
 
 PREFIX: Final = "cpk-"
 SHAPE: Final = re.compile(r"cpk-[A-Za-z0-9_-]{43}")
@@ -76,6 +77,23 @@ class VirtualKey(Struct, frozen=True):
 
     def live(self, now: float) -> bool:
         return self.state(now) in LIVE
+
+
+@dataclasses.dataclass(slots=True, eq=False)
+class KeyHolder:
+    """The current state of one key. `names` has one name for each form in which its secret may be sent."""
+
+    key: VirtualKey
+    secrets: Sequence[Headers] = dataclasses.field(default=(), repr=False)
+    names: Sequence[str] = ()
+    used: bool = False  # since the last write
+
+    def provider_key(self, form: str) -> tuple[Headers, str]:
+        """The provider's secret and its name, in the header `form` if possible."""
+        for secret, name in zip(self.secrets, self.names, strict=True):
+            if secret[0][0] == form:
+                return secret, name
+        return self.secrets[0], self.names[0]
 
 
 def looks_virtual(secret: str) -> bool:

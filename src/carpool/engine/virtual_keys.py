@@ -7,10 +7,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 
 from carpool.core.errors import CarpoolError, KeyRefused
-from carpool.core.keys import KeyState, VirtualKey
+from carpool.core.keys import KeyHolder, KeyState, VirtualKey
 from carpool.core.model import Headers
 from carpool.engine.context import EngineContext
 
@@ -25,23 +24,6 @@ _WHY: Mapping[KeyState, str] = {
     KeyState.ROTATED: "was replaced by a new one",
     KeyState.REVOKED: "was revoked",
 }
-
-
-@dataclass(slots=True, eq=False)
-class KeyHolder:
-    """The current state of one key. `names` has one name for each form in which its secret may be sent."""
-
-    key: VirtualKey
-    secrets: Sequence[Headers] = field(default=(), repr=False)
-    names: Sequence[str] = ()
-    used: bool = False  # since the last write
-
-    def lent(self, form: str) -> tuple[Headers, str]:
-        """The provider's secret and its name, in the header `form` if possible."""
-        for secret, name in zip(self.secrets, self.names, strict=True):
-            if secret[0][0] == form:
-                return secret, name
-        return self.secrets[0], self.names[0]
 
 
 class VirtualKeyCache:

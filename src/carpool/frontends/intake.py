@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Callable
 from functools import lru_cache
 
 from msgspec.structs import replace
@@ -20,10 +19,9 @@ from carpool.core.errors import (
 from carpool.core.model import Call, Headers, Lane, OutcomeKind, ticket_text
 from carpool.core.ports import Clock, Parsed, RawRequest
 from carpool.engine import Engine, Passage, Reply, Upstream
-from carpool.frontends.options import Options
+from carpool.planners.access import call_of, understand
+from carpool.planners.access.options import Options
 from carpool.planners.ledger import dollars
-
-Ruled = Callable[[Parsed, Options, float], Options]
 
 _FAILURES: dict[OutcomeKind, type[CallFailed]] = {
     OutcomeKind.EXPIRED: CallExpired,
@@ -43,84 +41,52 @@ _FRAMING = frozenset({"content-length", "transfer-encoding", "connection", "cont
 
 
 LONGEST_KEY = 8192  # characters; keys are kept in memory
-LONGEST_MODEL = 256  # characters; it goes into the ledger and the log
 _CONTROLS = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 _PIECE = 2047  # hashlib releases the GIL above this, and getting it back takes longer than the hash
 
 
 def make_call(engine: Engine, upstream: Upstream, clock: Clock, raw: RawRequest, options: Options) -> Call:
     """The call of a request, with its credential and fingerprint. Raises `BadCall` if the request is invalid."""
-    return understand(engine, upstream, clock, raw, options, kept=True)[0]
+    parsed = understand(upstream, raw)
+    return identify(engine, upstream, parsed, options, clock.now(), kept=True)
 
 
-def recognisable(call: Call, parsed: Parsed) -> Call:
+def with_fingerprint(call: Call, parsed: Parsed) -> Call:
     """The call with its fingerprint, by which the store recognises equal calls."""
     fingerprint = _fingerprint(call.credential, call.endpoint, call.headers, parsed.canonical)
     return replace(call, fingerprint=fingerprint)
 
 
-def understand(
+def identify(
     engine: Engine,
     upstream: Upstream,
-    clock: Clock,
-    raw: RawRequest,
+    parsed: Parsed,
     options: Options,
-    ruled: Ruled | None = None,
+    arrived: float,
     payer: str | None = None,
     *,
     kept: bool = False,
-) -> tuple[Call, Parsed]:
-    """The call of a request. Computes its fingerprint only if it is `kept`: that is expensive, and not needed on `now`.
-
-    `ruled` applies the operator's rules to the options. `payer` is the name of the secret that pays, if it is known
-    already; otherwise it is taken from the key in the request."""
-    parsed, arrived = upstream.dialect.parse(raw), clock.now()
-    if ruled is not None:
-        options = ruled(parsed, options, arrived)
-    _check(parsed)
+) -> Call:
+    """The call of a parsed request, with its ticket and credential. `payer` is the name of the secret that pays, if it
+    is known already; otherwise it is taken from the key in the request. Only a `kept` call gets a
+    fingerprint: that is expensive, and not needed on `now`."""
+    if not parsed.secret:
+        raise BadCall("This request carries no API key. Send it as x-api-key, or as Authorization: Bearer.")
     if payer is None:
-        payer = _enrol(engine, upstream, parsed.secret)
+        if any(len(value) > LONGEST_KEY for _, value in parsed.secret):
+            raise BadCall(f"An API key has at most {LONGEST_KEY} characters; this one has more.")
+        payer = engine.enrol(upstream.provider, parsed.secret)
     credential = engine.credential(payer)
-    call = Call(
+    return call_of(
+        upstream,
+        parsed,
+        options,
+        arrived,
         ticket=engine.new_ticket(),
-        provider=upstream.provider,
-        dialect=upstream.dialect.name,
-        endpoint=parsed.endpoint,
-        body=parsed.body,
-        headers=parsed.headers,
         credential=credential,
-        model=parsed.model,
-        arrived=arrived,
-        deadline=options.until(arrived),
-        stream=parsed.stream,
-        max_output_tokens=parsed.max_output_tokens,
-        unbatchable=parsed.unbatchable,
-        lane=options.lane,
-        tags=options.tags,
-        key=options.key,
-        retry=parsed.retry,
-        turn=parsed.turn,
-        insists=options.insists,
-        note=options.note,
-        on_disconnect=options.on_disconnect,
-        flexible=parsed.flexible,
         payer=payer,
         fingerprint=_fingerprint(credential, parsed.endpoint, parsed.headers, parsed.canonical) if kept else 0,
     )
-    return call, parsed
-
-
-def _check(parsed: Parsed) -> None:
-    if len(parsed.model) > LONGEST_MODEL:
-        raise BadCall(f"`model` has {len(parsed.model)} characters; the name of a model has at most {LONGEST_MODEL}.")
-    if not parsed.secret:
-        raise BadCall("This request carries no API key. Send it as x-api-key, or as Authorization: Bearer.")
-
-
-def _enrol(engine: Engine, upstream: Upstream, secret: Headers) -> str:
-    if any(len(value) > LONGEST_KEY for _, value in secret):
-        raise BadCall(f"An API key has at most {LONGEST_KEY} characters; this one has more.")
-    return engine.enrol(upstream.provider, secret)
 
 
 def _fingerprint(credential: str, endpoint: str, headers: Headers, canonical: bytes) -> int:

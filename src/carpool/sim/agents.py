@@ -10,7 +10,7 @@ from carpool.core.errors import CarpoolError
 from carpool.core.model import Call, OutcomeKind, ticket_text
 from carpool.dialects.headers import retry_after
 from carpool.engine import Reply
-from carpool.frontends.options import Options
+from carpool.planners.access.options import Options
 from carpool.sim.asking import Body, body_of, request
 from carpool.sim.leaving import AT_ONCE_S, HangUp
 from carpool.sim.plan import AgentPlan, TurnPlan

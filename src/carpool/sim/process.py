@@ -19,8 +19,8 @@ from carpool.engine.engine import LEASE
 from carpool.engine.events import Trouble
 from carpool.engine.tasks import BackgroundTasks
 from carpool.frontends.intake import make_call
-from carpool.frontends.options import Options
 from carpool.frontends.proxy.webhooks import PREFIX, Hooks
+from carpool.planners.access.options import Options
 from carpool.planners.policy import RoutingPolicy
 from carpool.sim.leaving import Cut
 from carpool.sim.network import Network, SimHttpClient, address

@@ -18,8 +18,8 @@ from carpool.engine import Engine, Hook, Keyring, Probe, Stats, Upstream
 from carpool.frontends.library.clients import create_of, http_flavour, inner_http, known_kind, upstream_of
 from carpool.frontends.library.exchange import CARRIED, HELLO, InProcessExchange, Submission, async_transport, current
 from carpool.frontends.library.fast_path import FastPath
-from carpool.frontends.options import Options, parse_key, parse_lane
 from carpool.http import HttpxClient
+from carpool.planners.access.options import Options, parse_key, parse_lane
 from carpool.planners.policy import RoutingPolicy, parse_budget
 from carpool.stores import open_store
 

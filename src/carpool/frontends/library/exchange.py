@@ -20,7 +20,7 @@ from carpool.core.upstream import versioned
 from carpool.engine import Engine, Passage, PendingCall, Reply, Upstream
 from carpool.frontends.intake import answer_headers, failure, make_call, passing_headers
 from carpool.frontends.library.fast_path import Draft, Settled
-from carpool.frontends.options import PREFIX, Options, from_headers
+from carpool.planners.access.options import PREFIX, Options, from_headers
 
 # ------------------------------------------------------------ responses
 # Built with the library of the request: `httpx` or `httpx2`.

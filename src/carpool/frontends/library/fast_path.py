@@ -24,7 +24,7 @@ from carpool.core.errors import CarpoolError
 from carpool.core.model import Headers
 from carpool.core.ports import RawRequest
 from carpool.engine import Reply
-from carpool.frontends.options import Options
+from carpool.planners.access.options import Options
 
 MOST_KINDS = 256  # a caller with new headers on every call would gain nothing
 

@@ -17,9 +17,9 @@ from carpool.core.prices import PriceBook
 from carpool.dialects import ANTHROPIC, DIALECTS, OPENAI, RELATIVES, relative_at, speaking
 from carpool.engine import Engine, Hook, Keyring, Upstream
 from carpool.frontends.library.exchange import Flow, InProcessExchange, Whole
-from carpool.frontends.options import PREFIX, Options, from_headers
 from carpool.frontends.proxy.http.asgi import NO_RETRY, end_to_end
 from carpool.http import Http1Client, HttpxClient, ThreadedHttpxClient
+from carpool.planners.access.options import PREFIX, Options, from_headers
 from carpool.planners.policy import RoutingPolicy
 from carpool.stores import open_store
 

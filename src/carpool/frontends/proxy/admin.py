@@ -22,8 +22,8 @@ from carpool.frontends.proxy.http.asgi import JSON, send_whole
 from carpool.frontends.proxy.request_context import RequestContext
 from carpool.frontends.proxy.tickets import PATH as CALLS
 from carpool.frontends.proxy.tickets import TicketRoutes, send_bought, send_too_late
-from carpool.frontends.proxy.virtual_keys import virtual_key
-from carpool.planners.access.house_keys import passed_on
+from carpool.planners.access.providers import is_forwarded
+from carpool.planners.access.virtual_keys import virtual_key
 from carpool.planners.ledger import LedgerSummary
 
 PREFIX = "/carpool/"
@@ -97,7 +97,7 @@ class Admin:
         Without a configured token the pages are open until there are virtual keys: holders must not see more by
         omitting theirs. They are not open to requests through a reverse proxy, which may come from anybody."""
         if self._token is None:
-            is_open = not self._engine.guests.expected and not passed_on(headers)
+            is_open = not self._engine.guests.expected and not is_forwarded(headers)
             return is_open or bool(self._tickets.owners(headers))
         tokens = [value for name, value in headers if name == TOKEN_HEADER]
         tokens += [value[7:] for name, value in headers if name == "authorization" and value[:7].lower() == "bearer "]

@@ -15,7 +15,6 @@ from carpool.engine import Engine, Upstream
 from carpool.frontends.proxy.admin import Admin
 from carpool.frontends.proxy.calls import MAX_BODY, PASSED, CallHandler, WaitingCall
 from carpool.frontends.proxy.disconnect import DisconnectGuard
-from carpool.frontends.proxy.hosts import Hosts
 from carpool.frontends.proxy.http.asgi import (
     JSON,
     Disconnected,
@@ -35,18 +34,18 @@ from carpool.frontends.proxy.http.known_heads import KnownHeads
 from carpool.frontends.proxy.http.responses import RequestRefused
 from carpool.frontends.proxy.log import Note, Tell
 from carpool.frontends.proxy.parse_head import LOCAL_ONLY, HeadFacts, HeadParser, ParsedHead
-from carpool.frontends.proxy.pass_through import pass_through, upgrade_refused
+from carpool.frontends.proxy.pass_through import pass_through
 from carpool.frontends.proxy.relay import Relay
 from carpool.frontends.proxy.request_context import RequestContext
 from carpool.frontends.proxy.request_log import RequestLog
 from carpool.frontends.proxy.tickets import TicketRoutes
-from carpool.frontends.proxy.virtual_keys import VirtualKeyAccess
 from carpool.frontends.proxy.waiting import Patience
 from carpool.frontends.proxy.webhooks import PREFIX as HOOKS
 from carpool.frontends.proxy.webhooks import Hooks
-from carpool.planners.access.house_keys import HouseKeys
-from carpool.planners.access.providers import below, wire_of
-from carpool.planners.rules import RuleBook
+from carpool.planners.access.hosts import Hosts
+from carpool.planners.access.providers import HouseKeys, below, upgrade_refused, wire_of
+from carpool.planners.access.rules import RuleBook
+from carpool.planners.access.virtual_keys import VirtualKeyAccess
 
 log = logging.getLogger("carpool.proxy")
 
@@ -144,7 +143,7 @@ class Proxy:
             return None
         if not head.understood or head.hold is not None:
             return None
-        return ParsedHead.of(head, scope, self._hosts.client(scope))
+        return ParsedHead.of(head, scope, self._hosts.client(scope.get("client"), scope["headers"]))
 
     def relay(self, parsed_head: ParsedHead, body: bytes, sink: ClientSink, scope: Scope | None) -> Relay | None:
         """Starts the answer, or leaves the decision in the scope for the task."""
@@ -206,7 +205,7 @@ class Proxy:
         self, scope: Scope, receive: Receive, send: Once, upstream: Upstream, head: HeadFacts, raw: RawRequest
     ) -> tuple[RequestContext, WaitingCall] | None:
         leaving = self._guard.watch(scope, lambda: gone(receive))
-        address = self._hosts.client(scope)
+        address = self._hosts.client(scope.get("client"), scope["headers"])
         request = RequestContext(send, head.client, leaving, informer(scope), scope[LINE], receiver(scope), address)
         waiting_call = None
         try:

@@ -21,9 +21,9 @@ from carpool.frontends.intake import (
     answer_headers,
     carpool_headers,
     early_headers,
+    identify,
     passing_headers,
-    recognisable,
-    understand,
+    with_fingerprint,
 )
 from carpool.frontends.proxy.client_kinds import Client
 from carpool.frontends.proxy.disconnect import DisconnectGuard
@@ -44,11 +44,11 @@ from carpool.frontends.proxy.parse_head import HeadFacts
 from carpool.frontends.proxy.pass_through import as_it_is, pass_answer, pass_through
 from carpool.frontends.proxy.relay import CLIENT_LEFT, Relay
 from carpool.frontends.proxy.request_context import RequestContext
-from carpool.frontends.proxy.rules import RuleApplier
 from carpool.frontends.proxy.tickets import send_accepted
 from carpool.frontends.proxy.waiting import Patience, informed, vigil, wait
+from carpool.planners.access import understand
+from carpool.planners.access.rules import RuleApplier, RuleBook
 from carpool.planners.routing import Decision, must_be_kept
-from carpool.planners.rules import RuleBook
 
 ACCEPTED = 202
 PASSED = "pass"  # logged instead of a lane: passed through unchanged
@@ -174,7 +174,7 @@ class CallHandler:
         direct = head.hold is None and not must_be_kept(call, decision.lane)
         if direct and decision.lane is Lane.NOW:
             return DecidedCall(call, decision, True)
-        return DecidedCall(recognisable(call, parsed), decision, direct)
+        return DecidedCall(with_fingerprint(call, parsed), decision, direct)
 
     def _parse(self, upstream: Upstream, head: HeadFacts, raw: RawRequest) -> tuple[Call, Parsed] | None:
         """None if the call can't be parsed and asks nothing of carpool: then the provider reports the error best."""
@@ -182,15 +182,17 @@ class CallHandler:
         try:
             plain = _decompressed(raw, head, self._max_body)
             stable = RawRequest(raw.method, raw.path, raw.query, head.standing, plain.body)
-            rules = partial(self._rules.apply_rules, head, plain)
-            payer = head.memory.payer
-            return understand(self._engine, upstream, self._clock, stable, options, rules, payer)
+            parsed, arrived = understand(upstream, stable), self._clock.now()
+            key = None if head.guest is None else head.guest.key
+            options = self._rules.apply(head.memory.ruled, key, upstream, plain, parsed, options, arrived)
+            return identify(self._engine, upstream, parsed, options, arrived, head.memory.payer), parsed
         except CallTooLarge:  # its size shows only when decompressed
             raise
         except BadCall:
             if head.guest is not None and not head.guest.key.profile.allows(Lane.NOW):
                 raise  # it can't be batched, and its key allows no other lane
-            if options.timed or options.key is not None or options.lane not in (None, Lane.NOW):
+            asked = head.options
+            if asked.timed or asked.key is not None or asked.lane not in (None, Lane.NOW):
                 raise
             return None
 

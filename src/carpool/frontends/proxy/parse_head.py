@@ -15,22 +15,21 @@ from msgspec.structs import replace
 
 from carpool.core.credentials import KEY_HEADERS
 from carpool.core.errors import BadCall
+from carpool.core.keys import KeyHolder
 from carpool.core.model import Headers
 from carpool.core.ports import RawRequest
 from carpool.dialects.headers import ONE_REQUEST
 from carpool.engine import Upstream
 from carpool.engine.now.decompress import encodings
-from carpool.engine.virtual_keys import KeyHolder
-from carpool.frontends.options import PREFIX, Options, from_headers, split_path
 from carpool.frontends.proxy import admin
 from carpool.frontends.proxy.client_kinds import Client, recognise
-from carpool.frontends.proxy.hosts import Hosts, of_the_way
 from carpool.frontends.proxy.http.asgi import Scope, end_to_end, request_headers
 from carpool.frontends.proxy.tickets import later
-from carpool.frontends.proxy.virtual_keys import NOBODY, GrantedKey, VirtualKeyAccess, check_query
-from carpool.planners.access.house_keys import HouseKeys
-from carpool.planners.access.profiles import asked as within
-from carpool.planners.access.providers import below, choose, completed
+from carpool.planners.access.hosts import Hosts, of_the_way
+from carpool.planners.access.options import PREFIX, Options, from_headers, split_path
+from carpool.planners.access.providers import HouseKeys, below, choose, completed
+from carpool.planners.access.rules import CallKind
+from carpool.planners.access.virtual_keys import NOBODY, GrantedKey, VirtualKeyAccess, check_query, within_profile
 
 MOST = 1024  # cached heads; the oldest is dropped first
 MOST_BYTES = 8192  # of path and headers of a cached head
@@ -46,7 +45,7 @@ class Memory(Struct):
     """Facts about the calls with one head that are the same for all of them."""
 
     payer: str | None = None  # the name of the secret that pays for them
-    ruled: dict[tuple[str, str, bool, bool], Options] = {}  # by endpoint, model, streaming, tool turn
+    ruled: dict[CallKind, Options] = {}
 
 
 class HeadFacts(Struct, frozen=True):
@@ -134,7 +133,7 @@ class HeadParser:
         stable_headers = tuple(
             [(name, value) if name not in _PER_REQUEST_BYTES else name for name, value in scope["headers"]]
         )
-        trusted = self._hosts.trusts(scope)
+        trusted = self._hosts.trusts(scope.get("client"))
         cache_key = (scope["method"], scope["raw_path"], stable_headers, trusted)
         head = self._known.get(cache_key)
         if head is None:
@@ -177,10 +176,10 @@ class HeadParser:
             kept = [place for place, pair in enumerate(headers) if not pair[0].startswith(PREFIX)]
             places = list(numbers)
             headers, numbers = tuple([headers[place] for place in kept]), [places[place] for place in kept]
-        guest = self._key_access.guest(path, headers)
+        guest = self._key_access.holder(path, headers)
         if guest is not None:
-            options = within(guest.key, options)
-            granted = self._key_access.lent(guest, scope["method"], path, headers)
+            options = within_profile(guest.key, options)
+            granted = self._key_access.grant(guest, scope["method"], path, headers)
             path = completed(path, granted.upstream)
             kept = [place for place, pair in enumerate(headers) if pair[0] not in KEY_HEADERS]
             places = list(numbers)
@@ -216,7 +215,7 @@ def _head_facts(
         headers=tuple([(name, "" if name in _PER_REQUEST else value) for name, value in headers]),
         own=tuple([(place, number) for place, number in enumerate(numbers) if headers[place][0] in _PER_REQUEST]),
         standing=tuple([pair for pair in headers if pair[0] not in _PER_REQUEST and pair[0] != "content-encoding"]),
-        guest=None if granted is None else granted.guest,
+        guest=None if granted is None else granted.holder,
         memory=Memory(None if granted is None else granted.payer),
         onward=onward if _PER_REQUEST.isdisjoint([name for name, _ in onward]) else None,
     )

@@ -14,13 +14,6 @@ from carpool.frontends.proxy.http.connection import Inform
 PASSING_S = 86_400.0  # no limit of our own: the client has its timeout
 
 
-def upgrade_refused(path: str, headers: Headers) -> int | None:
-    """The status for a WebSocket request, else None. 426 makes clients fall back to HTTP at once, if they can."""
-    if not any(name == "upgrade" and value.lower() == "websocket" for name, value in headers):
-        return None
-    return 426 if path == "/v1/responses" else 501
-
-
 def as_it_is(raw: RawRequest, onward: Headers | None) -> Ask:
     """The client's own request: its query, its body, and all end-to-end headers (`onward`, if already known)."""
     return Ask(raw.method, _target(raw), tuple(end_to_end(raw.headers)) if onward is None else onward, raw.body)

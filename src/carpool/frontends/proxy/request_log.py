@@ -9,13 +9,13 @@ from carpool.core.errors import CarpoolError
 from carpool.core.ports import Clock
 from carpool.frontends.proxy.admin import PREFIX
 from carpool.frontends.proxy.client_kinds import Client, recognise
-from carpool.frontends.proxy.hosts import Hosts
 from carpool.frontends.proxy.http.asgi import Disconnected, Scope, request_headers
 from carpool.frontends.proxy.http.responses import REFUSED, RequestRefused
 from carpool.frontends.proxy.log import LogLine, Note, redacted
 from carpool.frontends.proxy.parse_head import ParsedHead
 from carpool.frontends.proxy.relay import CLIENT_LEFT
 from carpool.frontends.proxy.tickets import PATH as CALLS
+from carpool.planners.access.hosts import Hosts
 
 LONGEST_PATH = 100
 CRASHED = 500  # the server's status after an exception in the application
@@ -47,7 +47,9 @@ class RequestLog:
         elif isinstance(error, CarpoolError):
             line.status, line.error = sent or error.status, str(error)
         if _of_interest(line, scope):
-            self._write(line, recognise(request_headers(scope)), self._hosts.client(scope))
+            self._write(
+                line, recognise(request_headers(scope)), self._hosts.client(scope.get("client"), scope["headers"])
+            )
 
     def left(self, parsed_head: ParsedHead, scope: Scope) -> None:
         """The client disconnected, or was refused, before the request was complete."""
@@ -70,11 +72,10 @@ class RequestLog:
         peer: tuple[str, int] | None,
     ) -> None:
         """The server refused the request. Logs as much of it as was read."""
-        scope = {"headers": headers, "client": peer}
         line = LogLine(
             at=self._clock.now(), request=_shown(method, target), status=refused.status, error=refused.message
         )
-        self._write(line, recognise(request_headers(scope)), self._hosts.client(scope))
+        self._write(line, recognise(request_headers({"headers": headers})), self._hosts.client(peer, headers))
 
     def _write(self, line: LogLine, client: Client, address: str) -> None:
         line.client = f"{client.kind} {client.name}".rstrip()

@@ -21,7 +21,7 @@ from carpool.engine import Engine, PendingCall, Upstream
 from carpool.frontends.intake import answer_headers
 from carpool.frontends.proxy.http.asgi import JSON, Send, send_whole
 from carpool.frontends.proxy.request_context import RequestContext
-from carpool.frontends.proxy.virtual_keys import virtual_key
+from carpool.planners.access.virtual_keys import virtual_key
 from carpool.planners.ledger import dollars
 from carpool.planners.policy import parse_budget
 

@@ -1,8 +1,9 @@
-"""Choose the provider of a request: the one that it names, else the one whose API it uses. Pure."""
+"""Choose the provider of a request: the one that it names, else the one whose API it uses. Adds the house's own key."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from urllib.parse import urlsplit
 
 from carpool.core.credentials import BEARER, bare
 from carpool.core.errors import NoProvider
@@ -34,6 +35,13 @@ def completed(path: str, upstream: Upstream) -> str:
     if upstream.dialect.name == "openai" and _first_segment(path) in _OPENAI | _SHARED and versioned(upstream.base_url):
         return "/v1" + path
     return path
+
+
+def upgrade_refused(path: str, headers: Headers) -> int | None:
+    """The status for a WebSocket request, else None. 426 makes clients fall back to HTTP at once, if they can."""
+    if not any(name == "upgrade" and value.lower() == "websocket" for name, value in headers):
+        return None
+    return 426 if path == "/v1/responses" else 501
 
 
 def choose(
@@ -99,3 +107,48 @@ def _pick(dialect: str, candidates: Sequence[Upstream], defaults: Collection[str
 
 def _or(names: Sequence[str]) -> str:
     return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} or {names[-1]}"
+
+
+# ---------------------------------------------------------------- house keys
+# A house key is a provider key that carpool adds to requests of local clients without a key. A web page can make a
+# browser post to carpool, though it can't read the response. Such a request has no key, and a house key would let it
+# spend money. So requests from a page of another origin get none, and neither do forwarded requests.
+
+LOCAL = frozenset({"127.0.0.1", "localhost", "::1"})
+_PASSED_ON = frozenset({"forwarded", "via", "x-forwarded-for", "x-real-ip"})
+
+
+class HouseKeys:
+    """The house keys by provider, each a header name and value."""
+
+    def __init__(self, keys: Mapping[str, tuple[str, str]]) -> None:
+        self._keys = keys
+
+    def add_house_key(self, provider: str, headers: Headers, carries_key: bool) -> Headers:
+        if carries_key or provider not in self._keys or _from_foreign_page(headers) or is_forwarded(headers):
+            return headers
+        return (*headers, self._keys[provider])
+
+    def __repr__(self) -> str:  # never the keys
+        return f"<HouseKeys of {len(self._keys)}>"
+
+
+def is_forwarded(headers: Headers) -> bool:
+    """Whether a reverse proxy forwarded the request: then it may come from anywhere."""
+    return any(name in _PASSED_ON for name, _ in headers)
+
+
+def _from_foreign_page(headers: Headers) -> bool:
+    for name, value in headers:
+        if name == "sec-fetch-site" and value.strip().lower() not in ("same-origin", "none"):
+            return True
+        if name == "origin" and not _is_local(value):
+            return True
+    return False
+
+
+def _is_local(origin: str) -> bool:
+    try:
+        return urlsplit(origin.strip()).hostname in LOCAL
+    except ValueError:
+        return False

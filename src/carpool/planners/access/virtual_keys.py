@@ -1,4 +1,4 @@
-"""Virtual keys: who holds one, which provider key it grants, and which endpoints it allows.
+"""Virtual keys: who holds one, which provider key it grants, which endpoints it allows, and what its profile changes.
 
 Several holders may share one provider key. So a holder may use only endpoints that answer and store nothing: listing,
 reading or changing the contents of the account would show one holder what belongs to another.
@@ -8,15 +8,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Protocol
+
+from msgspec.structs import replace
 
 from carpool.core.credentials import KEY_HEADERS
 from carpool.core.errors import BadCall, KeyForbidden, KeyRefused, KeyUnready
-from carpool.core.keys import PREFIX, SHAPE, looks_virtual
+from carpool.core.keys import PREFIX, SHAPE, KeyHolder, VirtualKey, looks_virtual
 from carpool.core.model import Headers, Lane
-from carpool.engine import Upstream
-from carpool.engine.virtual_keys import KeyHolder, VirtualKeyCache
-from carpool.frontends.proxy.pass_through import upgrade_refused
-from carpool.planners.access.providers import completed
+from carpool.core.upstream import Upstream
+from carpool.planners.access.options import Options, capped, span
+from carpool.planners.access.providers import completed, upgrade_refused
 
 PAYERS = frozenset({"openai-organization", "openai-project"})  # the holder must not choose who pays
 REQUIRED = (
@@ -43,7 +45,7 @@ _READABLE = frozenset({"/", "/v1/models"})
 class GrantedKey:
     """The provider key that a holder's request is sent with."""
 
-    guest: KeyHolder
+    holder: KeyHolder
     upstream: Upstream
     secret: Headers = field(repr=False)
     payer: str  # the name of that secret for this holder
@@ -75,13 +77,21 @@ def _misplaced(place: str) -> str:
     return f"A virtual key stands in {place}, from where it would travel on. Send it where the provider's key belongs."
 
 
+class HolderLookup(Protocol):
+    """Knows the holders of virtual keys. `epoch` increases whenever a key may have become valid or invalid."""
+
+    epoch: int
+
+    def find(self, secret: str) -> KeyHolder: ...
+
+
 class VirtualKeyAccess:
     """Finds the holder of a virtual key and grants the provider key."""
 
     def __init__(
-        self, guests: VirtualKeyCache | None, upstreams: Mapping[str, Upstream], *, required: bool = False
+        self, holders: HolderLookup | None, upstreams: Mapping[str, Upstream], *, required: bool = False
     ) -> None:
-        self._virtual_keys = guests
+        self._virtual_keys = holders
         self._upstreams = upstreams
         self._required = required
 
@@ -89,7 +99,7 @@ class VirtualKeyAccess:
     def epoch(self) -> int:
         return 0 if self._virtual_keys is None else self._virtual_keys.epoch
 
-    def guest(self, path: str, headers: Headers) -> KeyHolder | None:
+    def holder(self, path: str, headers: Headers) -> KeyHolder | None:
         """The holder; None without a virtual key. Raises if one is required or invalid."""
         _check_places(path, headers)
         key = virtual_key(headers)
@@ -99,22 +109,19 @@ class VirtualKeyAccess:
             return None
         return self._virtual_keys.find(key)
 
-    def lent(self, guest: KeyHolder, method: str, path: str, headers: Headers) -> GrantedKey:
+    def grant(self, holder: KeyHolder, method: str, path: str, headers: Headers) -> GrantedKey:
         """The provider key for a request of the holder. Raises if the virtual key does not allow the request."""
-        upstream = self._upstream(guest)
-        _check_reach(guest, upstream, method, completed(path, upstream), headers)
-        return GrantedKey(guest, upstream, *guest.lent(upstream.dialect.key_header(headers)))
-
-    def _upstream(self, guest: KeyHolder) -> Upstream:
-        key = guest.key
+        key = holder.key
         if key.provider not in self._upstreams:
             raise KeyUnready(f"The virtual key {key.name} is for the provider {key.provider}, which is not configured.")
-        if not guest.secrets:
+        if not holder.secrets:
             raise KeyUnready(
                 f"The virtual key {key.name} buys with the key in {key.env}, which is not set where carpool runs. "
                 "Set it there, and start carpool again."
             )
-        return self._upstreams[key.provider]
+        upstream = self._upstreams[key.provider]
+        _check_reach(key, upstream, method, completed(path, upstream), headers)
+        return GrantedKey(holder, upstream, *holder.provider_key(upstream.dialect.key_header(headers)))
 
 
 NOBODY = VirtualKeyAccess(None, {})
@@ -129,8 +136,8 @@ def _check_places(path: str, headers: Headers) -> None:
         raise BadCall(_misplaced("the path"))
 
 
-def _check_reach(guest: KeyHolder, upstream: Upstream, method: str, path: str, headers: Headers) -> None:
-    key, reads = guest.key, method in ("GET", "HEAD")
+def _check_reach(key: VirtualKey, upstream: Upstream, method: str, path: str, headers: Headers) -> None:
+    reads = method in ("GET", "HEAD")
     for name, _ in headers:
         if name in PAYERS:
             raise KeyForbidden(f"The virtual key {key.name} decides who pays. Send no {name}.")
@@ -156,3 +163,56 @@ def _check_reach(guest: KeyHolder, upstream: Upstream, method: str, path: str, h
 def _readable(path: str) -> bool:
     model = path.removeprefix("/v1/models/")
     return path in _READABLE or (model != path and model.replace("-", "").replace(".", "").replace(":", "").isalnum())
+
+
+# ---------------------------------------------------------------- profiles
+# The defaults of a profile are stronger than the rules and weaker than the client's options; its limits are stronger
+# than both.
+
+
+def within_profile(key: VirtualKey, options: Options) -> Options:
+    """Check the client's options: refuse what the key forbids, and add the tags of its profile."""
+    profile = key.profile
+    if options.provider is not None and options.provider != key.provider:
+        raise KeyForbidden(f"The virtual key {key.name} buys from {key.provider} only. Name no other provider.")
+    if options.lane is not None and not profile.allows(options.lane):
+        lanes = " or ".join(profile.lanes)
+        raise KeyForbidden(f"The virtual key {key.name} may not take the lane {options.lane}: it has {lanes}.")
+    most = profile.max_budget
+    if profile.refuse_over and most is not None and options.budget is not None and options.budget > most:
+        raise KeyForbidden(
+            f"The virtual key {key.name} allows a budget of at most {span(most)}, and this call asks for "
+            f"{span(options.budget)}. Ask for less."
+        )
+    return replace(options, tags={**options.tags, **profile.tags})
+
+
+def apply_profile(key: VirtualKey, client: Options, ruled: Options, now: float) -> Options:
+    """Apply the profile after the rules. `client` are the client's options, `ruled` the options after the rules."""
+    profile = key.profile
+    options = replace(ruled, tags={**ruled.tags, **profile.tags})
+    if not client.timed and client.lane is None and (profile.budget is not None or profile.lane is not None):
+        note = f"The key {key.name} gives a {'budget' if profile.lane is None else 'lane'}."
+        options = replace(
+            options,
+            budget=profile.budget,
+            deadline=None,
+            lane=profile.lane,
+            insists=profile.lane is None,
+            note=note,
+        )
+    elif not client.timed and client.lane not in (None, Lane.NOW) and profile.budget is not None:
+        options = replace(options, budget=profile.budget, deadline=None)
+    return capped(_on_allowed_lanes(key, options), profile.max_budget, f"The key {key.name}", now)
+
+
+def _on_allowed_lanes(key: VirtualKey, options: Options) -> Options:
+    profile = key.profile
+    if not profile.allows(Lane.NOW) and options.lane is not Lane.BATCH:
+        return replace(options, lane=Lane.BATCH, insists=True, note=f"The key {key.name} travels by batch only.")
+    if not profile.allows(Lane.NOW):
+        return replace(options, insists=True)
+    if not profile.allows(Lane.BATCH) and (options.timed or options.lane is Lane.BATCH):
+        note = f"The key {key.name} may not take the lane batch."
+        return replace(options, lane=Lane.NOW, insists=False, note=note)
+    return options

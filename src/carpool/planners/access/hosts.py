@@ -14,13 +14,13 @@ from functools import lru_cache
 
 from carpool.core.errors import BadCall, Misdirected
 from carpool.core.model import Headers
-from carpool.frontends.proxy.http.asgi import Scope
 
 _AUTHORITY = re.compile(r"(?P<name>\[[0-9A-Fa-f:.%]+\]|[^\[\]:@/\\\s]+)(:[0-9]{0,5})?")
 _FORWARDING = frozenset({"forwarded", "x-real-ip"})
 _FORWARDED_PREFIX = "x-forwarded-"
 
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
+Peer = tuple[str, int] | None  # of a connection; None if unknown
 
 
 class Hosts:
@@ -35,12 +35,9 @@ class Hosts:
         self._trusts = lru_cache(1024)(self._trusted_address)
         self._welcomes = lru_cache(256)(self._accepts_name)
 
-    def trusts(self, scope: Scope) -> bool:
+    def trusts(self, peer: Peer) -> bool:
         """Whether the peer is a trusted reverse proxy."""
-        if not self._trusted:
-            return False
-        peer = scope.get("client")
-        return peer is not None and self._trusts(peer[0])
+        return bool(self._trusted) and peer is not None and self._trusts(peer[0])
 
     def check(self, headers: Headers, *, trusted: bool) -> None:
         names = [value for name, value in headers if name == "host"]
@@ -58,12 +55,12 @@ class Hosts:
                 "server.allowed_hosts."
             )
 
-    def client(self, scope: Scope) -> str:
+    def client(self, peer: Peer, headers: Iterable[tuple[bytes, bytes]]) -> str:
         """The address of the client: the nearest one that is not a trusted proxy. Empty if local."""
-        peer = scope.get("client")
-        address: str = peer[0] if peer else ""
-        if self.trusts(scope):
-            for hop in reversed(_hops(scope)):
+        address = peer[0] if peer else ""
+        if self.trusts(peer):
+            forwarded = b",".join([value for name, value in headers if name.lower() == b"x-forwarded-for"])
+            for hop in reversed([hop.strip() for hop in forwarded.decode("latin-1").split(",")]):
                 if _parsed(hop) is None:
                     break
                 address = hop
@@ -104,11 +101,6 @@ def _last(headers: Headers, name: str) -> str | None:
     """The value from the nearest proxy, which appends its own at the end."""
     values = [value for key, value in headers if key == name]
     return values[-1].rpartition(",")[2].strip() if values else None
-
-
-def _hops(scope: Scope) -> list[str]:
-    forwarded = b",".join([value for name, value in scope["headers"] if name.lower() == b"x-forwarded-for"])
-    return [hop.strip() for hop in forwarded.decode("latin-1").split(",")]
 
 
 @lru_cache(1024)

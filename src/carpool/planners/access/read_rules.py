@@ -13,10 +13,19 @@ from zoneinfo import ZoneInfo
 from carpool.core.errors import BadCall, ConfigError
 from carpool.core.model import Lane
 from carpool.core.settings import SWITCH, Choice, Shape, check, known, mapping, named
+from carpool.planners.access.rules import (
+    DAYS,
+    Condition,
+    Rule,
+    Window,
+    header_condition,
+    size_condition,
+    switch_condition,
+    tag_condition,
+    text_condition,
+    time_condition,
+)
 from carpool.planners.policy import parse_budget
-from carpool.planners.rules import conditions
-from carpool.planners.rules.conditions import DAYS, Condition, Window
-from carpool.planners.rules.decide import Rule
 
 EFFECTS: Final = ("budget", "lane", "tags", "max_budget", "refuse_budget", "on_disconnect")
 _PARTS: Final = ("name", "match", *EFFECTS)
@@ -133,19 +142,19 @@ def _match(value: object, path: str, timezone: str) -> tuple[Condition, ...]:
 
 def _condition(key: str, want: object, path: str) -> Condition:
     if key in _TEXTS:
-        return conditions.text(key, _patterns(want, path))
+        return text_condition(key, _patterns(want, path))
     if key in _SWITCHES:
         check(SWITCH, want, path)
-        return conditions.switch(key, bool(want))
+        return switch_condition(key, bool(want))
     if key == "size":
         return _size(want, path)
     kind, dot, name = key.partition(".")
     if dot and name and kind == "header":
         if name.lower() in _SECRET:
             raise ConfigError(f"{path} holds a secret, which a rule may not look at: match a tag or another header.")
-        return conditions.header(name.lower(), want if isinstance(want, bool) else _patterns(want, path))
+        return header_condition(name.lower(), want if isinstance(want, bool) else _patterns(want, path))
     if dot and name and kind == "tag":
-        return conditions.tag(name, want if isinstance(want, bool) else _patterns(want, path))
+        return tag_condition(name, want if isinstance(want, bool) else _patterns(want, path))
     known(key, MATCHES, path.removesuffix(key))
     raise ConfigError(f"{path} needs a name in place of NAME, as in header.x-team or tag.team.")
 
@@ -164,7 +173,7 @@ def _size(want: object, path: str) -> Condition:
     if match is None:
         raise ConfigError(f"{path} is {named(want)}; it must be a bound for the body, as in '>100kb' or '<1mb'.")
     bound = float(match[2]) * _BYTES[match[3].lower()]
-    return conditions.size(str(want).strip(), match[1], bound)
+    return size_condition(str(want).strip(), match[1], bound)
 
 
 def _window(wants: Mapping[str, object], path: str, zone: tzinfo) -> Condition | None:
@@ -177,7 +186,7 @@ def _window(wants: Mapping[str, object], path: str, zone: tzinfo) -> Condition |
         hours = replace(hours, days=_days(wants["days"], f"{path}.days"))
         if not isinstance(wants["days"], str):
             texts.append(", ".join(DAYS[day] for day in sorted(hours.days)))
-    return conditions.window("the time", " ".join(texts), hours, zone) if hours != Window() else None
+    return time_condition("the time", " ".join(texts), hours, zone) if hours != Window() else None
 
 
 def _between(want: object, path: str) -> tuple[int, int]:

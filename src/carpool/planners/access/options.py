@@ -1,4 +1,5 @@
-"""carpool's options for a call, from headers, a path segment or arguments."""
+"""carpool's options for a call, beside its body: budget, lane, tags, key, provider. A client sets them in headers or in
+a path segment, the library by arguments, and rules and profiles fill the gaps."""
 
 from __future__ import annotations
 
@@ -7,14 +8,12 @@ from collections.abc import Iterable, Mapping
 from typing import Literal
 from urllib.parse import unquote
 
+from msgspec import field
 from msgspec.structs import replace
 
 from carpool.core.errors import BadCall
-from carpool.core.model import Headers, Lane
-from carpool.planners.options import Options
+from carpool.core.model import Headers, Lane, Value
 from carpool.planners.policy import parse_budget
-
-__all__ = ["Options", "from_headers", "from_segment", "parse_key", "parse_lane", "split_path"]
 
 PREFIX = "x-carpool-"
 MAX_KEY = 255
@@ -22,6 +21,41 @@ MAX_TAGS = 50
 MAX_TAG_NAME = 100
 MAX_TAG = 500
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
+
+
+class Options(Value, frozen=True, gc=False):
+    budget: float | None = None  # seconds from arrival
+    deadline: float | None = None  # absolute; wins over the budget
+    lane: Lane | None = None
+    tags: Mapping[str, str] = field(default_factory=dict)
+    key: str | None = None
+    provider: str | None = None
+    on_disconnect: Literal["keep", "cancel"] | None = None
+    insists: bool = True  # False where a rule chose the lane: a call that can't take it is routed as if it had none
+    note: str = ""  # what a rule adds to the reason of the lane
+
+    @property
+    def timed(self) -> bool:
+        return self.budget is not None or self.deadline is not None
+
+    def over(self, weaker: Options) -> Options:
+        """These options, with gaps filled from weaker ones."""
+        return Options(
+            budget=self.budget if self.timed else weaker.budget,
+            deadline=self.deadline if self.timed else weaker.deadline,
+            lane=self.lane or weaker.lane,
+            tags={**weaker.tags, **self.tags},
+            key=self.key or weaker.key,
+            provider=self.provider or weaker.provider,
+            on_disconnect=self.on_disconnect or weaker.on_disconnect,
+            insists=self.insists if self.lane else weaker.insists,
+            note=self.note or weaker.note,
+        )
+
+    def until(self, arrived: float) -> float | None:
+        if self.deadline is not None:
+            return self.deadline
+        return None if self.budget is None else arrived + self.budget
 
 
 def from_headers(headers: Headers) -> Options:
@@ -122,3 +156,25 @@ def _tags(text: str) -> dict[str, str]:
             raise BadCall(f"{part[:60]!r} is not a tag. Write tags as name=value, separated by commas.")
         tags[name.strip()] = value.strip()
     return tags
+
+
+# ---------------------------------------------------------------- limits of rules and profiles
+
+
+def capped(options: Options, most: float | None, whose: str, now: float) -> Options:
+    """Limit the budget to `most` seconds (None: no limit). `whose` names the origin of the limit in the note."""
+    if most is None or options.lane is Lane.NOW:
+        return options
+    until = options.until(now)
+    if until is None and options.lane is None:
+        return options  # it is sent at once, which no limit forbids
+    if until is not None and until <= now + most:
+        return options
+    note = f"{whose} allows a budget of at most {span(most)}."
+    return replace(options, budget=most, deadline=None, note=f"{options.note} {note}".lstrip())
+
+
+def span(seconds: float) -> str:
+    if seconds < 120:
+        return f"{seconds:.3g} s"
+    return f"{seconds / 60:.3g} min" if seconds < 7200 else f"{seconds / 3600:.3g} h"
