@@ -8,7 +8,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 # On all cores; a file stays together, so that what it sets up is set up once.
 TOGETHER := -n auto --dist loadfile
-UNIT := contract dialects engine house mock properties stores wires
+UNIT := config contract core dialects engine house http mock planners properties stores
 
 .DEFAULT_GOAL := help
 .PHONY: help setup test unit walk check fix docs sim mutants demo clean test-sdks test-newest test-real test-slow fuzz test-uvicorn bench-pool bench-proxy bench-shared bench-pressure
@@ -22,7 +22,7 @@ test: $(READY) ## Run the tests
 	@$(BIN)/python -m pytest $(TOGETHER) $(ARGS)
 
 unit: $(READY) ## Run the quick tests only: parts and contracts, no children, no worlds
-	@$(BIN)/python -m pytest $(TOGETHER) $(ARGS) tests/test_*.py $(UNIT:%=tests/%)
+	@$(BIN)/python -m pytest $(TOGETHER) $(ARGS) $(UNIT:%=tests/%)
 
 check: $(READY) ## Lint, check format and types, and run the house rules
 	@$(BIN)/ruff check .
@@ -43,10 +43,10 @@ sim: $(READY) ## Run simulated worlds: SEEDS=2000 for many, SEED=17 for the stor
 	@$(BIN)/python -m carpool.sim $(if $(SEED),--seed $(SEED),$(SEEDS)) $(ARGS)
 
 mutants: $(READY) ## Break a copy of the tree in every known way: each must be noticed
-	@$(BIN)/python tests/sim/mutants.py $(ARGS)
+	@$(BIN)/python -m tests.sim.mutants $(ARGS)
 
 walk: $(READY) ## Show the modules that one call crosses, in the order in which it reaches them
-	@cd tests && ../$(BIN)/python -m proxy.walk $(ARGS)
+	@$(BIN)/python -m tests.support.walk $(ARGS)
 
 demo: $(READY) ## Watch a small fleet finish its calls against the mock provider
 	@$(BIN)/carpool demo
@@ -114,17 +114,17 @@ test-uvicorn: .venvs/uvicorn-$(UVICORN)/.ready ## Run the tests of the proxy's c
 # ---- real clients, as processes of their own; their versions stand in tests/real/versions.toml; none is skipped
 
 test-real: $(READY) ## Run SDKs and agents against the proxy: ARGS="--only Codex" for some
-	@$(BIN)/python tests/real $(ARGS)
+	@$(BIN)/python -m tests.real $(ARGS)
 
 test-slow: $(READY) ## The same against batches of twenty minutes, in real time
-	@$(BIN)/python tests/real --slow $(ARGS)
+	@$(BIN)/python -m tests.real --slow $(ARGS)
 
 # ---- the parsers under bytes that nobody would write; what breaks one is kept in tests/fuzz/corpus
 
 SECONDS :=
 RUNS := 5000
 fuzz: .venvs/fuzz/.ready ## Fuzz every parser: SECONDS=600 for ten minutes, RUNS=5000 for so many tries each
-	@cd tests && ../.venvs/fuzz/bin/python -m fuzz $(if $(SECONDS),--seconds $(SECONDS),--runs $(RUNS)) $(ARGS)
+	@.venvs/fuzz/bin/python -m tests.fuzz $(if $(SECONDS),--seconds $(SECONDS),--runs $(RUNS)) $(ARGS)
 
 .venvs/fuzz/.ready: pyproject.toml
 	@mkdir -p .venvs && echo '*' > .venvs/.gitignore
@@ -143,4 +143,4 @@ bench-shared: $(READY) ## Measure 1 to 8 processes on one PostgreSQL; takes abou
 	@$(BIN)/python bench/shared $(ARGS)
 
 bench-pressure: $(READY) ## Run 200 agents at 1,000 requests a minute with bursts of 429, in real time; takes 3 minutes
-	@CARPOOL_MINUTE_S=60 $(BIN)/python -m pytest -s tests/proxy/test_pressure.py -k two_hundred $(ARGS)
+	@CARPOOL_MINUTE_S=60 $(BIN)/python -m pytest -s tests/frontends/proxy/test_pressure.py -k two_hundred $(ARGS)

@@ -18,8 +18,8 @@ from typing import Any
 import pytest
 
 from carpool import cli
+from tests.support import ROOT
 
-ROOT = Path(__file__).parent.parent.parent
 EXAMPLES = sorted((ROOT / "examples").glob("*.yaml"))
 SECRET = "sk-ant-api03-very-secret"
 Run = Callable[..., tuple[int, str, str]]

@@ -4,10 +4,10 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
-from hosted import hosted
-from stores import LEASE, ME, STORES, T0
 
 from carpool.core.ports import Store
+from tests.support.hosted_store import hosted
+from tests.support.stores import LEASE, ME, STORES, T0
 
 STORES["sqlite-hosted"] = hosted
 

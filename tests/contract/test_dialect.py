@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 
 import pytest
-from dialects import ALL, CASES, RELATIVE_CASES, Case
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -13,6 +12,7 @@ from carpool import dialects
 from carpool.core.errors import BadCall, CarpoolError, ConfigError, Garbled, Misuse
 from carpool.core.model import custom_id
 from carpool.core.ports import BatchReport, Seen
+from tests.support.dialect_cases import ALL, CASES, RELATIVE_CASES, Case
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),

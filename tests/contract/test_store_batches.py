@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 import pytest
-from stores import (
+
+from carpool.core.errors import IllegalMove, Misuse
+from carpool.core.lifecycle import BATCH_MOVES, UNFINISHED, BatchState, TicketState
+from carpool.core.model import EntryKind, Intent, Lane, OpenCalls, Settlement
+from carpool.core.ports import Store
+from tests.support.stores import (
     CRED,
     LEASE,
     ME,
@@ -20,11 +25,6 @@ from stores import (
     pool,
     settlement,
 )
-
-from carpool.core.errors import IllegalMove, Misuse
-from carpool.core.lifecycle import BATCH_MOVES, UNFINISHED, BatchState, TicketState
-from carpool.core.model import EntryKind, Intent, Lane, OpenCalls, Settlement
-from carpool.core.ports import Store
 
 UNBOUNDED = 10**12
 

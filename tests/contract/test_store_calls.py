@@ -5,7 +5,12 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from stores import (
+
+from carpool.core.errors import Closed, KeyConflict, StoreError
+from carpool.core.lifecycle import BatchState, TicketState
+from carpool.core.model import Intent, Lane, Parcel, Settled, Settlement, TicketView
+from carpool.core.ports import Store
+from tests.support.stores import (
     CRED,
     LEASE,
     ME,
@@ -22,11 +27,6 @@ from stores import (
     pool,
     settlement,
 )
-
-from carpool.core.errors import Closed, KeyConflict, StoreError
-from carpool.core.lifecycle import BatchState, TicketState
-from carpool.core.model import Intent, Lane, Parcel, Settled, Settlement, TicketView
-from carpool.core.ports import Store
 
 # ---------------------------------------------------------------- admission
 

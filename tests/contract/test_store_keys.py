@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from msgspec.structs import replace
-from stores import CRED, STRANGER, T0, admission, board, entry, settlement
 
 from carpool.core.keys import Profile, VirtualKey, new_key, revoked, rotated
 from carpool.core.lifecycle import BatchState, TicketState
 from carpool.core.model import Lane
 from carpool.core.ports import Store
+from tests.support.stores import CRED, STRANGER, T0, admission, board, entry, settlement
 
 PROFILE = Profile(60.0, Lane.BATCH, 3600.0, True, (Lane.NOW, Lane.BATCH), {"team": "cï"}, True)
 

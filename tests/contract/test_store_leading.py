@@ -5,11 +5,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 
-from stores import CRED, LEASE, ME, OTHER, STRANGER, T0, admission, admit, board
-
 from carpool.core.lifecycle import BatchState, TicketState
 from carpool.core.model import Intent, Lane, Settlement
 from carpool.core.ports import Store
+from tests.support.stores import CRED, LEASE, ME, OTHER, STRANGER, T0, admission, admit, board
 
 PULSE = 30.0
 LATER = T0 + PULSE + 1  # no pulse of T0 lasts until here, every lease does

@@ -6,11 +6,11 @@ import asyncio
 from collections.abc import Sequence
 
 import pytest
-from stores import CRED, T0, admit, board, outcome, settlement
 
 from carpool.core.lifecycle import BatchState
 from carpool.core.model import Lane, Settled, Settlement
 from carpool.core.ports import Store
+from tests.support.stores import CRED, T0, admit, board, outcome, settlement
 
 
 class Ear:

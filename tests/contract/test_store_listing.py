@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from stores import CRED, STRANGER, T0, admission, admit, attempt, board, settlement
-
 from carpool.core.lifecycle import BatchState, TicketState
 from carpool.core.model import Lane, OutcomeKind
 from carpool.core.ports import Store
+from tests.support.stores import CRED, STRANGER, T0, admission, admit, attempt, board, settlement
 
 
 async def test_calls_come_newest_first_and_page_by_page(store: Store) -> None:

@@ -4,12 +4,24 @@ from __future__ import annotations
 
 import asyncio
 
-from stores import CRED, LEASE, ME, OTHER, T0, admission, admit, attempt, board, counted, outcome, settlement
-
 from carpool.core.errors import IllegalMove, KeyConflict
 from carpool.core.lifecycle import BatchState
 from carpool.core.model import EntryKind, Intent, Lane
 from carpool.core.ports import Store
+from tests.support.stores import (
+    CRED,
+    LEASE,
+    ME,
+    OTHER,
+    T0,
+    admission,
+    admit,
+    attempt,
+    board,
+    counted,
+    outcome,
+    settlement,
+)
 
 MANY = 10_000
 

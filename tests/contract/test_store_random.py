@@ -10,13 +10,13 @@ from math import inf
 
 import pytest
 from msgspec.structs import replace
-from plain_store import OPEN, PlainStore
-from stores import CRED, LEASE, ME, OTHER, STRANGER, T0, admission, attempt, entry, outcome
 
 from carpool.core.errors import IllegalMove, KeyConflict
 from carpool.core.lifecycle import BatchState, TicketState
 from carpool.core.model import Entry, EntryKind, Intent, Lane, Settlement
 from carpool.core.ports import Store
+from tests.support.reference_store import OPEN, PlainStore
+from tests.support.stores import CRED, LEASE, ME, OTHER, STRANGER, T0, admission, attempt, entry, outcome
 
 SEED = int(os.environ.get("CARPOOL_TEST_SEED", "0")) or random.SystemRandom().randrange(1, 2**32)
 STEPS = 400

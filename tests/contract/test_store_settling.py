@@ -4,11 +4,24 @@ from __future__ import annotations
 
 import pytest
 from msgspec.structs import replace
-from stores import CRED, ME, STRANGER, T0, admission, admit, attempt, board, counted, entry, outcome, settlement
 
 from carpool.core.lifecycle import BatchState, TicketState
 from carpool.core.model import EntryKind, Lane, Settlement, Totals, Usage
 from carpool.core.ports import Store
+from tests.support.stores import (
+    CRED,
+    ME,
+    STRANGER,
+    T0,
+    admission,
+    admit,
+    attempt,
+    board,
+    counted,
+    entry,
+    outcome,
+    settlement,
+)
 
 RESCUE, DUPLICATE, PURCHASE = EntryKind.RESCUE, EntryKind.DUPLICATE, EntryKind.PURCHASE
 

@@ -16,8 +16,7 @@ import pytest
 import carpool.engine
 from carpool.core.model import EntryKind
 from carpool.mock import expected_openai_text, openai_fingerprint
-
-from .harness import (
+from tests.support.crash import (
     LIST_LAG_S,
     Call,
     Child,

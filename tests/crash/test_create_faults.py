@@ -22,8 +22,7 @@ import carpool.engine.batch.reconcile
 from carpool import FleetDispatcher, RoutingPolicy
 from carpool.core.model import EntryKind, Lane
 from carpool.mock import Constant, Faults, MockAnthropic, MockConfig, fingerprint, serve
-
-from .harness import PATIENCE_S, POLICY, Call, World, check_books, groups, make_call
+from tests.support.crash import PATIENCE_S, POLICY, Call, World, check_books, groups, make_call
 
 GRACE_S = 3.0
 CREATE_SILENCE_S = 1.0

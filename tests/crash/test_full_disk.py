@@ -10,7 +10,6 @@ import asyncio
 import base64
 import os
 import random
-import sys
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, suppress
@@ -25,13 +24,9 @@ from anthropic import AsyncAnthropic
 import carpool.engine.batch.reconcile
 from carpool import CarpoolError, FleetDispatcher, RoutingPolicy, StoreAway, StoreUnwritable
 from carpool.mock import Faults, MockAnthropic, MockConfig, fingerprint, serve
-
-from .disks import Disk, Limited, Mounted, mounted, ways
-from .harness import NEVER, POLICY, Call, World, check_books, make_call
-
-sys.path.append(str(Path(__file__).parents[1] / "contract"))
-
-from servers import HASTY, Server, schema_url
+from tests.support.crash import NEVER, POLICY, Call, World, check_books, make_call
+from tests.support.disks import Disk, Limited, Mounted, mounted, ways
+from tests.support.postgres import HASTY, Server, schema_url
 
 PATIENCE_S = 90.0
 EARLY = 30  # calls that ride batches when the disk becomes full

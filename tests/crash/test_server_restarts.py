@@ -7,7 +7,6 @@ equal calls of the living must stay two.
 from __future__ import annotations
 
 import asyncio
-import sys
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager
@@ -19,12 +18,8 @@ import psycopg
 import pytest
 
 from carpool.mock import fingerprint
-
-from .harness import POLICY, Call, Child, World, check_answers, check_bought_once, children, make_call, world
-
-sys.path.append(str(Path(__file__).parents[1] / "contract"))
-
-from servers import HASTY, Server, schema_url
+from tests.support.crash import POLICY, Call, Child, World, check_answers, check_bought_once, children, make_call, world
+from tests.support.postgres import HASTY, Server, schema_url
 
 LASTING = HASTY | {"synchronous_commit": "on"}  # what was committed outlives a server that is stopped at once
 EACH = 6  # calls of each process

@@ -5,18 +5,14 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-import sys
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
-from .harness import POLICY, World, check_answers, check_bought_once, make_call
+from tests.support.crash import POLICY, World, check_answers, check_bought_once, make_call
+from tests.support.postgres import schema_url, shared_url
+
 from .test_crash_matrix import SCENARIOS, Scenario, run_each
-
-sys.path.append(str(Path(__file__).parents[1] / "contract"))
-
-from servers import schema_url, shared_url
 
 AT_ONCE = 8  # the server works for all of them
 PATIENCE_S = 40.0

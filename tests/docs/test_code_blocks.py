@@ -10,9 +10,8 @@ from pathlib import Path
 import pytest
 
 from carpool.sim.databases import database
-
-from .blocks import PAGES, ROOT, Block, Command, blocks, commands, shows
-from .reader import Reader, mock_provider
+from tests.support.doc_blocks import PAGES, ROOT, Block, Command, blocks, commands, shows
+from tests.support.doc_reader import Reader, mock_provider
 
 SHOWN = frozenset({"mermaid", "text"})  # pictures, and the log: tests/house and test_log_samples look at those
 

@@ -13,8 +13,7 @@ from carpool.config import Config
 from carpool.engine.events import BatchCollected, BatchEnded, BatchSubmitted, TroubleBegan, TroubleOver
 from carpool.frontends.proxy.log import LogEvent, LogLine, Noted, as_text
 from carpool.frontends.proxy.log_events import EventLogger, waiting
-
-from .blocks import ROOT, blocks
+from tests.support.doc_blocks import ROOT, blocks
 
 BATCH = "msgbatch_013Zva2CMHLNnXjNJJKqJ2EF"
 STORE = "/var/lib/carpool/carpool.db"

@@ -10,7 +10,6 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
-from fleets import soon
 
 from carpool.core.errors import Closed, StoreError, StoreLocked, StoreUnwritable
 from carpool.core.model import Entry, EntryKind, Lane, Outcome, OutcomeKind, ticket_number, ticket_text
@@ -26,6 +25,7 @@ from carpool.planners.forecast import Forecast
 from carpool.planners.policy import RoutingPolicy
 from carpool.sim.timeline import Timeline, VirtualClock, run
 from carpool.stores import open_store
+from tests.support.fleets import soon
 
 OUTCOME = Outcome(OutcomeKind.SUCCEEDED, 200, b"{}", 0.0, Lane.BATCH)
 

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from houses import House, in_house
-
 from carpool.core.model import Lane
 from carpool.mock import Faults, MockConfig
+from tests.support.engines import House, in_house
 
 HOUR = 3600.0
 

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import anthropic
 import pytest
-from fleets import HASTY, KEY, SOON, ask, faulty, riding, small_times, soon
 
 import carpool.engine.batch.buy
 import carpool.engine.batch.collect
 import carpool.engine.batch.follow
 from carpool import BadCall, CallExpired, KeyConflict
+from tests.support.fleets import HASTY, KEY, SOON, ask, faulty, riding, small_times, soon
 
 PROMPT = "the-prompt-that-nobody-may-see"
 ANSWER = "echo:"

@@ -16,6 +16,8 @@ import sys
 import tempfile
 from pathlib import Path
 
+from tests.support import ROOT
+
 HERE = Path(__file__).parent
 CORPUS = HERE / "corpus"
 LONGEST_INPUT = 4096
@@ -29,7 +31,7 @@ def child(name: str, arguments: list[str]) -> None:
     import atheris
 
     with atheris.instrument_imports(include=["carpool"]):
-        from fuzz.targets import TARGETS
+        from .targets import TARGETS
     assert TARGETS.keys() == set(NAMES)
     atheris.Setup([sys.argv[0], *arguments], TARGETS[name])
     atheris.Fuzz()
@@ -37,7 +39,7 @@ def child(name: str, arguments: list[str]) -> None:
 
 def fuzz(name: str, seconds: float | None, runs: int) -> Path | None:
     """What broke it, if anything did."""
-    from fuzz.seeds import SEEDS
+    from .seeds import SEEDS
 
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)
@@ -50,8 +52,8 @@ def fuzz(name: str, seconds: float | None, runs: int) -> Path | None:
         known = set(found.iterdir())
         limit = f"-runs={runs}" if seconds is None else f"-max_total_time={max(1, int(seconds))}"
         arguments = [str(folder), limit, f"-max_len={LONGEST_INPUT}", f"-artifact_prefix={found}/", "-verbosity=0"]
-        command = [sys.executable, "-m", "fuzz", "--child", name, "--", *arguments]
-        environment = {**os.environ, "PYTHONPATH": str(HERE.parent)}
+        command = [sys.executable, "-m", "tests.fuzz", "--child", name, "--", *arguments]
+        environment = {**os.environ, "PYTHONPATH": str(ROOT)}
         done = subprocess.run(
             command, check=False, env=environment, stderr=subprocess.PIPE, text=True, errors="replace"
         )

@@ -5,10 +5,11 @@ from __future__ import annotations
 import gzip
 import json
 import zlib
-from pathlib import Path
 
 import brotli
 import zstandard
+
+from tests.support import ROOT
 
 _CALL = {"model": "claude-haiku-4-5", "max_tokens": 9, "messages": [{"role": "user", "content": "hé"}], "stream": True}
 _BODY = json.dumps(_CALL).encode()
@@ -52,7 +53,7 @@ _SSE = (
 _CHAT_SSE = (
     b'data: {"choices":[],"usage":{"prompt_tokens":1,"completion_tokens":2,"total_tokens":3}}\n\ndata: [DONE]\n\n'
 )
-_EXAMPLES = Path(__file__).parents[2] / "examples"
+_EXAMPLES = ROOT / "examples"
 
 SEEDS: dict[str, list[bytes]] = {
     "bodies": [_BODY, b'{"a":1,"b":{"c":[null,true,1e5,-0.0]},"d":"\\u00e9\\n"}', b'{ "a" : [ ] , "\\u0062" : {} }'],

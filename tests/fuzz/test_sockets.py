@@ -11,7 +11,8 @@ from collections.abc import Iterator
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from proxy.sockets import Peer, provider, proxied
+
+from tests.support.sockets import Peer, provider, proxied
 
 from .seeds import SEEDS
 from .test_fuzz import mutated

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from functools import cache, cached_property
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[2]
+from tests.support import ROOT
+
 SOURCE = ROOT / "src" / "carpool"
 MADE = {".git", ".venv", ".hypothesis", ".mypy_cache", ".pytest_cache", ".ruff_cache", "__pycache__", "node_modules"}
 _DOTTED = re.compile(r"carpool(\.\w+)+(?=$|:)")

@@ -10,7 +10,6 @@ from typing import Any
 import anthropic
 import pytest
 from anthropic.types import Message
-from fleets import QUICK, SOON, ask, dispatching, faulty, riding, soon, text_of, until
 
 import carpool.engine.batch.collect
 import carpool.engine.batch.follow
@@ -28,6 +27,7 @@ from carpool.core.model import Lane, Outcome, OutcomeKind
 from carpool.engine.context import Reply, Waiters
 from carpool.mock import Constant, expected_text
 from carpool.stores.sqlite.store import SqliteStore
+from tests.support.fleets import QUICK, SOON, ask, dispatching, faulty, riding, soon, text_of, until
 
 # ---------------------------------------------------------------- 1, 2, 3: what comes back
 

@@ -10,10 +10,24 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fleets import KEY, QUICK, SOON, Arrived, ask, blocking, dispatching, faulty, provided, riding, soon, text_of, until
 
 from carpool import BatchUnknown, KeyConflict
 from carpool.mock import Constant, expected_text
+from tests.support.fleets import (
+    KEY,
+    QUICK,
+    SOON,
+    Arrived,
+    ask,
+    blocking,
+    dispatching,
+    faulty,
+    provided,
+    riding,
+    soon,
+    text_of,
+    until,
+)
 
 # ---------------------------------------------------------------- 16: nothing is bought twice
 

@@ -11,13 +11,13 @@ from typing import Any
 
 import openai
 import pytest
-from fleets import QUICK, SOON, soon
 from openai import AsyncOpenAI
 
 from carpool import FleetDispatcher
 from carpool.core.ports import RawRequest
 from carpool.dialects import OPENAI
 from carpool.mock import MockAnthropic, expected_openai_text, serve
+from tests.support.fleets import QUICK, SOON, soon
 
 MODEL = "gpt-6-luna"
 TOOL = {"type": "function", "function": {"name": "lookup", "parameters": {"type": "object", "properties": {}}}}

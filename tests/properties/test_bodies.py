@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from steady import STEADY
 
 from carpool.core.errors import BadCall
 from carpool.core.model import custom_id
 from carpool.core.ports import Parsed, RawRequest
 from carpool.dialects import ANTHROPIC
+from tests.support.hypothesis_settings import STEADY
 
 REQUIRED = {"model": '"claude-opus-5"', "max_tokens": "64", "messages": "[]"}
 GAPS = st.sampled_from(["", " ", "\n", "\t \r\n", "      "])

@@ -11,7 +11,6 @@ from dataclasses import dataclass, field, replace
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from steady import STEADY
 
 from carpool.core.lifecycle import BatchState, TicketState
 from carpool.core.model import Batch, Due, Lane, OpenCalls, PoolKey, PoolView
@@ -20,6 +19,7 @@ from carpool.planners import pooling, tracking
 from carpool.planners.batch_limits import CREATE_BURST, BatchQuota, create_rate
 from carpool.planners.policy import RoutingPolicy
 from carpool.planners.routing import pool_wait
+from tests.support.hypothesis_settings import STEADY
 
 NOW = 1_800_000_000.0
 OVERHEAD = 70

@@ -11,9 +11,9 @@ import httpx2
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from steady import STEADY
 
 from carpool.dialects import ANTHROPIC
+from tests.support.hypothesis_settings import STEADY
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=40) | st.sampled_from(
     ["\r\n\n", "\u2028\u2029", "data: x\n\nevent: y\n\n", '"\\', "\x00\x1f\x7f", "🚗" * 1500, "a" * 5000]

@@ -11,19 +11,10 @@ import traceback
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parent))
-
-import agents
-import environments
-import evals
-import fleet
-import frameworks
-import sdks
-import waits
-from stage import Stage, Trouble, staged
-from verdicts import Cell, Verdict, table
+from . import agents, environments, evals, fleet, frameworks, sdks, waits
+from .stage import Stage, Trouble, staged
+from .verdicts import Cell, Verdict, table
 
 WORK = environments.ENVS / ("real-slow" if "--slow" in sys.argv else "real-run")
 AT_ONCE = 2

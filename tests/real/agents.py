@@ -9,10 +9,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import environments
-from checks import arguments, check_bill, fingerprint
-from stage import HERE, Done, Seen, Stage, Trouble, expect, run
-from verdicts import Cell, Verdict
+from . import environments
+from .checks import arguments, check_bill, fingerprint
+from .stage import HERE, Done, Seen, Stage, Trouble, expect, run
+from .verdicts import Cell, Verdict
 
 SERVER = HERE / "lookup_server.py"
 BOTH_LANES = (("now", ""), ("batch", "@budget=30m"))

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
-from stage import Seen, expect
+from .stage import Seen, expect
 
 ECHO = re.compile(r"echo:([0-9a-f]{16})(?: (.*))?", re.DOTALL)
 SNIPPET = 40

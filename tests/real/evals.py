@@ -7,11 +7,11 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-import environments
-from checks import arguments, check_bill, fingerprint
-from sdks import MODEL, SCRIPTS
-from stage import Seen, Stage, Trouble, expect, run
-from verdicts import Cell, Verdict
+from . import environments
+from .checks import arguments, check_bill, fingerprint
+from .sdks import MODEL, SCRIPTS
+from .stage import Seen, Stage, Trouble, expect, run
+from .verdicts import Cell, Verdict
 
 OPTIONS = {"now": "", "batch": "@budget=30m", "own batches": ""}
 COUNT = 6  # of plain questions, and of those with tools

@@ -8,11 +8,11 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
-import environments
-from checks import check_bill, check_turns
-from sdks import ANTHROPIC, Ask, Sdk, last_line, turns_of
-from stage import Stage, environment, expect
-from verdicts import Cell, Verdict
+from . import environments
+from .checks import check_bill, check_turns
+from .sdks import ANTHROPIC, Ask, Sdk, last_line, turns_of
+from .stage import Stage, environment, expect
+from .verdicts import Cell, Verdict
 
 AGENTS, KEY = 30, "sk-fleet"
 PACE = "batching: {linger_ms: 3000, poll_interval_s: 0.2}\n"  # thirty processes start slowly on a busy machine

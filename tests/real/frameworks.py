@@ -9,11 +9,11 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-import environments
-from checks import SNIPPET, check_bill, fingerprint
-from sdks import MODEL, OPENAI_MODEL, SCRIPTS, last_line
-from stage import Seen, Stage, Trouble, expect, run
-from verdicts import Cell, Verdict
+from . import environments
+from .checks import SNIPPET, check_bill, fingerprint
+from .sdks import MODEL, OPENAI_MODEL, SCRIPTS, last_line
+from .stage import Seen, Stage, Trouble, expect, run
+from .verdicts import Cell, Verdict
 
 EVERY_TASK = ("text", "stream", "object", "parts", "tool")  # see clients/tasks.py
 STREAMED = ("stream", "parts")

@@ -9,10 +9,10 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-import environments
-from checks import check_bill, check_turns, check_usage
-from stage import HERE, Stage, Trouble, expect, run
-from verdicts import Cell, Verdict
+from . import environments
+from .checks import check_bill, check_turns, check_usage
+from .stage import HERE, Stage, Trouble, expect, run
+from .verdicts import Cell, Verdict
 
 SCRIPTS = HERE / "clients"
 MODEL = "claude-haiku-4-5"

@@ -10,12 +10,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-import agents
-from agents import Agent, Errand
-from checks import check_bill, check_turns
-from sdks import MODEL, Ask, Sdk, ask
-from stage import Stage, Trouble, expect
-from verdicts import Cell, Verdict
+from . import agents
+from .agents import Agent, Errand
+from .checks import check_bill, check_turns
+from .sdks import MODEL, Ask, Sdk, ask
+from .stage import Stage, Trouble, expect
+from .verdicts import Cell, Verdict
 
 FAIL = "[error:invalid_request_error]"
 

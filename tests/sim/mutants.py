@@ -17,7 +17,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-ROOT = Path(__file__).parents[2]
+from tests.support import ROOT
+
 SEEDS = 200
 PATIENCE_S = 1800.0
 
@@ -33,11 +34,11 @@ class Mutant:
 
 ENGINE = "src/carpool/engine"
 SQL = "src/carpool/stores/sql"
-LOST = "tests/engine/test_lost_batches.py"
-PRESSED = "tests/proxy/test_pressure.py"
+LOST = "tests/engine/batch/test_lost_batches.py"
+PRESSED = "tests/frontends/proxy/test_pressure.py"
 PROXY = "src/carpool/frontends/proxy"
-LIMITS = "tests/proxy/test_limits.py::{}"
-CUT = "tests/proxy/test_cut_answers.py"
+LIMITS = "tests/frontends/proxy/http/test_bounds.py::{}"
+CUT = "tests/frontends/proxy/test_cut_answers.py"
 WORLDS = "tests/sim/test_openai_worlds.py::{}"
 MUTANTS = (
     Mutant(
@@ -70,14 +71,14 @@ MUTANTS = (
         f"{ENGINE}/batch/admit.py",
         "            if pending_call.left:\n                self._reject",
         "            if False:\n                self._reject",
-        test="tests/engine/test_entering.py",
+        test="tests/engine/batch/test_admit.py",
     ),
     Mutant(
         "who is cancelled in the moment of its answer does not leave it",
         f"{ENGINE}/engine.py",
         "came in the same moment\n            self.tickets.leave(pending_call)",
         "came in the same moment\n            pending_call.answer.done() or self.tickets.leave(pending_call)",
-        test="tests/engine/test_entering.py",
+        test="tests/engine/batch/test_admit.py",
     ),
     Mutant(
         "who releases a ticket releases another engine's",
@@ -131,7 +132,7 @@ MUTANTS = (
         f"{ENGINE}/batch/buy.py",
         "return await context.store.still_mine(",
         "return True or await context.store.still_mine(",
-        test="tests/engine/test_buying.py",
+        test="tests/engine/batch/test_buy.py",
     ),
     Mutant(
         "whoever does not lead makes batches too",
@@ -145,14 +146,14 @@ MUTANTS = (
         f"{ENGINE}/batch/rescue.py",
         "return call.awaiter is None or call.awaiter == self._context.name",
         "return True",
-        test="tests/engine/test_sharing.py",
+        test="tests/engine/cluster/test_membership.py",
     ),
     Mutant(
         "who was taken for dead forgets its clients",
         f"{ENGINE}/cluster.py",
         "        await self._await_again()\n",
         "",
-        test="tests/engine/test_sharing.py",
+        test="tests/engine/cluster/test_membership.py",
     ),
     Mutant(
         "who was taken for dead goes on with another's batch",
@@ -191,7 +192,7 @@ MUTANTS = (
         f"{ENGINE}/batch/collect.py",
         "chunk, size = chunk[CHUNK:], 0",
         "chunk, size = [], 0",
-        test="tests/engine/test_collecting.py",
+        test="tests/engine/batch/test_collect.py",
     ),
     Mutant(
         "who looks often holds up who brings answers home",
@@ -205,42 +206,42 @@ MUTANTS = (
         f"{ENGINE}/now/send.py",
         "if not whole_response.ok and await self._left_to_its_batch(request, entry, whole_response):",
         "if False:",
-        test="tests/engine/test_rescuing.py",
+        test="tests/engine/batch/test_rescue.py",
     ),
     Mutant(
         "nobody looks for the answer of a call whose rescue was refused",
         f"{ENGINE}/batch/rescue.py",
         "if sent is Sent.LEFT and batch is not None",
         "if sent is Sent.TAKEN and batch is not None",
-        test="tests/engine/test_rescuing.py",
+        test="tests/engine/batch/test_rescue.py",
     ),
     Mutant(
         "a batch that is all that can answer is looked at once only",
         f"{ENGINE}/batch/rescue.py",
         "self._relied_on[batch] = now + RELIED_ON_S, until",
         "self._relied_on[batch] = until, until",
-        test="tests/engine/test_rescuing.py",
+        test="tests/engine/batch/test_rescue.py",
     ),
     Mutant(
         "a store in trouble forgets a call whose rescue was refused",
         f"{ENGINE}/now/send.py",
         '            await self._context.insist("writing off a purchase", lambda: self._context.store.record(free))\n',
         "            await self._context.store.record(free)\n",
-        test="tests/engine/test_rescuing.py",
+        test="tests/engine/batch/test_rescue.py",
     ),
     Mutant(
         "a call on disk waits for its turn beyond its deadline",
         f"{ENGINE}/now/gate.py",
         "if kept and not tried:",
         "if kept:",
-        test="tests/engine/test_rescuing.py",
+        test="tests/engine/batch/test_rescue.py",
     ),
     Mutant(
         "results that failed often are never in a hurry",
         f"{ENGINE}/batch/collect.py",
         "min(self._retry_at[batch.id], self._context.now() + RETRY_S)",
         "self._retry_at[batch.id]",
-        test="tests/engine/test_rescuing.py",
+        test="tests/engine/batch/test_rescue.py",
     ),
     Mutant(
         "a mistake is taken for the provider's trouble",
@@ -346,14 +347,14 @@ MUTANTS = (
         f"{ENGINE}/batch/collect.py",
         "reason=LATE if late else entry.reason",
         "reason=entry.reason",
-        test="tests/engine/test_rescue_trail.py",
+        test="tests/engine/batch/test_rescue_trail.py",
     ),
     Mutant(
         "a batch that was stopped for its calls is taken for one that somebody else stopped",
         f"{ENGINE}/batch/rescue.py",
         "            await context.store.annotate(batch.id, note=PRESSED)  # before the provider says that it stops\n",
         "",
-        test="tests/engine/test_rescue_trail.py",
+        test="tests/engine/batch/test_rescue_trail.py",
     ),
     Mutant(
         "one batch's stranger is everybody's",
@@ -375,28 +376,28 @@ MUTANTS = (
         f"{ENGINE}/batch/admit.py",
         "if pending_call.left:\n            self._release(pending_call)",
         "if pending_call.left:\n            pass",
-        test="tests/engine/test_entering.py",
+        test="tests/engine/batch/test_admit.py",
     ),
     Mutant(
         "one bad call keeps its whole group out",
         f"{ENGINE}/batch/admit.py",
         "if len(group) > 1:",
         "if len(group) > 9999:",
-        test="tests/engine/test_entering.py",
+        test="tests/engine/batch/test_admit.py",
     ),
     Mutant(
         "calls on their way to disk take no room",
         f"{ENGINE}/batch/admit.py",
         "return len(self._context.waiters) + len(self._arriving)",
         "return len(self._context.waiters)",
-        test="tests/engine/test_entering.py",
+        test="tests/engine/batch/test_admit.py",
     ),
     Mutant(
         "a webhook is heard by the process that it reaches, and by no other",
         f"{ENGINE}/batch/follow.py",
         'self._context.background.spawn(self._pass_on(provider, provider_id), "hint_batch")',
         "pass",
-        test="tests/engine/test_sharing.py",
+        test="tests/engine/cluster/test_membership.py",
     ),
     Mutant(
         "an answer comes without what it cost",
@@ -410,7 +411,7 @@ MUTANTS = (
         "src/carpool/stores/sqlite/attempts.py",
         "            current.write(line)\n",
         "",
-        test="tests/stores/test_sqlite_attempts.py",
+        test="tests/stores/sqlite/test_attempts.py",
     ),
     Mutant(
         "an attempt on now is written down after its answer",
@@ -423,28 +424,28 @@ MUTANTS = (
         f"{ENGINE}/credentials.py",
         '*(f"{name}:{value}" for name, value in sorted(secret))',
         "*(name for name, _ in sorted(secret))",
-        test="tests/proxy/test_isolation.py",
+        test="tests/frontends/proxy/test_isolation.py",
     ),
     Mutant(
         "two keys at once are taken for one of them",
         "src/carpool/core/credentials.py",
         "return keys.pop() if len(keys) == 1 else None",
         "return min(key or '' for key in keys) if keys else None",
-        test="tests/proxy/test_isolation.py",
+        test="tests/frontends/proxy/test_isolation.py",
     ),
     Mutant(
         "a key in another header shares the batch",
         "src/carpool/planners/routing.py",
         "credential=call.payer or call.credential",
         "credential=call.credential",
-        test="tests/proxy/test_isolation.py",
+        test="tests/frontends/proxy/test_isolation.py",
     ),
     Mutant(
         "a key in another header is another credential",
         f"{ENGINE}/credentials.py",
         "return self._owners.get(name, name)",
         "return name",
-        test="tests/proxy/test_isolation.py",
+        test="tests/frontends/proxy/test_isolation.py",
     ),
     Mutant(
         "a ticket is shown to any key",
@@ -455,35 +456,35 @@ MUTANTS = (
         "find(ticket, None)\n        if row is None:\n"
         "            return await self._engine.tickets.purchases(ticket, list(owners))\n"
         "        if (passed := owners.get(row.credential)) is not None:",
-        test="tests/proxy/test_returning.py",
+        test="tests/frontends/proxy/test_returning.py",
     ),
     Mutant(
         "carpool answers to any name",
         "src/carpool/planners/access/hosts.py",
         "        if not self._welcomes(names[0]):\n",
         "        if not names[0]:\n",
-        test="tests/proxy/test_hosts.py",
+        test="tests/frontends/proxy/test_hosts.py",
     ),
     Mutant(
         "the name in a target is not looked at",
         f"{PROXY}/http/bounds.py",
         '        if self.url[:1] != b"/":\n',
         "        if not self.url:\n",
-        test="tests/proxy/test_hosts.py",
+        test="tests/frontends/proxy/test_hosts.py",
     ),
     Mutant(
         "anybody may say for whom a request is passed on",
         "src/carpool/planners/access/hosts.py",
         "return bool(self._trusted) and peer is not None",
         "return not self._trusted or peer is not None",
-        test="tests/proxy/test_hosts.py",
+        test="tests/frontends/proxy/test_hosts.py",
     ),
     Mutant(
         "the beginning of the admin token is enough",
         f"{PROXY}/admin.py",
         "hashlib.sha256(token.encode())",
         "hashlib.sha256(token[:10].encode())",
-        test="tests/proxy/test_admin_token.py",
+        test="tests/frontends/proxy/test_admin_token.py",
     ),
     Mutant(
         "a redirect is followed with the key",
@@ -493,49 +494,49 @@ MUTANTS = (
         "        if moved is not None:\n"
         "            return await self.send(HttpRequest(request.method, moved, request.headers, request.body))\n"
         "        return Http1Response(exchange)\n",
-        test="tests/proxy/test_hosts.py",
+        test="tests/frontends/proxy/test_hosts.py",
     ),
     Mutant(
         "a name that leads to the metadata service is asked",
         "src/carpool/http/http1/client.py",
         "if not self._allow_link_local and any(",
         "if self._allow_link_local and any(",
-        test="tests/wires/test_tunnels.py",
+        test="tests/http/test_tunnel.py",
     ),
     Mutant(
         "a crash quotes what it stumbled over",
         "src/carpool/core/tracebacks.py",
         "    if isinstance(error, CarpoolError):\n",
         "    if isinstance(error, Exception):\n",
-        test="tests/proxy/test_crashes.py",
+        test="tests/frontends/proxy/test_tracebacks.py",
     ),
     Mutant(
         "others may reach it without a token",
         "src/carpool/cli/listen.py",
         "    if not token and (why := reached(host, serving)):\n",
         "    if not host and (why := reached(host, serving)):\n",
-        test="tests/proxy/test_serve_network.py",
+        test="tests/cli/test_serve_network.py",
     ),
     Mutant(
         "a warm conversation leaves for a batch",
         "src/carpool/planners/routing.py",
         "if chosen or turn.opening or not warmth.warm(",
         "if chosen or turn.opening or warmth.warm(",
-        test="tests/test_warmth.py",
+        test="tests/planners/test_caching.py",
     ),
     Mutant(
         "a message that was started early is started again",
         "src/carpool/dialects/keep_alive.py",
         '            if event.startswith(b"event: message_start\\n"):\n',
         '            yield event\n            if event.startswith(b"event: message_start\\n"):\n',
-        test="tests/dialects/test_early.py",
+        test="tests/dialects/test_keep_alive.py",
     ),
     Mutant(
         "a client's budget beats the cap of a rule",
         "src/carpool/planners/access/options.py",
         "    if until is not None and until <= now + most:\n",
         "    if until is not None:\n",
-        test="tests/test_rules.py",
+        test="tests/planners/access/test_rules.py",
     ),
     Mutant(
         "the dead are still awaited",
@@ -583,7 +584,7 @@ MUTANTS = (
         f"{ENGINE}/now/send.py",
         "        return replace(request, kind=EntryKind.RESCUE) if in_batch else request\n",
         "        return request\n",
-        test="tests/engine/test_sending.py",
+        test="tests/engine/now/test_send.py",
     ),
     Mutant(
         "a caller who comes back buys again",
@@ -603,7 +604,7 @@ MUTANTS = (
         f"{ENGINE}/now/decompress.py",
         "broken = given > max(_FREE, _RATIO * taken)",
         "broken = False",
-        test="tests/engine/test_unpacking.py",
+        test="tests/engine/now/test_decompress.py",
     ),
     Mutant(
         "another coding than chunked is taken for chunked",
@@ -666,7 +667,7 @@ MUTANTS = (
         "src/carpool/planners/pressure/breaker.py",
         "        return max(now, self.open_until, self._probed_at + PROBE_S)\n",
         "        return math.inf\n",
-        test="tests/test_pressure.py",
+        test="tests/planners/pressure/test_pressure.py",
     ),
     Mutant(
         "a breaker lets everybody probe",
@@ -687,14 +688,14 @@ MUTANTS = (
         "src/carpool/planners/pressure/fair_queue.py",
         "            self._queues[place.tags] = self._queues.pop(place.tags)  # behind the others again\n",
         "            pass\n",
-        test="tests/test_pressure.py",
+        test="tests/planners/pressure/test_pressure.py",
     ),
     Mutant(
         "everybody comes back in the moment that the gate opens",
         "src/carpool/planners/pressure/throttle.py",
         "        if self.pressed or waited:\n",
         "        if self.pressed and waited and now < 0:\n",
-        test="tests/test_pressure.py",
+        test="tests/planners/pressure/test_pressure.py",
     ),
     Mutant(
         "retries have no budget",
@@ -715,7 +716,7 @@ MUTANTS = (
         "src/carpool/planners/pressure/throttle.py",
         "        return self.limit == 0.0 or self.level(now)",
         "        return self.limit >= 0.0 or self.level(now)",
-        test="tests/test_pressure.py",
+        test="tests/planners/pressure/test_pressure.py",
     ),
     Mutant(
         "a model is not part of the pool", "src/carpool/planners/routing.py", '"" if mixes_models else call.model', '""'
@@ -725,7 +726,7 @@ MUTANTS = (
         "src/carpool/planners/routing.py",
         "        endpoint=call.endpoint,",
         "        endpoint=_FIRST.setdefault(call.provider, call.endpoint),",
-        test="tests/test_routing.py",
+        test="tests/planners/test_routing.py",
     ),
     Mutant(
         "the second of two result files is not read",
@@ -777,28 +778,28 @@ MUTANTS = (
         "src/carpool/dialects/openai/webhooks.py",
         "    if not any(hmac.compare_digest(signed, one)",
         "    if not signed and not any(hmac.compare_digest(signed, one)",
-        test="tests/proxy/test_hooks.py",
+        test="tests/frontends/proxy/test_webhooks.py",
     ),
     Mutant(
         "a webhook is never too old",
         "src/carpool/dialects/openai/webhooks.py",
         "abs(int(stamp) - now) > TOLERANCE_S",
         "abs(int(stamp) - now) < 0",
-        test="tests/proxy/test_hooks.py",
+        test="tests/frontends/proxy/test_webhooks.py",
     ),
     Mutant(
         "a client that hangs up after the last event was not answered",
         "src/carpool/dialects/openai/usage.py",
         "over = whole or self._over",
         "over = whole",
-        test="tests/proxy/test_hanging_up.py",
+        test="tests/frontends/proxy/test_disconnect.py",
     ),
     Mutant(
         "an answer that broke off has a price",
         f"{ENGINE}/now/send.py",
         "elif seen.final:",
         "elif seen.usage:",
-        test="tests/proxy/test_hanging_up.py",
+        test="tests/frontends/proxy/test_disconnect.py",
     ),
     Mutant(
         "an attempt that comes again takes what was said of it",
@@ -812,14 +813,14 @@ MUTANTS = (
         "src/carpool/stores/operations/ledger.py",
         'session.rows("entries_of", {"ticket": ticket, "credentials": own})',
         'session.rows("entries", (ticket,))',
-        test="tests/proxy/test_isolation.py",
+        test="tests/frontends/proxy/test_isolation.py",
     ),
     Mutant(
         "a webhook wakes nobody",
         f"{ENGINE}/batch/follow.py",
         "self._reported_ended.add(self._context.keyring.account(batch.key.credential))",
         "pass",
-        test="tests/proxy/test_hooks.py",
+        test="tests/frontends/proxy/test_webhooks.py",
     ),
     Mutant(
         "what flex refuses stands in the ledger as unknown",
@@ -847,21 +848,21 @@ MUTANTS = (
         "src/carpool/planners/batch_limits.py",
         "self._paced(max(1, self.rpm // 2))",
         "self",
-        test="tests/test_budget.py",
+        test="tests/planners/test_batch_limits.py",
     ),
     Mutant(
         "a create that was never sent is in doubt",
         f"{ENGINE}/batch/buy.py",
         "            unsent=True,\n",
         "",
-        test="tests/engine/test_openai_crashes.py",
+        test="tests/engine/batch/test_openai_crashes.py",
     ),
     Mutant(
         "a create goes out before that is written down",
         f"{SQL}/batches.sql",
         "UPDATE batches SET unsent = 0, sent_at = :now\n",
         "UPDATE batches SET sent_at = :now\n",
-        test="tests/engine/test_openai_crashes.py",
+        test="tests/engine/batch/test_openai_crashes.py",
     ),
     Mutant(
         "a kept call on now has one try",

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import pytest
-from mutants import MUTANTS, ROOT, Mutant
+
+from tests.support import ROOT
+
+from .mutants import MUTANTS, Mutant
 
 
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)

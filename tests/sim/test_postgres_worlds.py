@@ -8,9 +8,9 @@ import sys
 
 import psycopg
 import pytest
-from servers import shared_url, swept_url
 
 from carpool.sim import draw, simulate
+from tests.support.postgres import shared_url, swept_url
 
 # Several engines, which crash and are stopped. Worlds in which nobody has to wait for days: those take minutes here.
 SEEDS = (14, 15, 16, 34, 43, 71, 75, 84, 86, 91, 100, 101, 102, 116, 122)

@@ -1,6 +1,6 @@
 """HTTP clients: carpool's own, and adapters for the client of the user's SDK.
 
-Each implements `ports.HttpClient`; `tests/contract/test_wire.py` runs one suite over all of them.
+Each implements `ports.HttpClient`; `tests/contract/test_http_client.py` runs one suite over all of them.
 """
 
 from carpool.http.http1.client import Http1Client, OutgoingProxy

@@ -1,0 +1,1 @@
+"""The tests, in the folders of `src/carpool`; what several of them share is in `tests.support`."""

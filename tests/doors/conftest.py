@@ -1,7 +1,0 @@
-import pytest
-from fleets import quick_looks
-
-
-@pytest.fixture(autouse=True)
-def _quick_looks(monkeypatch: pytest.MonkeyPatch) -> None:
-    quick_looks(monkeypatch)

@@ -1,0 +1,91 @@
+"""What calls held is given back when they end, however they end: `carpool serve` as a process, and its memory."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import socket
+import sys
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+from subprocess import DEVNULL, PIPE
+
+import psutil
+import pytest
+
+from carpool.mock import Constant, MockConfig, serve
+from tests.support.call_endings import LIMITS, WAYS, House, scripted, walk
+
+MB = 1_000_000
+MOST_GROWTH = 10 * MB  # two bodies
+CALLS = int(os.environ.get("CARPOOL_MEMORY_CALLS", "20"))  # of five megabytes each, in each way
+WARM_UP = 20  # fills what is kept on purpose: the cache of the store has 64 MB
+ROUNDS = 2  # a heap finds its size once, by as much as was held at a time; what is never given back grows every time
+KEY = {"HOUSE_KEY": "k"}
+
+
+@asynccontextmanager
+async def serving(folder: Path, mock: str) -> AsyncIterator[tuple[House, psutil.Process]]:
+    async with AsyncExitStack() as stack:
+        nobody = stack.enter_context(socket.socket())
+        nobody.bind(("127.0.0.1", 0))  # and does not listen
+        places = {"anthropic": mock, "scripted": await stack.enter_async_context(scripted())}
+        places["gone"] = f"http://127.0.0.1:{nobody.getsockname()[1]}"
+        config = {
+            "providers": {name: {"base_url": url, "dialect": "anthropic"} for name, url in places.items()},
+            "batching": {"linger_ms": 20, "poll_interval_s": 0.05},
+            "limits": LIMITS,
+        }
+        (folder / "carpool.yaml").write_text(json.dumps(config))
+        using = ("--store", str(folder / "carpool.db"), "--config", str(folder / "carpool.yaml"))
+        adding = await _carpool("keys", "add", "ci", "--env", "HOUSE_KEY", "--lanes", "batch", "--create", *using)
+        key = (await adding.communicate())[0].decode().strip()
+        process = await _carpool("serve", "--port", "0", "--log-format", "off", "--patience", "0.05", *using)
+        try:
+            assert process.stdout is not None
+            url = (await process.stdout.readline()).decode().split(" listens on ")[1].split()[0]
+            waiting = await stack.enter_async_context(AsyncExitStack())
+            yield House(url, key, waiting), psutil.Process(process.pid)
+        finally:
+            process.kill()
+            await process.communicate()
+
+
+async def _carpool(*arguments: str) -> asyncio.subprocess.Process:
+    command = (sys.executable, "-m", "carpool", *arguments)
+    return await asyncio.create_subprocess_exec(*command, stdout=PIPE, stderr=DEVNULL, env=os.environ | KEY)
+
+
+async def settled(process: psutil.Process, most: int = 0) -> int:
+    """Its memory, when that has stopped to change, or is as little as `most`. What ends on its side may end a moment
+    after its client has heard of it."""
+    seen: list[int] = []
+    while len(seen) < 200:
+        seen.append(process.memory_info().rss)
+        if seen[-1] <= most or (len(seen) >= 6 and max(seen[-6:]) - min(seen[-6:]) < MB):
+            break
+        await asyncio.sleep(0.05)
+    return seen[-1]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="Other systems count and give back memory in other ways.")
+async def test_however_calls_end_their_bodies_are_given_back(tmp_path: Path) -> None:
+    growth: dict[str, float] = {}
+    async with (
+        serve(MockConfig(batch_latency=Constant(0.1))) as mock,
+        serving(tmp_path, mock.url) as (house, process),
+    ):
+        for name, way in WAYS.items():
+            if way.before is not None:
+                await way.before(house)
+            await walk(house, name, WARM_UP)
+            for _ in range(ROUNDS):
+                before = await settled(process)
+                await walk(house, name, CALLS)
+                growth[name] = (await settled(process, before + MOST_GROWTH) - before) / MB
+                print(f"{name:45} {before / MB:6.1f} MB {growth[name]:+6.1f}")
+                if growth[name] * MB <= MOST_GROWTH:
+                    break
+    assert {name: by for name, by in growth.items() if by * MB > MOST_GROWTH} == {}
