@@ -144,7 +144,7 @@ async def test_a_successor_buys_nothing_twice(row: Row, point: str, tmp_path: Pa
 
 @pytest.mark.parametrize("fault", ["upload_cut", "upload_500", "upload_429", "upload_accepted_cut"])
 async def test_an_upload_that_fails_buys_nothing(row: Row, fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("carpool.engine.batch.buy.RETRY_S", 0.05)
+    monkeypatch.setattr("carpool.engine.batch.api.PAUSE_S", 0.05)
     async with scene(row) as on:
         on.mock.provider.script(fault)
         assert (await on.ask()).outcome.status == 200

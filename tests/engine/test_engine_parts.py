@@ -20,10 +20,8 @@ from carpool.engine.credentials import BELIEVED_S, Keyring, LaneRefusals
 from carpool.engine.events import EventHooks, Trouble, TroubleBegan, TroubleOver
 from carpool.engine.stats import Stats
 from carpool.engine.tasks import BackgroundTasks
-from carpool.planners.batch_limits import BatchQuota
 from carpool.planners.forecast import Forecast
 from carpool.planners.policy import RoutingPolicy
-from carpool.sim.timeline import Timeline, VirtualClock, run
 from carpool.stores import open_store
 from tests.support.fleets import soon
 
@@ -293,29 +291,6 @@ async def test_a_write_that_must_not_be_forgotten_is_repeated() -> None:
 
     with pytest.raises(StoreError):
         await desk.insist("writing", hopeless)
-
-
-def test_turns_on_a_batch_road_are_taken_in_the_order_of_asking() -> None:
-    """Those who look all the time do not hold up who wants to bring one batch home."""
-    timeline = Timeline()
-    order: list[str] = []
-
-    async def go() -> None:
-        desk = _context(VirtualClock(timeline, 0.0))
-        credential = desk.keyring.name("anthropic", "https://provider.invalid", (("x-api-key", "sk-one"),))
-        desk.set_batch_quota(credential, BatchQuota.new(5, 2.0, desk.now()))
-
-        async def look(name: str, times: int) -> None:
-            for _ in range(times):
-                await desk.turn(credential)
-                order.append(name)
-                await asyncio.sleep(0.3)
-
-        await asyncio.gather(look("a", 20), look("b", 20), look("c", 20), look("d", 20))
-
-    run(go(), timeline)
-    for start in range(8, 80, 4):
-        assert sorted(order[start : start + 4]) == ["a", "b", "c", "d"], order
 
 
 async def test_a_refusal_of_the_batch_road_is_believed_for_a_while() -> None:

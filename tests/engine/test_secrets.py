@@ -10,7 +10,7 @@ from pathlib import Path
 import anthropic
 import pytest
 
-import carpool.engine.batch.buy
+import carpool.engine.batch.api
 import carpool.engine.batch.collect
 import carpool.engine.batch.follow
 from carpool import BadCall, CallExpired, KeyConflict
@@ -32,7 +32,7 @@ async def test_nothing_private_is_logged_or_told(
     small_times(monkeypatch)
     monkeypatch.setattr(carpool.engine.batch.follow, "FAILED_POLL_S", 0.05)
     monkeypatch.setattr(carpool.engine.batch.collect, "RETRY_S", 0.02)
-    monkeypatch.setattr(carpool.engine.batch.buy, "RETRY_S", 0.02)
+    monkeypatch.setattr(carpool.engine.batch.api, "PAUSE_S", 0.02)
     config = faulty(retry_after_s=0)
     async with riding(config, replace(HASTY, max_attempts=3), store=tmp_path / "s.db", hooks=(_raising,)) as scene:
         provider, fleet = scene.provider, scene.fleet

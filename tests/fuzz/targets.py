@@ -18,7 +18,7 @@ from typing import Any
 from carpool.config import read_config
 from carpool.core.errors import BadCall, CarpoolError, ConfigError, Garbled, NotConnected, WireError
 from carpool.core.ports import HttpRequest, RawRequest
-from carpool.core.upstream import WholeResponse, clock_offset
+from carpool.core.upstream import clock_offset
 from carpool.dialects import get, json_object
 from carpool.engine.now import decompress
 from carpool.frontends.proxy.http.connection import Connection
@@ -315,7 +315,7 @@ def batches(data: bytes) -> None:
     text = data.decode("latin-1")
     headers = tuple((header, text) for header in ("date", "retry-after", "retry-after-ms", "x-should-retry"))
     limits = tuple((f"anthropic-ratelimit-requests-{part}", text) for part in ("limit", "remaining", "reset"))
-    clock_offset(WholeResponse(200, headers, b""), 0.0)
+    clock_offset(headers, 0.0)
     for name in DIALECTS:
         for status in (200, 400, 429, 500):
             get(name).refusal(status, headers + limits, data)

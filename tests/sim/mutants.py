@@ -196,10 +196,10 @@ MUTANTS = (
     ),
     Mutant(
         "who looks often holds up who brings answers home",
-        f"{ENGINE}/context.py",
-        "        async with self.lines[self.keyring.account(credential)]:\n",
+        f"{ENGINE}/batch/api.py",
+        "        async with self._lines[context.keyring.account(credential)]:\n",
         "        if True:\n",
-        test="tests/engine/test_engine_parts.py",
+        test="tests/engine/batch/test_api.py",
     ),
     Mutant(
         "a refused rescue is the last word while a batch still carries the call",
@@ -291,7 +291,7 @@ MUTANTS = (
     Mutant(
         "the provider's clock is taken for ours",
         f"{ENGINE}/batch/reconcile.py",
-        "context.offsets.get(upstream.provider, batch.clock_offset)",
+        "self._api.offsets.get(upstream.provider, batch.clock_offset)",
         "0.0",
     ),
     Mutant(
@@ -873,8 +873,8 @@ MUTANTS = (
     ),
     Mutant(
         "a full queue is asked again at once",
-        f"{ENGINE}/batch/buy.py",
-        "        context.queues.full(account, batch, refusal.queue_tokens, context.now())\n",
+        f"{ENGINE}/batch/api.py",
+        "            self._queues.full(account, batch, refusal.queue_tokens, context.now())\n",
         "",
         test=WORLDS.format("test_what_finds_no_room_waits_for_it_and_costs_nothing"),
     ),

@@ -83,9 +83,9 @@ async def whole(response: HttpResponse) -> WholeResponse:
         await response.aclose()
 
 
-def clock_offset(answer: WholeResponse | HttpResponse, now: float) -> float | None:
+def clock_offset(headers: Headers, now: float) -> float | None:
     """Returns the provider's clock minus ours, from the `Date` header; accurate to a second or two."""
-    text = next((value for name, value in answer.headers if name == "date"), None)
+    text = next((value for name, value in headers if name == "date"), None)
     if text is None:
         return None
     try:

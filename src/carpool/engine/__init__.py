@@ -6,8 +6,8 @@ it into a batch. `batch/follow.py` polls that batch until it ends, `batch/collec
 client is woken. `batch/rescue.py` sends calls on `now` whose batch would be late, and `batch/reconcile.py` resolves
 creates with an unknown outcome.
 
-`cluster.py` decides which engine does what where several share a store, and `cleanup.py` deletes old calls and the
-provider's files. `context.py` has what the parts share, and the one way in which a call is settled.
+`batch/api.py` is the only way to a batch API. `cluster.py` decides which engine does what where several share a store.
+`context.py` has what the parts share, and the one way in which a call is settled.
 """
 
 from carpool.core.upstream import Upstream

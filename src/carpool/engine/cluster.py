@@ -21,6 +21,8 @@ the others may have been cut off from the store alike and need time to report, a
 
 Hints between engines (calls that arrived, tickets that were settled) only save time and may be lost. `_poll_outcomes`
 finds lost ones: it reads the outcomes of waiting tickets every 1 to 15 s.
+
+Every engine also removes old calls from the store, a thousand at a time, and leaves the store when it closes.
 """
 
 from __future__ import annotations
@@ -29,7 +31,10 @@ import asyncio
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
+from carpool.core.errors import CarpoolError
+from carpool.core.lifecycle import BOUGHT
 from carpool.core.model import Batch
+from carpool.engine.batch.api import BatchApi
 from carpool.engine.context import EngineContext, Reply
 from carpool.engine.events import BatchFound
 
@@ -38,6 +43,10 @@ QUICK_LOOK_S = 1.0  # shortest and longest interval between polls for outcomes w
 SLOW_LOOK_S = 15.0
 LOOK_AT = 1000  # tickets per poll
 REAWAIT = 250  # tickets awaited again at a time
+RETAIN_EVERY_S = 600.0
+RETAIN_STEP = 1000  # calls removed at a time
+UNDELIVERED_DAYS = 29.0  # the longest time a provider keeps results
+DAY_S = 86_400.0
 HURRY_S = 0.1  # calls admitted by other engines wake the planner no more often than this
 
 
@@ -50,8 +59,10 @@ class Lease(NamedTuple):
 
 
 class Membership:
-    def __init__(self, context: EngineContext, lease: Lease) -> None:
+    def __init__(self, context: EngineContext, api: BatchApi, lease: Lease) -> None:
         self._context = context
+        self._api = api
+        self._retain_at = 0.0
         self._lease = lease
         self._beat_at = 0.0
         self._lead_at = 0.0
@@ -74,12 +85,35 @@ class Membership:
         for unsubscribe in self._unsubscribes:
             unsubscribe()
 
+    async def leave(self) -> None:
+        """Leaves the store. Batches of an in-memory store can't be collected later, so they are cancelled."""
+        context = self._context
+        try:
+            for batch in [] if context.store.durable else await context.store.batches(context.name):
+                if batch.state in BOUGHT and batch.provider_id is not None:
+                    dialect = context.upstreams[batch.key.provider].dialect
+                    await self._api.send(batch, dialect.cancel(batch.key.headers, batch.provider_id), timeout=5.0)
+        except CarpoolError as error:
+            context.trouble("cancelling batches at close", error)
+        try:
+            await context.store.leave(context.name)
+        except CarpoolError as error:  # its pulse runs out by itself, and waiting clients must still be notified
+            context.trouble("leaving the store", error)
+
     async def step(self, now: float) -> float:
         if now >= self._beat_at or now < self._beat_at - self._lease.beat:
             await self._beat(now)
         if now >= self._lead_at or now < self._lead_at - self._lease.beat:
             await self._lead(now)
-        return min(self._beat_at, self._lead_at, await self._poll_outcomes(now))
+        if now >= self._retain_at:
+            self._retain_at = now + await self._remove_old_calls(now)
+        return min(self._beat_at, self._lead_at, self._retain_at, await self._poll_outcomes(now))
+
+    async def _remove_old_calls(self, now: float) -> float:
+        """Removes old calls in small steps. Returns the seconds until the next step."""
+        before = now - self._context.policy.retain_days * DAY_S
+        removed = await self._context.store.retain(before, now - UNDELIVERED_DAYS * DAY_S, RETAIN_STEP)
+        return 1.0 if removed >= RETAIN_STEP else RETAIN_EVERY_S
 
     # ------------------------------------------------------------ pulse and leadership
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import gc
 import random
-from collections import defaultdict
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
@@ -26,22 +25,17 @@ from carpool.core.model import (
     base32,
     ticket_text,
 )
-from carpool.core.ports import Clock, HttpResponse, Store
+from carpool.core.ports import Clock, Store
 from carpool.core.prices import PriceBook
 from carpool.core.tracebacks import error_name, plain_message
-from carpool.core.upstream import Upstream, WholeResponse, clock_offset
+from carpool.core.upstream import Upstream
 from carpool.engine.credentials import Keyring, LaneRefusals
 from carpool.engine.events import CallSettled, EventHooks, Trouble
 from carpool.engine.stats import Stats, Troubles
 from carpool.engine.tasks import BackgroundTasks
-from carpool.planners.batch_limits import BatchQuota, EnqueuedLimits
 from carpool.planners.forecast import Forecast
 from carpool.planners.policy import RoutingPolicy
 
-DEFAULT_RPM = 50
-DEFAULT_PACE = 2.0
-LOOK_AGAIN_S = 1.0  # how often to check the batch quota while waiting for it
-LONGEST_PAUSE_S = 3600.0  # upper limit of a `retry-after`
 INSIST_S, INSIST_MAX_S = 0.1, 30.0  # backoff of a write that must succeed
 TICKET_EPOCH_MS = 1_767_225_600_000  # 2026-01-01: keeps tickets within 63 bits for centuries
 
@@ -201,14 +195,7 @@ class EngineContext:
     gc_freezer: GcFreezer = field(default_factory=GcFreezer)
     stats: Stats = field(default_factory=Stats)
     troubles: Troubles = field(default_factory=Troubles)
-    batch_quotas: dict[str, BatchQuota] = field(default_factory=dict)  # by account
-    lines: defaultdict[str, asyncio.Lock] = field(
-        default_factory=lambda: defaultdict(asyncio.Lock)
-    )  # by account: the queue for its quota
-    offsets: dict[str, float] = field(default_factory=dict)
     learned: LaneRefusals = field(init=False)
-    queues: EnqueuedLimits = field(default_factory=EnqueuedLimits)
-    byte_caps: dict[str, int] = field(default_factory=dict)  # account → limit learned from a 413
     batches: list[Batch] = field(default_factory=list)  # unfinished batches of this engine, as of this step
     led: frozenset[str] = frozenset()  # accounts that this engine leads, as of the last check
     led_credentials: tuple[str, ...] = ()  # of the accounts it leads
@@ -263,46 +250,6 @@ class EngineContext:
     def whose(self, batch: Batch) -> str:
         """The credential of a batch's calls, whichever form of the key buys it."""
         return self.keyring.credential(batch.key.credential)
-
-    # ------------------------------------------------------------ the batch quota of a credential's account
-
-    def batch_quota(self, credential: str) -> BatchQuota:
-        account = self.keyring.account(credential)
-        if account not in self.batch_quotas:
-            pace = self.policy.poll_interval_s or DEFAULT_PACE
-            self.batch_quotas[account] = BatchQuota.new(self.policy.batch_rpm or DEFAULT_RPM, pace, self.now())
-        return self.batch_quotas[account]
-
-    def set_batch_quota(self, credential: str, batch_quota: BatchQuota) -> None:
-        self.batch_quotas[self.keyring.account(credential)] = batch_quota
-
-    async def turn(self, credential: str) -> None:
-        """Waits until the account's quota allows another request to the batch API, and spends it. First come, first
-        served: otherwise frequent polls would hold up the download of results."""
-        async with self.lines[self.keyring.account(credential)]:
-            while not (batch_quota := self.batch_quota(credential)).can_ask(self.now()):
-                wait = batch_quota.ask_ready_at(self.now()) - self.now()
-                await self.clock.sleep(min(max(0.01, wait), LOOK_AGAIN_S))  # the quota may grow meanwhile
-            self.set_batch_quota(credential, self.batch_quota(credential).spend(self.now()))
-
-    def pause(self, credential: str, seconds: float) -> None:
-        self.set_batch_quota(
-            credential, self.batch_quota(credential).paused(self.now() + min(seconds, LONGEST_PAUSE_S))
-        )
-
-    def heard(self, upstream: Upstream, credential: str, answer: WholeResponse | HttpResponse) -> None:
-        """Learns the provider's clock and the account's rate limit from a response of the batch API."""
-        self.reached_provider(upstream.provider)
-        offset = clock_offset(answer, self.now())
-        if offset is not None:
-            self.offsets[upstream.provider] = offset
-        rpm, batch_quota = upstream.dialect.requests_per_minute(answer.headers), self.batch_quota(credential)
-        if rpm is not None:  # the policy may lower the account's limit, but not raise it
-            self.set_batch_quota(credential, batch_quota.learned(min(rpm, self.policy.batch_rpm or rpm)))
-        elif answer.status == 429:
-            self.set_batch_quota(credential, batch_quota.slowed(self.now()))
-        elif 200 <= answer.status < 300:
-            self.set_batch_quota(credential, batch_quota.eased())
 
     def why_not(self, lane: Lane, credential: str, model: str) -> str | None:
         """Why a credential's account may not take a lane with a model; None if it was not refused recently."""

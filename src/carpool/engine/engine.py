@@ -17,12 +17,12 @@ from carpool.core.ports import Ask, Clock, Store, WebhookEvent
 from carpool.core.prices import PriceBook
 from carpool.core.upstream import Upstream
 from carpool.engine.batch.admit import Deliveries, Gone, PendingCall, Tickets
+from carpool.engine.batch.api import BatchApi
 from carpool.engine.batch.buy import Buyer
 from carpool.engine.batch.collect import Collector
 from carpool.engine.batch.follow import Follower
 from carpool.engine.batch.reconcile import Reconciler
 from carpool.engine.batch.rescue import Rescuer
-from carpool.engine.cleanup import Cleanup
 from carpool.engine.cluster import Lease, Membership
 from carpool.engine.context import EngineContext, Probe, Reply
 from carpool.engine.credentials import Keyring
@@ -95,12 +95,12 @@ class Engine:
         self._sender = Sender(context)
         self._flex_sender = FlexSender(context, self._sender)
         self._capabilities = capabilities or Capabilities()
-        collector = Collector(context)
-        self._cleanup = Cleanup(context)
-        self._membership = Membership(context, lease or LEASE)
-        self._buyer = Buyer(context)
-        self._follower = Follower(context, collector, Reconciler(context, collector))
-        self._rescuer = Rescuer(context, self._sender, self._follower.look_soon)
+        self._api = api = BatchApi(context)
+        collector = Collector(context, api)
+        self._membership = Membership(context, api, lease or LEASE)
+        self._buyer = Buyer(context, api)
+        self._follower = Follower(context, api, self._buyer, collector, Reconciler(context, api, collector))
+        self._rescuer = Rescuer(context, api, self._sender, self._follower.look_soon)
         self.overview = Overview(context, self._sender.gates)
         self.guests = VirtualKeyCache(context, self._membership.enrolled)
         self.tickets = Tickets(context, self._rescuer)
@@ -203,7 +203,7 @@ class Engine:
 
     async def step(self, now: float) -> float | None:
         """Advances the batch side by one plan. Returns when to plan again."""
-        wakes: list[float | None] = [await self._membership.step(now), await self._cleanup.step(now)]
+        wakes: list[float | None] = [await self._membership.step(now)]
         self._context.batches = await self._context.store.batches(self._context.name)
         wakes.append(await self._rescuer.step(now))
         wakes.append(await self._buyer.step())
@@ -353,7 +353,7 @@ class Engine:
         self._follower.stop()
         await self.deliveries.close()
         await context.background.rest(timeout=min(5.0, timeout + 1.0))
-        await self._cleanup.stop()
+        await self._membership.leave()
         context.waiters.fail_all(self._closed_error)
         context.gc_freezer.shrank(0)
         await context.store.aclose()

@@ -16,7 +16,7 @@ import anthropic
 import pytest
 from anthropic import AsyncAnthropic
 
-import carpool.engine.batch.buy
+import carpool.engine.batch.api
 from carpool import (
     BadCall,
     BadParams,
@@ -167,7 +167,7 @@ async def test_nobody_listens_on_now() -> None:
 
 
 async def test_nobody_listens_and_a_patient_call_waits_for_the_provider(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(carpool.engine.batch.buy, "RETRY_S", 0.2)
+    monkeypatch.setattr(carpool.engine.batch.api, "PAUSE_S", 0.2)
     port = _free_port()
     async with dispatching(f"http://127.0.0.1:{port}") as fleet:
         call = asyncio.create_task(fleet.submit(**ask("patient")))

@@ -335,7 +335,7 @@ async def test_the_header_decides_what_goes_into_one_batch() -> None:
         answers = await asyncio.gather(*calls)
         batches = [{answer.headers["x-carpool-batch"] for answer in answers[place::2]} for place in (0, 1)]
         assert not batches[0] & batches[1]
-        assert len(one.stage.engine._context.batch_quotas) == 1  # and both are one account's
+        assert len(one.stage.engine._api._quotas) == 1  # and both are one account's
 
 
 async def test_calls_of_a_virtual_key_travel_together_whatever_header_it_comes_in() -> None:

@@ -149,7 +149,7 @@ async def test_what_expired_is_resubmitted_and_the_rest_is_kept() -> None:
 async def test_an_upload_that_fails_buys_nothing_and_is_never_unknown(
     fault: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("carpool.engine.batch.buy.RETRY_S", 0.05)
+    monkeypatch.setattr("carpool.engine.batch.api.PAUSE_S", 0.05)
     async with both(QUICK) as stage, stage.client() as client:
         stage.mock.script(fault)
         await client.chat.completions.create(**chat(), **BATCH)

@@ -319,7 +319,7 @@ async def test_keys_of_one_account_share_its_road_and_its_looks() -> None:
         sent = [stage.post(ask("x"), **BATCH, **{"x-api-key": key}) for key in (one, two, other)]
         assert {answer.status_code for answer in await asyncio.gather(*sent)} == {200}
         assert len(stage.mock.batches) == 3  # never in one batch
-        assert len(stage.engine._context.batch_quotas) == 2
+        assert len(stage.engine._api._quotas) == 2
 
 
 async def test_what_the_provider_denies_one_of_an_account_is_believed_for_all() -> None:

@@ -26,18 +26,17 @@ one. Nothing below the engine retries a create.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable
 
 from carpool.core.backoff import backoff
 from carpool.core.errors import Garbled, IllegalMove, NotConnected, StoreError, WireError
 from carpool.core.lifecycle import BatchState
 from carpool.core.model import Batch, Intent, Lane, PoolView, custom_id
 from carpool.core.ports import Ask, Refusal, StreamedBody
-from carpool.core.upstream import Upstream, WholeResponse, whole
-from carpool.engine.cleanup import sweep
+from carpool.core.upstream import Upstream
+from carpool.engine.batch.api import BatchApi
 from carpool.engine.context import EngineContext
 from carpool.engine.events import BatchRefused, BatchSubmitted, BatchUnknown
-from carpool.planners.batch_limits import enqueued
 from carpool.planners.pooling import Flush, FlushPlan, plan
 
 CREATE_SILENCE_S = 120.0  # a create may be large, and the provider slow to read it
@@ -45,14 +44,14 @@ NOT_IMPLEMENTED = 501  # the only 5xx that proves that nothing was bought
 RECHECK_S = 5.0  # maximum age of the last lease check while the body of a create is sent
 UNSEEN_TRIES = 7  # attempts at a create whose uploaded file is not visible yet
 UNSEEN_S, UNSEEN_MAX_S = 0.5, 16.0  # backoff before the second attempt, and its maximum
-RETRY_S = 5.0  # pause after a refusal without `retry-after`
 CREATING = "creating a batch"
 WAITS = "Its calls wait, and it is tried again."
 
 
 class Buyer:
-    def __init__(self, context: EngineContext) -> None:
+    def __init__(self, context: EngineContext, api: BatchApi) -> None:
         self._context = context
+        self._api = api
         self._creating: set[int] = set()
         self._cut_short: set[int] = set()  # batches whose request body was cut before its end
 
@@ -62,8 +61,8 @@ class Buyer:
         await self._resolve_interrupted()
         pools = await context.store.pools(context.led_credentials)
         now = context.now()  # after reading: a call that arrived meanwhile must not seem to come from the future
-        wakes = [at for view in pools if (at := self._opens_at(view)) > now]
-        pools = [view for view in pools if self._opens_at(view) <= now]
+        wakes = [at for view in pools if (at := self._api.opens_at(view.key)) > now]
+        pools = [view for view in pools if self._api.opens_at(view.key) <= now]
         for provider in sorted({view.key.provider for view in pools}):
             flushes = self._plan(provider, [view for view in pools if view.key.provider == provider], now)
             for flush in flushes.flushes:
@@ -82,43 +81,36 @@ class Buyer:
             if row is None or row.state is not BatchState.SUBMITTING or row.owner != self._context.name:
                 continue
             if row.unsent:
-                await refuse(self._context, row, Refusal(0, "Its create was never sent.", True, 0.0))
+                await self.refuse(row, Refusal(0, "Its create was never sent.", True, 0.0))
             else:
                 await self._record_unknown(row, "what became of its create was not written down")
 
-    def _opens_at(self, view: PoolView) -> float:
-        """Returns when the provider's queue for the pool's model may have room again."""
-        context = self._context
-        return context.queues.opens_at(context.keyring.account(view.key.credential), view.key.model)
-
     def _plan(self, provider: str, pools: list[PoolView], now: float) -> FlushPlan:
-        context = self._context
+        context, account_of = self._context, self._context.keyring.account
         dialect = context.upstreams[provider].dialect
-        accounts = {view.key.credential: context.keyring.account(view.key.credential) for view in pools}
+        accounts = {view.key.credential: account_of(view.key.credential) for view in pools}
+        unresolved: dict[str, frozenset[int]] = {}
+        if not dialect.tells_nonces:  # another batch of the same size could be mistaken for one with unknown outcome
+            unknown = [batch for batch in context.batches if batch.state is BatchState.UNKNOWN]
+            unresolved = {
+                account: frozenset(batch.count for batch in unknown if account_of(batch.key.credential) == account)
+                for account in accounts.values()
+            }
         return plan(
             pools,
-            {account: context.batch_quota(credential) for credential, account in accounts.items()},
+            {account: self._api.quota(credential) for credential, account in accounts.items()},
             context.policy,
             dialect.limits,
-            {} if dialect.tells_nonces else {account: self._unresolved(account) for account in accounts.values()},
+            unresolved,
             now,
             overhead=max(dialect.line_overhead(view.key.endpoint) for view in pools),
             draining=context.closing,
             accounts=accounts,
         )
 
-    def _unresolved(self, account: str) -> frozenset[int]:
-        """Sizes of batches with unknown outcome. Another batch of the same size could be mistaken for one of them."""
-        context = self._context
-        return frozenset(
-            batch.count
-            for batch in context.batches
-            if batch.state is BatchState.UNKNOWN and context.keyring.account(batch.key.credential) == account
-        )
-
     async def _flush(self, flush: Flush, now: float) -> None:
         context = self._context
-        max_bytes = self._max_bytes(flush)
+        max_bytes = self._api.max_bytes(flush.credential, flush.model, flush.max_bytes)
         if max_bytes < 1:
             return  # the end of one of our batches wakes the planner
         intent = Intent(
@@ -136,19 +128,8 @@ class Buyer:
             return
         self._creating.add(batch.id)
         context.batches.append(batch)  # so that the next flush of this step counts it as enqueued
-        context.set_batch_quota(flush.credential, context.batch_quota(flush.credential).spend_create(now))
+        self._api.set_quota(flush.credential, self._api.quota(flush.credential).spend_create(now))
         context.background.spawn(self._create(batch), f"create {batch.id}")
-
-    def _max_bytes(self, flush: Flush) -> int:
-        """Maximum bytes of the calls in this batch, including the limits learned for its account."""
-        context = self._context
-        account = context.keyring.account(flush.credential)
-        ours = [batch for batch in context.batches if context.keyring.account(batch.key.credential) == account]
-        learned_limits = (
-            context.byte_caps.get(account),
-            context.queues.room(account, flush.model, enqueued(ours, flush.model)),
-        )
-        return min([flush.max_bytes, *(limit for limit in learned_limits if limit is not None)])
 
     async def _create(self, batch: Batch) -> None:
         context = self._context
@@ -193,21 +174,15 @@ class Buyer:
         row = await self._context.store.batch(batch.id)
         return row is not None and row.owner == self._context.name
 
-    async def _refuse_unsent(self, batch: Batch) -> None:
-        """Refuses a batch whose create was not sent, or not completely: the lease would end before the response, or
-        the store failed. A batch that another engine took over is `unknown` by now and stays as it is."""
-        if await self._is_mine(batch):
-            await refuse(self._context, batch, Refusal(0, "its create could not be sent whole", retryable=True))
-
     # ------------------------------------------------------------ upload, which buys nothing
 
     async def _upload(self, batch: Batch, upstream: Upstream, ask: Ask) -> str | None:
         """Uploads the lines. Returns the file id, or None after a failure. Nothing is bought in either case."""
         context, credential = self._context, batch.key.credential
-        context.set_batch_quota(credential, context.batch_quota(credential).spend(context.now()))
+        self._api.set_quota(credential, self._api.quota(credential).spend(context.now()))
         try:
-            response = await self._send(batch, upstream, ask, self._body(batch, upstream))
-            context.heard(upstream, credential, response)
+            body = self._body(batch, upstream)
+            response = await self._api.send(batch, ask, timeout=CREATE_SILENCE_S, body=body)
             if response.ok:
                 context.worked("uploading a batch", upstream.provider, credential)
                 return upstream.dialect.uploaded(response.body)
@@ -215,59 +190,55 @@ class Buyer:
         except (WireError, Garbled) as error:
             refusal = Refusal(0, str(error), retryable=True)
             context.failing("uploading a batch", error, upstream.provider, credential, WAITS)
-        await refuse(context, batch, refusal)
+        await self.refuse(batch, refusal)
         return None
 
     async def _buy_uploaded(self, batch: Batch, upstream: Upstream, file_id: str) -> None:
         """Sends the create, and retries it while the provider does not see the uploaded file yet."""
-        context = self._context
         for attempt in range(1, UNSEEN_TRIES + 1):
             if not await self._record_departure(batch):
                 return
             if await self._buy(batch, upstream, file_id, again=attempt < UNSEEN_TRIES):
                 return
-            await context.clock.sleep(backoff(attempt, UNSEEN_S, UNSEEN_MAX_S))
+            await self._context.clock.sleep(backoff(attempt, UNSEEN_S, UNSEEN_MAX_S))
 
     # ------------------------------------------------------------ create
 
     async def _buy(self, batch: Batch, upstream: Upstream, file_id: str | None, *, again: bool = False) -> bool:
         """Sends the create once. Returns False if the provider does not see the file yet and `again` allows a retry."""
-        context = self._context
+        context, key, dialect = self._context, batch.key, upstream.dialect
         await context.reached("checked")
-        key = batch.key
-        ask = upstream.dialect.create(key.headers, key.endpoint, batch.nonce, file_id, key.model)
+        ask = dialect.create(key.headers, key.endpoint, batch.nonce, file_id, key.model)
+        body = self._body(batch, upstream) if file_id is None else None
+        files = () if file_id is None else (file_id,)
         try:
-            response = await self._send(batch, upstream, ask, self._body(batch, upstream) if file_id is None else None)
+            response = await self._api.send(batch, ask, timeout=CREATE_SILENCE_S, body=body)
         except NotConnected as error:
             context.failing(CREATING, error, upstream.provider, key.credential, WAITS)
-            await self._refuse_create(batch, upstream, Refusal(0, str(error), retryable=True), file_id)
+            await self.refuse(batch, Refusal(0, str(error), retryable=True), files)
+            return True
         except WireError as error:
-            if (
-                batch.id in self._cut_short
-            ):  # the end of the body was never sent, so the provider can't have accepted it
+            if batch.id in self._cut_short:  # the end of the body was never sent, so it can't have been accepted
                 await self._refuse_unsent(batch)
             else:
                 await self._record_unknown(batch, str(error))
-        else:
-            await context.reached("created")
-            context.heard(upstream, batch.key.credential, response)
-            if not response.ok and _not_bought(response.status):
-                refusal = upstream.dialect.refusal(response.status, response.headers, response.body)
-                if refusal.unseen and again:
-                    return False
-                await self._refuse_create(batch, upstream, refusal, file_id)
+            return True
+        await context.reached("created")
+        if response.ok:
+            try:
+                report = dialect.report(response.body)
+            except Garbled as error:
+                await self._record_unknown(batch, str(error))
             else:
-                await self._handle_response(batch, upstream, response)
+                await self._record_bought(batch, report.provider_id, report.expires_at)
+        elif _not_bought(response.status):
+            refusal = dialect.refusal(response.status, response.headers, response.body)
+            if refusal.unseen and again:
+                return False
+            await self.refuse(batch, refusal, files)
+        else:
+            await self._record_unknown(batch, f"the create was answered with {response.status}")
         return True
-
-    async def _refuse_create(self, batch: Batch, upstream: Upstream, refusal: Refusal, file_id: str | None) -> None:
-        await refuse(self._context, batch, refusal)
-        if file_id is not None:
-            await sweep(self._context, batch, upstream, (file_id,))
-
-    async def _send(self, batch: Batch, upstream: Upstream, ask: Ask, body: StreamedBody | None) -> WholeResponse:
-        secret = self._context.keyring.secret(batch.key.credential)
-        return await whole(await upstream.ask(ask, secret, timeout=CREATE_SILENCE_S, body=body))
 
     def _body(self, batch: Batch, upstream: Upstream) -> StreamedBody:
         dialect, endpoint = upstream.dialect, batch.key.endpoint
@@ -298,20 +269,11 @@ class Buyer:
         if not await self._still_mine(batch):
             raise StoreError("The lease of this engine runs out.")
 
-    async def _handle_response(self, batch: Batch, upstream: Upstream, response: WholeResponse) -> None:
-        if not response.ok:
-            await self._record_unknown(batch, f"the create was answered with {response.status}")
-            return
-        try:
-            report = upstream.dialect.report(response.body)
-        except Garbled as error:
-            await self._record_unknown(batch, str(error))
-        else:
-            await self._record_bought(batch, report.provider_id, report.expires_at)
+    # ------------------------------------------------------------ results of a create
 
     async def _record_bought(self, batch: Batch, provider_id: str, expires_at: float | None) -> None:
         context = self._context
-        offset = context.offsets.get(batch.key.provider, 0.0)
+        offset = self._api.offsets.get(batch.key.provider, 0.0)
         await context.insist(
             "writing down a bought batch",
             lambda: context.store.move(
@@ -331,7 +293,7 @@ class Buyer:
 
     async def _record_unknown(self, batch: Batch, reason: str) -> None:
         context = self._context
-        offset = context.offsets.get(batch.key.provider, 0.0)
+        offset = self._api.offsets.get(batch.key.provider, 0.0)
         await context.insist(
             "writing down an unknown create",
             lambda: context.store.move(
@@ -343,46 +305,31 @@ class Buyer:
             BatchUnknown(context.now(), batch.id, batch.count, reason, credential=context.whose(batch))
         )
 
+    async def _refuse_unsent(self, batch: Batch) -> None:
+        """Refuses a batch whose create was not sent, or not completely: the lease would end before the response, or
+        the store failed. A batch that another engine took over is `unknown` by now and stays as it is."""
+        if await self._is_mine(batch):
+            await self.refuse(batch, Refusal(0, "its create could not be sent whole", retryable=True))
+
+    async def refuse(self, batch: Batch, refusal: Refusal, files: Iterable[str] = ()) -> None:
+        """Releases the calls of a batch that was provably not bought: they wait for another batch, or go on `now`.
+        Nothing is billed, so this does not count as an attempt. `files` were uploaded for it."""
+        context = self._context
+        lane = await self._api.learn_refusal(batch, refusal)
+        reason = f"the batch was refused: {refusal.message}"
+        await context.insist(
+            "writing down a refused batch",
+            lambda: context.store.release(batch.id, BatchState.REFUSED, lane, context.now(), reason),
+        )
+        context.stats.batches_refused += 1
+        whose, status, why = context.whose(batch), refusal.status, refusal.message
+        if status:  # without a response the caller reports the error
+            then = WAITS if lane is Lane.BATCH else "Its calls go on `now`."
+            context.failing(CREATING, f"{status}: {why}", batch.key.provider, whose, then)
+        context.event_hooks.tell(BatchRefused(context.now(), batch.id, batch.count, status, why, credential=whose))
+        await self._api.delete_files(batch, files)
+
 
 def _not_bought(status: int) -> bool:
     """Whether this error status of a create proves that nothing was bought."""
     return (status < 500 and status != 408) or status == NOT_IMPLEMENTED
-
-
-# ------------------------------------------------------------ refused batches
-# They were provably not bought: their calls wait for another batch, or go on `now`.
-
-
-async def refuse(context: EngineContext, batch: Batch, refusal: Refusal) -> None:
-    """Releases the calls of a refused batch. Nothing is billed, so this does not count as an attempt."""
-    lane = await _next_lane(context, batch, refusal)
-    reason = f"the batch was refused: {refusal.message}"
-    await context.insist(
-        "writing down a refused batch",
-        lambda: context.store.release(batch.id, BatchState.REFUSED, lane, context.now(), reason),
-    )
-    context.stats.batches_refused += 1
-    whose, status, why = context.whose(batch), refusal.status, refusal.message
-    if status:  # without a response the caller reports the error
-        then = WAITS if lane is Lane.BATCH else "Its calls go on `now`."
-        context.failing(CREATING, f"{status}: {why}", batch.key.provider, whose, then)
-    context.event_hooks.tell(BatchRefused(context.now(), batch.id, batch.count, status, why, credential=whose))
-
-
-async def _next_lane(context: EngineContext, batch: Batch, refusal: Refusal) -> Lane:
-    credential = batch.key.credential
-    account = context.keyring.account(credential)
-    if refusal.crowded:
-        context.queues.full(account, batch, refusal.queue_tokens, context.now())
-        return Lane.BATCH
-    if refusal.cannot_batch:
-        model = batch.key.model if refusal.of_model else ""
-        await context.learned.refused(Lane.BATCH, account, model, refusal.message)
-        return Lane.NOW
-    if refusal.too_large and batch.count > 1:
-        context.byte_caps[account] = max(1, batch.bytes // 2)
-        return Lane.BATCH
-    if refusal.retryable and not refusal.too_large:
-        context.pause(credential, RETRY_S if refusal.retry_after is None else refusal.retry_after)
-        return Lane.BATCH
-    return Lane.NOW

@@ -25,8 +25,8 @@ from carpool.core.model import (
     ticket_number,
 )
 from carpool.core.ports import BatchReport, HttpResponse, ResultLine
-from carpool.core.upstream import Upstream, whole
-from carpool.engine.cleanup import sweep
+from carpool.core.upstream import Upstream, WholeResponse, whole
+from carpool.engine.batch.api import BatchApi
 from carpool.engine.context import LATE, PRESSED, EngineContext
 from carpool.engine.events import BatchCollected, BatchLost, FailureRateHigh
 from carpool.planners import ledger
@@ -52,8 +52,9 @@ _KINDS = {
 
 
 class Collector:
-    def __init__(self, context: EngineContext) -> None:
+    def __init__(self, context: EngineContext, api: BatchApi) -> None:
         self._context = context
+        self._api = api
         self._collecting: set[int] = set()
         self._retry_at: dict[int, float] = {}
         self._failures: Counter[int] = Counter()
@@ -95,7 +96,7 @@ class Collector:
             if await context.insist(doing, lambda: context.moved(batch, BatchState.COLLECTED)) is not None:
                 await context.reached("collected")
                 self._finished(batch, tally)
-                await sweep(context, batch, upstream, files)
+                await self._api.delete_files(batch, files)
         except CarpoolError as error:
             context.trouble(f"collecting batch {batch.id}", error, upstream.provider, context.whose(batch))
             self._failures[batch.id] += 1
@@ -129,12 +130,8 @@ class Collector:
         if places is not None:
             return places, ()
         if report is None or report.results is None:
-            context, credential = self._context, batch.key.credential
-            await context.turn(credential)
             ask = upstream.dialect.retrieve(batch.key.headers, batch.provider_id)
-            response = await whole(
-                await upstream.ask(ask, context.keyring.secret(credential), timeout=RESULTS_SILENCE_S)
-            )
+            response = await self._api.request(batch, ask, timeout=RESULTS_SILENCE_S)
             if not response.ok:
                 error = ResultsGone if response.status in GONE else Garbled
                 raise error(f"The provider answered {response.status} to a question where a batch's results are.")
@@ -215,18 +212,11 @@ class Collector:
 
     async def _open(self, batch: Batch, upstream: Upstream, place: str) -> HttpResponse:
         """Requests the results at `place`."""
-        context, credential = self._context, batch.key.credential
-        await context.turn(credential)
         ask = upstream.dialect.results(batch.key.headers, place)
-        response = await upstream.ask(ask, context.keyring.secret(credential), timeout=RESULTS_SILENCE_S)
-        context.heard(upstream, credential, response)
-        if response.status != 200:
-            whole_response = await whole(response)
-            refusal = upstream.dialect.refusal(whole_response.status, whole_response.headers, whole_response.body)
-            if whole_response.status == 429:
-                context.pause(credential, RETRY_S if refusal.retry_after is None else refusal.retry_after)
-            error = ResultsGone if whole_response.status in GONE else Garbled
-            raise error(f"The provider answered {whole_response.status} instead of a batch's results.")
+        response = await self._api.open(batch, ask, timeout=RESULTS_SILENCE_S)
+        if isinstance(response, WholeResponse):
+            error = ResultsGone if response.status in GONE else Garbled
+            raise error(f"The provider answered {response.status} instead of a batch's results.")
         return response
 
     async def _settle(self, batch: Batch, upstream: Upstream, chunk: Sequence[ResultLine], tally: Counter[str]) -> None:
@@ -358,7 +348,7 @@ class Collector:
         released = await context.released(batch, target, why)
         if released is None:
             return
-        context.queues.freed(context.keyring.account(batch.key.credential), batch.key.model)
+        self._api.freed(batch)
         context.stats.batches_lost += 1
         context.stats.requeued_calls += released
         whose, name, count = context.whose(batch), batch.provider_id or "", count + released

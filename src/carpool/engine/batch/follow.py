@@ -11,17 +11,16 @@ from carpool.core.backoff import backoff
 from carpool.core.errors import CarpoolError, Garbled
 from carpool.core.lifecycle import BatchState
 from carpool.core.model import Batch
-from carpool.core.ports import Ask, BatchReport
-from carpool.core.upstream import Upstream, WholeResponse, whole
-from carpool.engine.batch.buy import refuse
+from carpool.core.ports import BatchReport
+from carpool.core.upstream import Upstream, WholeResponse
+from carpool.engine.batch.api import BatchApi
+from carpool.engine.batch.buy import Buyer
 from carpool.engine.batch.collect import GONE, Collector
 from carpool.engine.batch.reconcile import Reconciler
-from carpool.engine.cleanup import sweep
 from carpool.engine.context import EngineContext
 from carpool.engine.events import BatchEnded, RetentionNear
 from carpool.planners.tracking import DENIED_PACE_S, WATCH, Denials, next_poll, watch_pace
 
-ASK_SILENCE_S = 60.0
 MAX_PAGES = 20
 FAILED_POLL_S = 5.0
 FAILED_POLL_MAX_S = 60.0
@@ -30,8 +29,12 @@ ALERT_BEFORE_S = 2 * 86_400.0
 
 
 class Follower:
-    def __init__(self, context: EngineContext, collector: Collector, reconciler: Reconciler) -> None:
+    def __init__(
+        self, context: EngineContext, api: BatchApi, buyer: Buyer, collector: Collector, reconciler: Reconciler
+    ) -> None:
         self._context = context
+        self._api = api
+        self._buyer = buyer
         self._collector = collector
         self._reconciler = reconciler
         self._polling: set[str] = set()
@@ -111,7 +114,7 @@ class Follower:
         due = self._due(account, batches, now)
         if due > now and account not in self._reported_ended:
             return min(due, next_due)
-        batch_quota = self._context.batch_quota(batches[0].key.credential)
+        batch_quota = self._api.quota(batches[0].key.credential)
         if not batch_quota.can_ask(now):
             return batch_quota.ask_ready_at(now)
         self._polling.add(account)
@@ -146,7 +149,7 @@ class Follower:
         self._not_before[account] = context.now() + self._backoff(account)  # whatever goes wrong, no immediate retry
         try:
             asked = context.now()
-            reports = await self._list(batches[0].key.credential, upstream, batches)
+            reports = await self._list(upstream, batches)
             await context.reached("polled")
             identified = [batch for batch in batches if not _unresolved(batch)]
             processed = [await self._process(batch, upstream, reports) for batch in identified]
@@ -170,34 +173,28 @@ class Follower:
         self._failures[account] += 1
         return backoff(self._failures[account], FAILED_POLL_S, FAILED_POLL_MAX_S, self._context.rng.random())
 
-    async def _list(self, credential: str, upstream: Upstream, batches: Sequence[Batch]) -> dict[str, BatchReport]:
+    async def _list(self, upstream: Upstream, batches: Sequence[Batch]) -> dict[str, BatchReport]:
         """Lists the provider's batches, newest first, back to the oldest of ours."""
         wanted_ids = {batch.provider_id for batch in batches if not _unresolved(batch)}
         if len(batches) == 1 and wanted_ids and batches[0].id not in self._denials:
             return {}  # one batch is requested by id; if that was denied, a list shows whether others exist
-        oldest = min(batch.intended_at for batch in batches) + self._context.offsets.get(upstream.provider, 0.0) - 120
+        oldest = min(batch.intended_at for batch in batches) + self._api.offsets.get(upstream.provider, 0.0) - 120
         unresolved = any(map(_unresolved, batches))
         reports: dict[str, BatchReport] = {}
         cursor: str | None = None
         for _ in range(MAX_PAGES):
             limit = min(1000, 2 * len(batches) + 20)
-            response = await self._ask(
-                credential, upstream, upstream.dialect.listing(batches[0].key.headers, cursor, limit)
-            )
+            listing = upstream.dialect.listing(batches[0].key.headers, cursor, limit)
+            response = await self._api.request(batches[0], listing)
             page, cursor = upstream.dialect.page(_body(response), cursor)
             reports.update((report.provider_id, report) for report in page)
             if cursor is None or (wanted_ids <= reports.keys() and not unresolved) or page[-1].created_at < oldest:
                 break
-        return await self._with_nonces(credential, upstream, batches[0], reports) if unresolved else reports
-
-    async def _with_nonces(
-        self, credential: str, upstream: Upstream, batch: Batch, reports: dict[str, BatchReport]
-    ) -> dict[str, BatchReport]:
-        """Adds nonces to the reports, if only the names of uploaded files show them."""
-        ask = upstream.dialect.naming(batch.key.headers)
-        if ask is None or not reports:
+        ask = upstream.dialect.naming(batches[0].key.headers)
+        if ask is None or not reports or not unresolved:
             return reports
-        nonces = upstream.dialect.nonces(_body(await self._ask(credential, upstream, ask)))
+        # Only the names of uploaded files show the nonces.
+        nonces = upstream.dialect.nonces(_body(await self._api.request(batches[0], ask)))
         return {name: replace(report, nonce=nonces.get(report.source or "", "")) for name, report in reports.items()}
 
     async def _process(self, batch: Batch, upstream: Upstream, reports: Mapping[str, BatchReport]) -> bool:
@@ -219,7 +216,7 @@ class Follower:
         if batch.provider_id in reports:
             return reports[batch.provider_id]
         ask = upstream.dialect.retrieve(batch.key.headers, batch.provider_id)
-        response = await self._ask(batch.key.credential, upstream, ask)
+        response = await self._api.request(batch, ask)
         return None if response.status in GONE else upstream.dialect.report(_body(response))
 
     async def _watch(self, batch: Batch, upstream: Upstream, reports: Mapping[str, BatchReport]) -> None:
@@ -252,16 +249,6 @@ class Follower:
         self._not_due_until[batch.id] = now + watch_pace(now - since)
         return since
 
-    async def _ask(self, credential: str, upstream: Upstream, ask: Ask) -> WholeResponse:
-        context = self._context
-        await context.turn(credential)
-        response = await whole(await upstream.ask(ask, context.keyring.secret(credential), timeout=ASK_SILENCE_S))
-        context.heard(upstream, credential, response)
-        if response.status == 429:
-            refusal = upstream.dialect.refusal(response.status, response.headers, response.body)
-            context.pause(credential, FAILED_POLL_S if refusal.retry_after is None else refusal.retry_after)
-        return response
-
     async def _apply(self, number: int, report: BatchReport | None) -> None:
         context = self._context
         batch = await context.store.batch(number)
@@ -275,8 +262,7 @@ class Follower:
             return
         self._denials.clear(batch.id)
         if report.failure is not None:
-            await refuse(context, batch, report.failure)
-            await sweep(context, batch, context.upstreams[batch.key.provider], report.files)
+            await self._buyer.refuse(batch, report.failure, report.files)
         elif report.ended and report.results is None:
             await self._collector.lose(batch, BatchState.LOST, "the provider no longer has its results")
         elif report.ended:
@@ -288,7 +274,7 @@ class Follower:
 
     def _results_withheld(self, batch: Batch, report: BatchReport) -> bool:
         """Whether an ended batch has announced results for so long, without a location, that none will come."""
-        provider_now = self._context.now() + self._context.offsets.get(batch.key.provider, batch.clock_offset)
+        provider_now = self._context.now() + self._api.offsets.get(batch.key.provider, batch.clock_offset)
         return report.ended_at is not None and provider_now - report.ended_at >= NEVER_NAMED_S
 
     async def _end_batch(self, batch: Batch, report: BatchReport) -> None:
@@ -297,7 +283,7 @@ class Follower:
         ended = await context.moved(batch, BatchState.ENDED, ended_at=context.now())
         if ended is None:
             return
-        context.queues.freed(context.keyring.account(whose), batch.key.model)
+        self._api.freed(batch)
         context.event_hooks.tell(BatchEnded(context.now(), batch.id, report.provider_id, took, credential=whose))
         await context.reached("ended")
         self._collector.start(ended, report)

@@ -28,6 +28,7 @@ from carpool.core.lifecycle import UNRESOLVED, BatchState
 from carpool.core.model import Batch
 from carpool.core.ports import BatchReport
 from carpool.core.upstream import Upstream
+from carpool.engine.batch.api import BatchApi
 from carpool.engine.batch.collect import Collector
 from carpool.engine.context import EngineContext
 from carpool.engine.events import BatchAbandoned, BatchSubmitted
@@ -38,8 +39,9 @@ LINES_TO_READ = 50  # our batch shows its nonce within this many lines; stray li
 
 
 class Reconciler:
-    def __init__(self, context: EngineContext, collector: Collector) -> None:
+    def __init__(self, context: EngineContext, api: BatchApi, collector: Collector) -> None:
         self._context = context
+        self._api = api
         self._collector = collector
 
     def due(self, batch: Batch, looked: float | None) -> float:
@@ -68,7 +70,7 @@ class Reconciler:
             await self._known_ids(batch),
             await context.store.suspects(batch.id),
             asked,
-            context.offsets.get(upstream.provider, batch.clock_offset),
+            self._api.offsets.get(upstream.provider, batch.clock_offset),
             grace=GRACE_S,
             pressed=False,  # urgent calls are rescued one by one, so the batch can wait for proof
         )

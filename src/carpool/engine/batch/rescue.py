@@ -29,14 +29,13 @@ from msgspec.structs import replace
 from carpool.core.errors import CarpoolError
 from carpool.core.lifecycle import BOUGHT
 from carpool.core.model import Batch, Call, Due, EntryKind, Lane, OpenCalls, Parcel, ticket_text
-from carpool.core.upstream import whole
+from carpool.engine.batch.api import BatchApi
 from carpool.engine.context import LATE, PRESSED, EngineContext, Reply
 from carpool.engine.events import BatchLate, CallRescued
 from carpool.engine.now.send import Sender, SendRequest, Sent
 from carpool.planners.batch_limits import TokenBucket
 from carpool.planners.tracking import early_start, rescue_plan
 
-ASK_SILENCE_S = 60.0
 CANCEL_AGAIN_S = 2.0  # minimum time between two cancel requests for a batch
 RELIED_ON_S = 2.0  # poll interval of a batch that is the only one left to answer a call
 TAKEN_S = 5.0  # poll interval for a call that another engine is sending
@@ -48,8 +47,11 @@ NOTHING_OPEN = OpenCalls(0, 0, None)
 
 
 class Rescuer:
-    def __init__(self, context: EngineContext, sender: Sender, look_soon: Callable[[str, str], None]) -> None:
+    def __init__(
+        self, context: EngineContext, api: BatchApi, sender: Sender, look_soon: Callable[[str, str], None]
+    ) -> None:
         self._context = context
+        self._api = api
         self._sender = sender
         self._poll_soon = look_soon  # takes a provider and its batch id
         self._relied_on: dict[tuple[str, str], tuple[float, float]] = {}  # batch → (next poll, end)
@@ -252,9 +254,7 @@ class Rescuer:
             if batch.provider_id is None or batch.state not in BOUGHT:
                 return
             await context.store.annotate(batch.id, note=PRESSED)  # before the provider says that it stops
-            await context.turn(credential)
-            ask = upstream.dialect.cancel(batch.key.headers, batch.provider_id)
-            response = await whole(await upstream.ask(ask, context.keyring.secret(credential), timeout=ASK_SILENCE_S))
+            response = await self._api.request(batch, upstream.dialect.cancel(batch.key.headers, batch.provider_id))
             self._cancel_after[batch.id] = context.now() + CANCEL_AGAIN_S
             if response.ok:
                 await context.stopping(batch, PRESSED)
