@@ -738,9 +738,9 @@ MUTANTS = (
     Mutant(
         "a create that was cut is sent again with its file",
         f"{ENGINE}/batch/buy.py",
-        "            else:\n                await self._record_unknown(batch, str(error))\n        else:\n",
+        "            else:\n                await self._record_unknown(batch, str(error))\n            return True\n",
         "            elif again:\n                return False\n            else:\n"
-        "                await self._record_unknown(batch, str(error))\n        else:\n",
+        "                await self._record_unknown(batch, str(error))\n            return True\n",
         test=WORLDS.format("test_a_create_that_was_cut_is_looked_for_and_never_sent_again"),
     ),
     Mutant(
