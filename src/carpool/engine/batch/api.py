@@ -125,9 +125,7 @@ class BatchApi:
             quota = quota.eased()
         self.set_quota(credential, quota)
         if status == 429:
-            refusal = dialect.refusal(status, headers, body)
-            if not refusal.crowded:  # a full queue of one model says nothing about other requests
-                self._pause(credential, refusal.retry_after)
+            self._pause(credential, dialect.refusal(status, headers, body).retry_after)
 
     def _pause(self, credential: str, seconds: float | None) -> None:
         until = self._context.now() + min(PAUSE_S if seconds is None else seconds, LONGEST_PAUSE_S)
