@@ -102,7 +102,7 @@ test-family-%: .venvs/family-%/.ready
 UVICORN := 0.53
 
 test-uvicorn: .venvs/uvicorn-$(UVICORN)/.ready ## Run the tests of the proxy's connections under the oldest supported uvicorn
-	@.venvs/uvicorn-$(UVICORN)/bin/python -m pytest -k 'not newest' tests/house/test_dependencies.py tests/frontends/proxy/http/test_known_heads.py
+	@.venvs/uvicorn-$(UVICORN)/bin/python -m pytest -k 'not newest' tests/house/test_dependencies.py tests/frontends/proxy/http/test_connection.py
 
 .venvs/uvicorn-%/.ready: pyproject.toml
 	@mkdir -p .venvs && echo '*' > .venvs/.gitignore

@@ -11,8 +11,7 @@ import pytest
 from carpool.cli.announce import Holding, stopped
 from carpool.config import Config
 from carpool.engine.events import BatchCollected, BatchEnded, BatchSubmitted, TroubleBegan, TroubleOver
-from carpool.frontends.proxy.log import LogEvent, LogLine, Noted, as_text
-from carpool.frontends.proxy.log_events import EventLogger, waiting
+from carpool.frontends.proxy.log import EventLogger, LogEvent, LogLine, Noted, as_text, waiting
 from tests.support.doc_blocks import ROOT, blocks
 
 BATCH = "msgbatch_013Zva2CMHLNnXjNJJKqJ2EF"

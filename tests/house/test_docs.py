@@ -12,7 +12,7 @@ from types import ModuleType
 import pytest
 
 from carpool.core import lifecycle, model
-from carpool.frontends.proxy import log_events
+from carpool.frontends.proxy import log
 from carpool.planners import policy
 
 from .sources import ROOT, Module, modules
@@ -134,8 +134,8 @@ def test_every_event_is_documented() -> None:
 
 
 def test_every_event_of_the_log_is_documented() -> None:
-    told = {name for name, _ in (*log_events.HAPPENINGS.values(), *log_events.WARNED.values())}
-    told |= {"call", "log", "start", "stop", log_events.WAITING}
+    told = {name for name, _ in (*log.HAPPENINGS.values(), *log.WARNED.values())}
+    told |= {"call", "log", "start", "stop", log.WAITING}
     missing = unquoted(told, read("docs/proxy.md").partition("## The log")[2])
     assert not missing, f"docs/proxy.md does not explain the events {', '.join(sorted(missing))} of the log."
 

@@ -53,8 +53,7 @@ from carpool.core.errors import CarpoolError, ConfigError
 from carpool.engine import Engine, Keyring, Upstream
 from carpool.frontends.proxy import Proxy
 from carpool.frontends.proxy.http.connection import Connection
-from carpool.frontends.proxy.log import JsonFormatter, LogWriter, Noted, Tell, as_json, as_text, to_stream
-from carpool.frontends.proxy.log_events import EventLogger
+from carpool.frontends.proxy.log import EventLogger, JsonFormatter, LogWriter, Noted, Tell, as_json, as_text, to_stream
 from carpool.frontends.proxy.waiting import Patience
 from carpool.planners.access.hosts import Hosts
 from carpool.planners.capabilities import Capabilities

@@ -19,7 +19,7 @@ from carpool.engine.engine import LEASE
 from carpool.engine.events import Trouble
 from carpool.engine.tasks import BackgroundTasks
 from carpool.frontends.intake import make_call
-from carpool.frontends.proxy.webhooks import PREFIX, Hooks
+from carpool.frontends.proxy.admin import HOOKS, Hooks
 from carpool.planners.access.options import Options
 from carpool.planners.policy import RoutingPolicy
 from carpool.sim.leaving import Cut
@@ -180,7 +180,7 @@ class Process:
             answered.append(message.get("status", 0))
 
         try:
-            await self._hooks.answer("POST", f"{PREFIX}{provider}", headers, receive, send)
+            await self._hooks.answer("POST", f"{HOOKS}{provider}", headers, receive, send)
         except CarpoolError as error:
             return error.status
         return answered[0]

@@ -13,8 +13,17 @@ import pytest
 
 from carpool.engine import events
 from carpool.engine.events import BatchSubmitted, Event, TroubleBegan
-from carpool.frontends.proxy.log import JsonFormatter, LogEvent, as_json, as_text
-from carpool.frontends.proxy.log_events import HAPPENINGS, UNTOLD, WARNED, EventLogger, span
+from carpool.frontends.proxy.log import (
+    HAPPENINGS,
+    UNTOLD,
+    WARNED,
+    EventLogger,
+    JsonFormatter,
+    LogEvent,
+    as_json,
+    as_text,
+    span,
+)
 from carpool.mock import Constant, Faults, MockConfig, serve
 from carpool.planners.forecast import Forecast, Part
 from tests.support.stage import QUICK, Stage, ask, staged

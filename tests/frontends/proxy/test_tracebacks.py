@@ -159,7 +159,7 @@ def test_only_carpools_own_words_are_told() -> None:
     error = raised(ValueError(SECRET))
     error.__cause__ = error  # a chain that bites its tail
     assert safe_traceback(error).count("ValueError") == 1
-    assert "test_crashes.py" in safe_traceback(error)
+    assert "test_tracebacks.py" in safe_traceback(error)
 
 
 def holders() -> Iterator[type]:

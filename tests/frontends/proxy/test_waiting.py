@@ -11,7 +11,7 @@ import httpx2
 import pytest
 import pytest_asyncio
 
-from carpool.frontends.proxy.client_kinds import ClientKind, recognise
+from carpool.dialects.keep_alive import ClientKind, recognise
 from carpool.frontends.proxy.waiting import Patience
 from carpool.mock import Constant, MockConfig, expected_openai_text, expected_text
 from tests.support.raw_client import exchange

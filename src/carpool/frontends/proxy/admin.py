@@ -2,23 +2,35 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import hmac
 import os
-from collections.abc import Awaitable, Callable, Sequence
+from collections import OrderedDict, deque
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from enum import StrEnum
 from typing import Any, TypeVar
 from urllib.parse import parse_qs
 
 import msgspec
 
-from carpool.core.errors import BadCall
+from carpool.core.errors import BadCall, NoProvider, TimedOut
 from carpool.core.lifecycle import BatchState, TicketState
 from carpool.core.model import Batch, CallRow, Headers, ticket_number, ticket_text
 from carpool.core.ports import Clock, Dialect
-from carpool.engine import Engine
-from carpool.frontends.proxy.event_stream import EventStream
-from carpool.frontends.proxy.http.asgi import JSON, send_whole
+from carpool.engine import Engine, Event
+from carpool.engine.events import EventHooks
+from carpool.frontends.proxy.http.asgi import (
+    EVENT_STREAM,
+    JSON,
+    Disconnected,
+    Receive,
+    Send,
+    read_body,
+    send_chunk,
+    send_head,
+    send_whole,
+)
 from carpool.frontends.proxy.request_context import RequestContext
 from carpool.frontends.proxy.tickets import PATH as CALLS
 from carpool.frontends.proxy.tickets import TicketRoutes, send_bought, send_too_late
@@ -243,3 +255,152 @@ def _batch(batch: Batch, credential: str, now: float) -> dict[str, Any]:
         "abandoned": batch.abandoned,
         "note": batch.note,
     }
+
+
+# ------------------------------------------------------------ events
+
+
+MOST_UNREAD = 1000  # events that a slow reader may lag behind
+SILENCE_S = 15.0  # between keep-alive comments
+SLOWEST_READ_S = 30.0  # for the client to read a chunk
+
+KEEP_ALIVE = b": still here\n\n"
+TOO_SLOW = b": %d events were missed, because they were not read in time. Connect again.\n\n"
+GOOD_BYE = b": carpool is stopping.\n\n"
+
+
+class _Subscriber:
+    """One client. `viewer`: the credentials whose events it may see; None: all."""
+
+    def __init__(self, viewer: Collection[str] | None) -> None:
+        self._viewer = viewer
+        self.unread: deque[Event] = deque()
+        self.missed = 0
+        self.woken = asyncio.Event()
+
+    def tell(self, event: Event) -> None:
+        if self._viewer is not None and event.credential not in self._viewer:
+            return
+        if len(self.unread) < MOST_UNREAD and not self.missed:
+            self.unread.append(event)
+        else:
+            self.missed += 1
+        self.woken.set()
+
+
+class EventStream:
+    """Sends events to subscribers. Hooks into the engine only while there are any."""
+
+    def __init__(self, event_hooks: EventHooks) -> None:
+        self._event_hooks = event_hooks
+        self._subscribers: set[_Subscriber] = set()
+        self._stopping = False
+
+    def _publish(self, event: Event) -> None:
+        for subscriber in self._subscribers:
+            subscriber.tell(event)
+
+    def stop(self) -> None:
+        """Ends every subscriber's stream."""
+        self._stopping = True
+        for subscriber in self._subscribers:
+            subscriber.woken.set()
+
+    async def listen(self, request: RequestContext, viewer: Collection[str] | None = None) -> None:
+        subscriber = _Subscriber(viewer)
+        if not self._subscribers:
+            self._event_hooks.add(self._publish)
+        self._subscribers.add(subscriber)
+        try:
+            await send_head(request.send, 200, [EVENT_STREAM, ("cache-control", "no-cache")])
+            await self._pump(subscriber, request)
+        finally:
+            self._subscribers.discard(subscriber)
+            if not self._subscribers:
+                self._event_hooks.remove(self._publish)
+
+    async def _pump(self, subscriber: _Subscriber, request: RequestContext) -> None:
+        request.leaving.add_done_callback(lambda _: subscriber.woken.set())
+        while not request.gone:
+            chunk = b"".join(map(_encoded, _drain(subscriber.unread))) or KEEP_ALIVE
+            await _send_in_time(SLOWEST_READ_S, request, chunk)
+            if subscriber.missed and not subscriber.unread:
+                await _send_in_time(SLOWEST_READ_S, request, TOO_SLOW % subscriber.missed, more=False)
+                return
+            if self._stopping:
+                await _send_in_time(SLOWEST_READ_S, request, GOOD_BYE, more=False)
+                return
+            await _wait_for_events(subscriber)
+        raise Disconnected
+
+
+async def _wait_for_events(subscriber: _Subscriber) -> None:
+    try:
+        async with asyncio.timeout(SILENCE_S):
+            await subscriber.woken.wait()
+    except TimeoutError:
+        return
+    subscriber.woken.clear()
+
+
+async def _send_in_time(seconds: float, request: RequestContext, chunk: bytes, *, more: bool = True) -> None:
+    try:
+        async with asyncio.timeout(seconds):
+            await send_chunk(request.send, chunk, more=more)
+    except TimeoutError:
+        raise TimedOut("A listener at /carpool/events reads nothing. Its connection is closed.") from None
+
+
+def _drain(unread: deque[Event]) -> list[Event]:
+    events = list(unread)
+    unread.clear()
+    return events
+
+
+def _encoded(event: Event) -> bytes:
+    name = type(event).__name__
+    fields = {"type": name, **msgspec.to_builtins(event), "credential": event.credential[:8]}
+    return b"event: %b\ndata: %b\n\n" % (
+        name.encode(),
+        msgspec.json.encode(fields),
+    )
+
+
+# ------------------------------------------------------------ webhooks
+
+
+HOOKS = "/carpool/hooks/"
+MAX_HOOK = 100_000
+REMEMBERED = 10_000  # webhook ids, to ignore duplicates
+
+
+class Hooks:
+    """`secrets`: by provider. The signature authenticates the sender, so no token is needed."""
+
+    def __init__(self, engine: Engine, clock: Clock, secrets: Mapping[str, str]) -> None:
+        self._engine = engine
+        self._clock = clock
+        self._secrets = secrets
+        self._seen: OrderedDict[tuple[str, str], None] = OrderedDict()
+
+    async def answer(self, method: str, path: str, headers: Headers, receive: Receive, send: Send) -> None:
+        provider = path.removeprefix(HOOKS)
+        if provider not in self._secrets:
+            raise NoProvider(
+                f"carpool takes no webhooks at {path[:80]}: set providers.NAME.webhook_secret_env for a provider."
+            )
+        if method != "POST":
+            raise BadCall("Webhooks are posted.")
+        body = await read_body(receive, MAX_HOOK)
+        news = self._engine.news(provider, self._secrets[provider], headers, body, self._clock.now())
+        if self._is_new(provider, news.id) and news.batch is not None:
+            self._engine.look_soon(provider, news.batch)
+        await send_whole(send, 200, [JSON], b'{"received":true}')
+
+    def _is_new(self, provider: str, name: str) -> bool:
+        if (provider, name) in self._seen:
+            return False
+        self._seen[provider, name] = None
+        if len(self._seen) > REMEMBERED:
+            self._seen.popitem(last=False)
+        return True

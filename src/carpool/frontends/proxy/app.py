@@ -12,7 +12,7 @@ from typing import Any, Literal
 from carpool.core.errors import BadCall, CarpoolError
 from carpool.core.ports import Clock, Dialect, RawRequest
 from carpool.engine import Engine, Upstream
-from carpool.frontends.proxy.admin import Admin
+from carpool.frontends.proxy.admin import HOOKS, Admin, Hooks
 from carpool.frontends.proxy.calls import MAX_BODY, PASSED, CallHandler, WaitingCall
 from carpool.frontends.proxy.disconnect import DisconnectGuard
 from carpool.frontends.proxy.http.asgi import (
@@ -29,8 +29,7 @@ from carpool.frontends.proxy.http.asgi import (
     request_headers,
     send_whole,
 )
-from carpool.frontends.proxy.http.connection import ClientSink, informer, receiver
-from carpool.frontends.proxy.http.known_heads import KnownHeads
+from carpool.frontends.proxy.http.connection import ClientSink, KnownHeads, informer, receiver
 from carpool.frontends.proxy.http.responses import RequestRefused
 from carpool.frontends.proxy.log import Note, Tell
 from carpool.frontends.proxy.parse_head import LOCAL_ONLY, HeadFacts, HeadParser, ParsedHead
@@ -40,8 +39,6 @@ from carpool.frontends.proxy.request_context import RequestContext
 from carpool.frontends.proxy.request_log import RequestLog
 from carpool.frontends.proxy.tickets import TicketRoutes
 from carpool.frontends.proxy.waiting import Patience
-from carpool.frontends.proxy.webhooks import PREFIX as HOOKS
-from carpool.frontends.proxy.webhooks import Hooks
 from carpool.planners.access.hosts import Hosts
 from carpool.planners.access.providers import HouseKeys, below, upgrade_refused, wire_of
 from carpool.planners.access.rules import RuleBook

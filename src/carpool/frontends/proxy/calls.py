@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from carpool.core.errors import BadCall, CallFailed, CallTooLarge, CarpoolError, Closed, Garbled
 from carpool.core.model import Call, Entry, Lane, ticket_text
 from carpool.core.ports import Clock, Dialect, Parsed, RawRequest
-from carpool.dialects.keep_alive import Vigil
+from carpool.dialects.keep_alive import Client, Vigil
 from carpool.engine import Diverted, Engine, Passage, PendingCall, Reply, Upstream
 from carpool.engine.now.decompress import read_whole
 from carpool.frontends.intake import (
@@ -25,7 +25,6 @@ from carpool.frontends.intake import (
     passing_headers,
     with_fingerprint,
 )
-from carpool.frontends.proxy.client_kinds import Client
 from carpool.frontends.proxy.disconnect import DisconnectGuard
 from carpool.frontends.proxy.http.asgi import (
     EVENT_STREAM,
@@ -38,8 +37,7 @@ from carpool.frontends.proxy.http.asgi import (
 )
 from carpool.frontends.proxy.http.connection import ClientSink
 from carpool.frontends.proxy.http.liveness import ConnectionLost
-from carpool.frontends.proxy.log import LogLine, Note, Tell, redacted
-from carpool.frontends.proxy.log_events import waiting
+from carpool.frontends.proxy.log import LogLine, Note, Tell, redacted, waiting
 from carpool.frontends.proxy.parse_head import HeadFacts
 from carpool.frontends.proxy.pass_through import as_it_is, pass_answer, pass_through
 from carpool.frontends.proxy.relay import CLIENT_LEFT, Relay

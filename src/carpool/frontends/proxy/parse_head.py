@@ -19,10 +19,10 @@ from carpool.core.keys import KeyHolder
 from carpool.core.model import Headers
 from carpool.core.ports import RawRequest
 from carpool.dialects.headers import ONE_REQUEST
+from carpool.dialects.keep_alive import Client, recognise
 from carpool.engine import Upstream
 from carpool.engine.now.decompress import encodings
 from carpool.frontends.proxy import admin
-from carpool.frontends.proxy.client_kinds import Client, recognise
 from carpool.frontends.proxy.http.asgi import Scope, end_to_end, request_headers
 from carpool.frontends.proxy.tickets import later
 from carpool.planners.access.hosts import Hosts, of_the_way

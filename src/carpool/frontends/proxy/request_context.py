@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from carpool.frontends.proxy.client_kinds import Client
+from carpool.dialects.keep_alive import Client
 from carpool.frontends.proxy.http.asgi import Once
 from carpool.frontends.proxy.http.connection import Inform, Leaving, Receive
 from carpool.frontends.proxy.http.liveness import ConnectionLost

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 
 from carpool.core.errors import CarpoolError
 from carpool.core.ports import Clock
+from carpool.dialects.keep_alive import Client, recognise
 from carpool.frontends.proxy.admin import PREFIX
-from carpool.frontends.proxy.client_kinds import Client, recognise
 from carpool.frontends.proxy.http.asgi import Disconnected, Scope, request_headers
 from carpool.frontends.proxy.http.responses import REFUSED, RequestRefused
 from carpool.frontends.proxy.log import LogLine, Note, redacted

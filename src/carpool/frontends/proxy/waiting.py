@@ -30,9 +30,8 @@ from dataclasses import dataclass, fields
 
 from carpool.core.model import Headers, ticket_text
 from carpool.core.ports import Clock, Dialect
-from carpool.dialects.keep_alive import EarlyMessage, EarlyResponse, Pings, Vigil
+from carpool.dialects.keep_alive import Client, ClientKind, EarlyMessage, EarlyResponse, Pings, Vigil
 from carpool.engine import PendingCall, Reply
-from carpool.frontends.proxy.client_kinds import Client, ClientKind
 from carpool.frontends.proxy.http.asgi import EVENT_STREAM, JSON, Disconnected, Send, send_chunk, send_head
 from carpool.frontends.proxy.http.connection import Inform
 from carpool.frontends.proxy.request_context import RequestContext

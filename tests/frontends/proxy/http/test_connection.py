@@ -11,8 +11,7 @@ import pytest
 
 from carpool.config.values import ConnectionLimits
 from carpool.core.keys import revoked
-from carpool.frontends.proxy.http.connection import MOST_AT_ONCE, Connection
-from carpool.frontends.proxy.http.known_heads import LARGEST, MOST, KnownHeads
+from carpool.frontends.proxy.http.connection import LARGEST, MOST, MOST_AT_ONCE, Connection, KnownHeads
 from carpool.frontends.proxy.log import LogLine
 from carpool.planners.access.read_rules import read_rules
 from carpool.planners.access.rules import MOST_KINDS, RuleBook
