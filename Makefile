@@ -11,15 +11,20 @@ TOGETHER := -n auto --dist loadfile
 UNIT := config contract core dialects engine house http mock planners properties stores
 
 .DEFAULT_GOAL := help
-.PHONY: help setup test unit walk check fix docs sim mutants demo clean test-sdks test-newest test-real test-slow fuzz test-uvicorn bench-pool bench-proxy bench-shared bench-pressure
+.PHONY: help setup test test-deep test-all unit walk check fix docs sim mutants demo clean test-sdks test-newest test-real test-slow fuzz test-uvicorn bench-pool bench-proxy bench-shared bench-pressure
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-11s %s\n", $$1, $$2 }' Makefile
 
 setup: $(READY) ## Make the virtual environment (every other target does it when needed)
 
-test: $(READY) ## Run the tests
-	@$(BIN)/python -m pytest $(TOGETHER) $(ARGS)
+test: $(READY) ## Run the tests, but for the deep ones
+	@$(BIN)/python -m pytest $(TOGETHER) -m 'not deep' $(ARGS)
+
+test-deep: $(READY) ## Run the deep tests only: all crashes, more worlds, more stores; slow
+	@$(BIN)/python -m pytest $(TOGETHER) -m deep $(ARGS)
+
+test-all: test test-deep ## Run all tests: the quick ones, then the deep ones
 
 unit: $(READY) ## Run the quick tests only: parts and contracts, no children, no worlds
 	@$(BIN)/python -m pytest $(TOGETHER) $(ARGS) $(UNIT:%=tests/%)

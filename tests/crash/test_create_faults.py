@@ -23,6 +23,7 @@ from carpool import FleetDispatcher, RoutingPolicy
 from carpool.core.model import EntryKind, Lane
 from carpool.mock import Constant, Faults, MockAnthropic, MockConfig, fingerprint, serve
 from tests.support.crash import PATIENCE_S, POLICY, Call, World, check_books, groups, make_call
+from tests.support.deep import quick_and_deep
 
 GRACE_S = 3.0
 CREATE_SILENCE_S = 1.0
@@ -79,6 +80,7 @@ def cases() -> Iterator[Case]:
 
 
 CASES = {case.name: case for case in cases()}
+QUICK = [[case.name for case in cases() if case.fault == fault][at % 3] for at, fault in enumerate(AFTER + BEFORE)]
 
 
 class Office:
@@ -239,7 +241,7 @@ async def run_one(case: Case, folder: Path, gate: asyncio.Semaphore) -> str | No
     return None
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", quick_and_deep(CASES, QUICK))
 def test_create(name: str, outcomes: dict[str, str | None]) -> None:
     trouble = outcomes[name]
     if trouble is not None:

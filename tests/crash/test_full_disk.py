@@ -25,6 +25,7 @@ import carpool.engine.batch.reconcile
 from carpool import CarpoolError, FleetDispatcher, RoutingPolicy, StoreAway, StoreUnwritable
 from carpool.mock import Faults, MockAnthropic, MockConfig, fingerprint, serve
 from tests.support.crash import NEVER, POLICY, Call, World, check_books, make_call
+from tests.support.deep import quick_and_deep
 from tests.support.disks import Disk, Limited, Mounted, mounted, ways
 from tests.support.postgres import HASTY, Server, schema_url
 
@@ -116,7 +117,7 @@ async def check(made: World, crowd: Crowd) -> None:
 # ---------------------------------------------------------------- SQLite
 
 
-@pytest.fixture(params=ways())
+@pytest.fixture(params=quick_and_deep(ways(), ways()[:1]))
 def file(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[Path, Disk]]:
     if request.param == "mounted":
         with mounted(tmp_path / "small", 16) as folder:
@@ -143,7 +144,7 @@ async def test_sqlite_on_a_full_disk(file: tuple[Path, Disk], tmp_path: Path) ->
 # ---------------------------------------------------------------- PostgreSQL
 
 
-@pytest.fixture(params=ways())
+@pytest.fixture(params=quick_and_deep(ways(), ways()[:1]))
 def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Server, Disk]]:
     folder = tmp_path_factory.mktemp("small")
     if request.param == "mounted":

@@ -19,6 +19,7 @@ import pytest
 
 from carpool.mock import fingerprint
 from tests.support.crash import POLICY, Call, Child, World, check_answers, check_bought_once, children, make_call, world
+from tests.support.deep import quick_and_deep
 from tests.support.postgres import HASTY, Server, schema_url
 
 LASTING = HASTY | {"synchronous_commit": "on"}  # what was committed outlives a server that is stopped at once
@@ -116,7 +117,10 @@ async def after_the_restart(server: Server, child: Child) -> None:
     await child.kill()
 
 
-@pytest.mark.parametrize("moment", [before_the_restart, while_it_is_away, after_the_restart])
+MOMENTS = (before_the_restart, while_it_is_away, after_the_restart)
+
+
+@pytest.mark.parametrize("moment", quick_and_deep(MOMENTS, [while_it_is_away]))
 async def test_who_dies_around_a_restart_is_found_by_its_clients(
     server: Server, tmp_path: Path, moment: Moment
 ) -> None:
@@ -159,6 +163,7 @@ def check_two_samples(made: World, calls: list[Call], first: Child, second: Chil
 # ---------------------------------------------------------------- another server takes over
 
 
+@pytest.mark.deep
 async def test_after_a_fail_over_the_dead_are_found_and_the_living_stay_two(tmp_path: Path, pair: Pair) -> None:
     """The first server is lost with one process. The standby has run for long; nobody was ever connected to it."""
     calls = [make_call(number) for number in range(2 * EACH)]

@@ -10,9 +10,10 @@ from collections.abc import Iterator
 import pytest
 
 from tests.support.crash import POLICY, World, check_answers, check_bought_once, make_call
+from tests.support.deep import quick_and_deep
 from tests.support.postgres import schema_url, shared_url
 
-from .test_crash_matrix import SCENARIOS, Scenario, run_each
+from .test_crash_matrix import Scenario, large, one_of_each, run_each
 
 AT_ONCE = 8  # the server works for all of them
 PATIENCE_S = 40.0
@@ -93,10 +94,17 @@ def plan() -> Iterator[Scenario]:
         yield Scenario(f"killed at {point}, while another waits", point, while_another_waits, point)
     for point in POINTS:
         yield Scenario(f"stopped at {point}, and awake with a stale lease", point, with_a_stale_lease, point)
-    yield from SCENARIOS.values()
+    # What SQLite shows of every scenario, one of each kind shows here.
+    yield from one_of_each(lambda scenario: (scenario.run, scenario.point))
+    yield from large()
 
 
 SHARED = {scenario.name: scenario for scenario in plan()}
+QUICK = (
+    "four processes side by side",
+    "killed at created, while another waits",
+    "stopped at bought, and awake with a stale lease",
+)
 
 
 @pytest.fixture(scope="session")
@@ -125,7 +133,7 @@ def outcomes(
     return dict(zip(asked, results, strict=True))
 
 
-@pytest.mark.parametrize("name", SHARED)
+@pytest.mark.parametrize("name", quick_and_deep(SHARED, QUICK))
 def test_on_postgres(name: str, outcomes: dict[str, str | None]) -> None:
     trouble = outcomes[name]
     if trouble is not None:

@@ -80,6 +80,7 @@ def ways() -> tuple[str, ...]:
     return ("mounted", "limited") if _may_mount() else ("limited",)
 
 
+@cache
 def _may_mount() -> bool:
     if os.geteuid() != 0:
         return False
