@@ -51,6 +51,22 @@ def test_stream_options_go_where_stream_goes() -> None:
 
 
 @pytest.mark.parametrize(
+    "body",
+    [
+        b'{"model":"m","stream":true,"stream_options":null,"messages":[]}',
+        b'{"stream_options": null, "model": "m", "messages": [], "stream": true}',
+        b'{"model":"m","messages":[],"stream":true , "stream_options" : null }',
+    ],
+)
+def test_stream_options_may_be_null(body: bytes) -> None:
+    parsed = parse(body)
+    assert json.loads(parsed.body) == {"model": "m", "messages": []}
+    assert parsed.stream
+    assert parsed.canonical == parse(b'{"model":"m","messages":[]}').canonical
+    assert OPENAI.wish(body) == ""
+
+
+@pytest.mark.parametrize(
     ("path", "more", "tokens"),
     [
         ("/v1/chat/completions", {}, 4096),

@@ -3,6 +3,7 @@
 import asyncio
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import httpx2
@@ -80,6 +81,20 @@ async def test_a_stream_rides_too_and_is_told_again() -> None:
         assert [one.sequence_number for one in events] == sorted({one.sequence_number for one in events})
         assert events[-1].type == "response.completed"
         await balanced(stage, 2)
+
+
+async def test_stream_options_that_are_null_change_nothing() -> None:
+    config = replace(QUICK, openai=OpenAIConfig(flex_latency=Constant(0.02)))
+    async with both(config) as stage, httpx2.AsyncClient(timeout=60) as http:
+        for lane in ("now", "flex", "batch"):
+            asked = chat(lane, stream=True, stream_options=None)
+            headers = {"authorization": "Bearer k", "x-carpool-lane": lane}
+            answer = await http.post(f"{stage.url}/v1/chat/completions", json=asked, headers=headers)
+            assert (answer.status_code, answer.headers["x-carpool-lane"]) == (200, lane)
+            assert answer.text.endswith("data: [DONE]\n\n")
+        entries = await stage.booked(3)
+        # A stream on `now` or `flex` has no usage unless the client asks for it.
+        assert sorted(entry.lane for entry in entries if entry.paid is None) == ["flex", "now"]
 
 
 @pytest.mark.parametrize(
