@@ -73,11 +73,11 @@ $(READY): pyproject.toml
 # ---- every version of the SDK that is promised to work, each in an environment of its own; none is skipped
 
 SDKS := 2.9 1.17 0.97
-FAMILY := openai-1.70 groq-1.7 mistralai-3.7
-.SECONDARY: $(SDKS:%=.venvs/anthropic-%/.ready) $(FAMILY:%=.venvs/family-%/.ready)
+COMPATIBLE := openai-1.70 groq-1.7 mistralai-3.7
+.SECONDARY: $(SDKS:%=.venvs/anthropic-%/.ready) $(COMPATIBLE:%=.venvs/compatible-%/.ready)
 
-test-sdks: ## Run every frontend under every supported version of the anthropic SDK, and under those of OpenAI's family
-	@$(MAKE) --no-print-directory -j3 $(SDKS:%=test-sdk-%) $(FAMILY:%=test-family-%) test-newest test-uvicorn
+test-sdks: ## Run every frontend under every supported version of the anthropic SDK, and under those of OpenAI-compatible providers
+	@$(MAKE) --no-print-directory -j3 $(SDKS:%=test-sdk-%) $(COMPATIBLE:%=test-compatible-%) test-newest test-uvicorn
 
 test-sdk-%: .venvs/anthropic-%/.ready
 	@.venvs/anthropic-$*/bin/python tests/sdk/matrix.py $*
@@ -90,12 +90,12 @@ test-sdk-%: .venvs/anthropic-%/.ready
 	@touch $@
 
 test-newest: $(READY) ## Run every frontend under the newest openai SDK, which is among the tools here
-	@$(BIN)/python tests/sdk/family.py openai 3.51
+	@$(BIN)/python tests/sdk/openai_compatible.py openai 3.51
 
-test-family-%: .venvs/family-%/.ready
-	@.venvs/family-$*/bin/python tests/sdk/$(if $(findstring mistralai,$*),under,family).py $(subst -, ,$*)
+test-compatible-%: .venvs/compatible-%/.ready
+	@.venvs/compatible-$*/bin/python tests/sdk/$(if $(findstring mistralai,$*),under,openai_compatible).py $(subst -, ,$*)
 
-.venvs/family-%/.ready: pyproject.toml
+.venvs/compatible-%/.ready: pyproject.toml
 	@mkdir -p .venvs && echo '*' > .venvs/.gitignore
 	@echo "Setting up $(subst -, ,$*) ..."
 	@test -x $(@D)/bin/pip || $(PYTHON) -m venv $(@D)

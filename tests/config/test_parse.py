@@ -337,17 +337,17 @@ def test_the_examples_in_the_docs_are_read(page: str, read: Read) -> None:
         read(example)
 
 
-# ---------------------------------------------------------------- OpenAI's relatives
+# ---------------------------------------------------------------- OpenAI-compatible providers
 
 
 @pytest.mark.parametrize(
-    ("section", "relative", "base_url"),
+    ("section", "vendor", "base_url"),
     [
         ("groq: {}", "groq", "https://api.groq.com/openai/v1"),
         ("mistral: {}", "mistral", "https://api.mistral.ai/v1"),
         ("together: {}", "together", "https://api.together.ai/v1"),
         ("xai: {}", "xai", "https://api.x.ai/v1"),
-        ("fast: {relative: groq}", "groq", "https://api.groq.com/openai/v1"),
+        ("fast: {vendor: groq}", "groq", "https://api.groq.com/openai/v1"),
         ("fast: {dialect: openai, base_url: 'https://api.groq.com'}", "groq", "https://api.groq.com/openai/v1"),
         (
             "mine: {dialect: openai, base_url: 'https://r.openai.azure.com'}",
@@ -356,16 +356,16 @@ def test_the_examples_in_the_docs_are_read(page: str, read: Read) -> None:
         ),
         ("azure: {base_url: 'https://r.openai.azure.com/openai/v1'}", "azure", "https://r.openai.azure.com/openai/v1"),
         (
-            "fast: {relative: openai, base_url: 'https://api.groq.com/openai/v1'}",
+            "fast: {vendor: openai, base_url: 'https://api.groq.com/openai/v1'}",
             "openai",
             "https://api.groq.com/openai/v1",
         ),
-        ("here: {relative: xai, base_url: 'http://127.0.0.1:1/v1'}", "xai", "http://127.0.0.1:1/v1"),
+        ("here: {vendor: xai, base_url: 'http://127.0.0.1:1/v1'}", "xai", "http://127.0.0.1:1/v1"),
     ],
 )
-def test_a_relative_is_known_by_name_setting_or_host(section: str, relative: str, base_url: str, read: Read) -> None:
+def test_a_vendor_is_known_by_name_setting_or_host(section: str, vendor: str, base_url: str, read: Read) -> None:
     provider = read(f"providers: {{{section}}}").providers[0]
-    assert (provider.dialect, provider.relative, provider.base_url) == ("openai", relative, base_url)
+    assert (provider.dialect, provider.vendor, provider.base_url) == ("openai", vendor, base_url)
 
 
 def test_windows_and_versions(read: Read) -> None:
@@ -392,9 +392,9 @@ def test_without_batches_no_model_has_one(read: Read) -> None:
         ("groq: {window: 8d}", "from 24h to 168h"),
         ("openai: {window: 48h}", "24h, its only one"),
         ("groq: {window: 24}", "it must be"),
-        ("x: {relative: cousin, base_url: 'https://a.example/v1'}", "it must be one of"),
+        ("x: {vendor: cousin, base_url: 'https://a.example/v1'}", "it must be one of"),
         ("azure: {}", "base_url is missing"),
-        ("anthropic: {relative: groq}", "take it out"),
+        ("anthropic: {vendor: groq}", "take it out"),
         ("anthropic: {window: 24h}", "take it out"),
         ("groq: {webhook_secret_env: S}", "has none"),
         ("groq: {batch: 3}", "true or false"),

@@ -12,7 +12,7 @@ from carpool import dialects
 from carpool.core.errors import BadCall, CarpoolError, ConfigError, Garbled, Misuse
 from carpool.core.model import custom_id
 from carpool.core.ports import BatchReport, Seen
-from tests.support.dialect_cases import ALL, CASES, RELATIVE_CASES, Case
+from tests.support.dialect_cases import ALL, CASES, COMPATIBLE_CASES, Case
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
@@ -28,7 +28,7 @@ def case(request: pytest.FixtureRequest) -> Case:
 
 def test_every_dialect_is_under_contract() -> None:
     assert set(CASES) == set(dialects.DIALECTS)
-    assert {*RELATIVE_CASES, "openai"} == set(dialects.RELATIVES)
+    assert {*COMPATIBLE_CASES, "openai"} == set(dialects.COMPATIBLE_PROVIDERS)
 
 
 @pytest.mark.parametrize("name", sorted(CASES))

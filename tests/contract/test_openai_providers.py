@@ -1,4 +1,4 @@
-"""What holds at every relative of OpenAI, over real HTTP: the same promises, whatever its habits."""
+"""What holds at every OpenAI-compatible provider, over real HTTP: the same promises, whatever its habits."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ import pytest
 
 from carpool.core.errors import BadCall
 from carpool.core.model import Lane
-from carpool.dialects import RELATIVES
+from carpool.dialects import COMPATIBLE_PROVIDERS
 from carpool.mock import Constant, MockConfig, OpenAIConfig, expected_openai_text, serve
-from carpool.mock.openai_relatives import TABLE
+from carpool.mock.openai_providers import TABLE
 from tests.support.openai_providers import ROWS, Row, engine_at, scene, until
 
 TOOL = {"type": "function", "function": {"name": "lookup", "parameters": {"type": "object", "properties": {}}}}
@@ -28,7 +28,7 @@ def said(body: bytes) -> str:
 
 
 def test_every_relative_is_under_contract() -> None:
-    assert set(ROWS) == set(RELATIVES) == set(TABLE)
+    assert set(ROWS) == set(COMPATIBLE_PROVIDERS) == set(TABLE)
 
 
 # ---------------------------------------------------------------- the way there and back
@@ -128,7 +128,7 @@ async def test_a_successor_buys_nothing_twice(row: Row, point: str, tmp_path: Pa
             there.set()
             await asyncio.Event().wait()  # for ever, until it is aborted
 
-    config = MockConfig(batch_latency=Constant(0.2), openai=OpenAIConfig(relative=row.name))
+    config = MockConfig(batch_latency=Constant(0.2), openai=OpenAIConfig(vendor=row.name))
     async with serve(config) as mock:
         async with engine_at(row, mock, tmp_path / "fleet.db", probe) as on:
             waiting = asyncio.create_task(on.engine.submit(on.call(on.body(), key="once")))
@@ -261,7 +261,7 @@ async def test_what_its_batches_do_not_take_is_said(row: Row) -> None:
         if row.unoffered:
             with pytest.raises(BadCall, match="not offered"):
                 await on.ask(on.body() | {"model": row.unoffered})
-        most = RELATIVES[row.name].max_line
+        most = COMPATIBLE_PROVIDERS[row.name].max_line
         if most is not None:
             with pytest.raises(BadCall, match="at most"):
                 await on.ask(on.body("x" * most))

@@ -215,7 +215,7 @@ def test_the_table_is_searched_once_for_many_lines_of_a_kind(monkeypatch: pytest
     assert len(searches) <= 2  # prices hold for a slot of time, and two may have been met
 
 
-# ---------------------------------------------------------------- OpenAI's relatives
+# ---------------------------------------------------------------- OpenAI-compatible providers
 
 
 @pytest.mark.parametrize(

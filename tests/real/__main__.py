@@ -78,14 +78,14 @@ async def quick(only: str) -> list[Verdict]:
 
     verdicts = []
     print("Every client on every lane:", flush=True)
-    async with staged(WORK / "matrix", relatives=sdks.RELATIVES) as stage:
+    async with staged(WORK / "matrix", vendors=sdks.VENDORS) as stage:
         verdicts += await trying(wanted(matrix()), stage, AT_ONCE)
     print("A fleet:", flush=True)
     async with staged(WORK / "fleet", config=fleet.PACE) as stage:
         verdicts += await trying(wanted([("30 agents at once", fleet.try_fleet)]), stage, 1)
     print("Long waits, scaled:", flush=True)
-    relatives = sdks.RELATIVES
-    async with staged(WORK / "waits", waits.SCALED.settings, waits.SCALED.serve, relatives=relatives) as stage:
+    vendors = sdks.VENDORS
+    async with staged(WORK / "waits", waits.SCALED.settings, waits.SCALED.serve, vendors=vendors) as stage:
         verdicts += long(await trying(wanted(long_waits(waits.SCALED)), stage, at_once=4))  # they mostly wait
     return verdicts
 
@@ -96,7 +96,7 @@ def long(verdicts: Iterable[Verdict]) -> list[Verdict]:
 
 async def slow() -> list[Verdict]:
     print(f"Long waits, in real time: this takes {waits.REAL.seconds / 60:.0f} minutes.", flush=True)
-    async with staged(WORK / "slow", waits.REAL.settings, relatives=sdks.RELATIVES) as stage:
+    async with staged(WORK / "slow", waits.REAL.settings, vendors=sdks.VENDORS) as stage:
         return long(await trying(long_waits(waits.REAL), stage, at_once=100))
 
 

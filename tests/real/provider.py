@@ -75,7 +75,7 @@ async def answer(send: Any, shown: dict[str, Any]) -> None:
 
 
 async def main(settings: dict[str, Any]) -> None:
-    own = OpenAIConfig(relative=settings.pop("relative", "openai"))
+    own = OpenAIConfig(vendor=settings.pop("vendor", "openai"))
     read = {name: parse_latency(value) if name in LATENCIES else value for name, value in settings.items()}
     provider = MockAnthropic(MockConfig(**read, openai=own))
     provider.app = Window(provider)  # type: ignore[assignment]

@@ -26,7 +26,7 @@ class Sdk:
     label: str
     script: str
     dialect: str = "anthropic"
-    relative: str = ""  # of OpenAI's, whom it is made for
+    vendor: str = ""  # the OpenAI-compatible provider it is made for
     below: str = "/v1"  # what its base URL ends in
     model: str = ""
     endpoints: tuple[str, ...] = ("chat",)
@@ -71,7 +71,7 @@ OPENAI = (
         deaf=True,
     ),
 )
-RELATIVES = tuple(sdk.relative for sdk in OPENAI if sdk.relative)
+VENDORS = tuple(sdk.vendor for sdk in OPENAI if sdk.vendor)
 
 
 @dataclass(frozen=True)
@@ -140,7 +140,7 @@ def openai_matrix_of(sdk: Sdk, stage: Stage) -> Iterator[tuple[Cell, Ask]]:
         for stream, tools, style in product((False, True), (False, True), sdk.styles):
             how = "stream" if stream else "whole"
             name = "-".join((endpoint, lane, how, "tools" if tools else "plain", style))
-            named = [f"provider={sdk.relative}"] if sdk.relative else []
+            named = [f"provider={sdk.vendor}"] if sdk.vendor else []
             options = ",".join([*named, *([f"lane={lane}"] if lane != "now" or tools else [])])
             yield (
                 Cell(sdk.name, lane, how, tools, f"{endpoint}, {style}"),

@@ -79,14 +79,14 @@ class Stage:
     direct: str
     folder: Path
     http: httpx2.AsyncClient
-    relatives: Mapping[str, str] = field(default_factory=dict)  # where each of OpenAI's is stood in for
+    vendors: Mapping[str, str] = field(default_factory=dict)  # where the mock of each listens
 
     def at(self, options: str = "") -> str:
         return f"{self.url}/{options}" if options else self.url
 
     async def seen(self, credential: str) -> Seen:
         mine: dict[str, list[Any]] = {"charges": [], "batches": [], "asked": []}
-        for direct in (self.direct, *self.relatives.values()):
+        for direct in (self.direct, *self.vendors.values()):
             shown = (await self.http.get(f"{direct}/_window")).json()
             for name, rows in mine.items():
                 rows += [one for one in shown[name] if one["credential"] == credential]
@@ -115,14 +115,14 @@ async def staged(
     settings: Mapping[str, Any] = QUICK,
     options: Sequence[str] = (),
     config: str = PACE,
-    relatives: Sequence[str] = (),
+    vendors: Sequence[str] = (),
 ) -> AsyncIterator[Stage]:
-    """Both processes on free ports, with a fresh store; and one more for each of OpenAI's relatives."""
+    """Both processes on free ports, with a fresh store; and one more for each OpenAI-compatible provider."""
     write(folder / "carpool.yaml", config)
     async with AsyncExitStack() as stack:
         others = {}
-        for name in relatives:
-            said = provider_command(dict(settings) | {"relative": name})
+        for name in vendors:
+            said = provider_command(dict(settings) | {"vendor": name})
             others[name] = await stack.enter_async_context(child(folder / f"{name}.log", *said))
         written = write(folder / "carpool.yaml", config + listed(others))
         direct = await stack.enter_async_context(child(folder / "provider.log", *provider_command(settings)))
@@ -138,9 +138,9 @@ def provider_command(settings: Mapping[str, Any]) -> list[str]:
     return [sys.executable, str(HERE / "provider.py"), json.dumps(dict(settings))]
 
 
-def listed(relatives: Mapping[str, str]) -> str:
-    """The relatives as a config has them. Flex is off at Groq unless it is asked for."""
-    rows = [f"  {name}: {{base_url: {url!r}, models: {{'*': {{flex: true}}}}}}\n" for name, url in relatives.items()]
+def listed(vendors: Mapping[str, str]) -> str:
+    """The vendors as a config has them. Flex is off at Groq unless it is asked for."""
+    rows = [f"  {name}: {{base_url: {url!r}, models: {{'*': {{flex: true}}}}}}\n" for name, url in vendors.items()]
     return "".join(["providers:\n", *rows]) if rows else ""
 
 

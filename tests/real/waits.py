@@ -61,7 +61,7 @@ REAL = Scale(1200)
 def waiting(sdk: Sdk, stage: Stage, scale: Scale) -> Iterator[tuple[Cell, Ask]]:
     """Conversations that outlast their client's limits, or fail after them."""
     is_openai = sdk.dialect == "openai"
-    named = f",provider={sdk.relative}" if sdk.relative else ""
+    named = f",provider={sdk.vendor}" if sdk.vendor else ""
     url = stage.at(f"@lane=batch{named}") + sdk.below if is_openai else stage.at("@budget=2h")
     timeout = None if sdk.keeps_timeout else scale.timeout
     is_node = sdk.script.endswith(".cjs")

@@ -28,7 +28,7 @@ MODEL = "mistral-small-latest"
 QUICK = RoutingPolicy(linger_ms=60, poll_interval_s=0.05, batch_rpm=100_000)
 TOOL = {"type": "function", "function": {"name": "look", "description": "Looks.", "parameters": {"type": "object"}}}
 LANES = ("now", "batch")
-CONFIG = MockConfig(batch_latency=Constant(0.02), batch_rpm=None, openai=OpenAIConfig(relative="mistral"))
+CONFIG = MockConfig(batch_latency=Constant(0.02), batch_rpm=None, openai=OpenAIConfig(vendor="mistral"))
 
 
 class Under:
@@ -36,7 +36,7 @@ class Under:
 
     def __init__(self, server: MockServer, *, blocking: bool) -> None:
         self.server, self.blocking = server, blocking
-        self.transport = carpool.transport(policy=QUICK, close_timeout=2, relative="mistral")
+        self.transport = carpool.transport(policy=QUICK, close_timeout=2, vendor="mistral")
         way = httpx2.Client if blocking else httpx2.AsyncClient
         self.http: Any = way(transport=self.transport)
         given = {"client" if blocking else "async_client": self.http}

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from carpool.core.ports import Dialect, RawRequest
-from carpool.dialects import ANTHROPIC, OPENAI, RELATIVES, OpenAI
+from carpool.dialects import ANTHROPIC, COMPATIBLE_PROVIDERS, OPENAI, OpenAI
 
 
 @dataclass(frozen=True)
@@ -197,7 +197,7 @@ _OPENAI = Case(
 
 CASES = {case.dialect.name: case for case in (_ANTHROPIC, _OPENAI)}
 
-# ---------------------------------------------------------------- OpenAI's relatives
+# ---------------------------------------------------------------- OpenAI-compatible providers
 
 _CHAT = {
     "id": "chatcmpl-1",
@@ -210,11 +210,11 @@ _CHAT = {
 _NONCE = "n" * 10
 
 
-def _relative(name: str, **more: Any) -> Case:
+def _compatible(name: str, **more: Any) -> Case:
     lines = {**_OPENAI.lines, "succeeded": openai_line(200, _CHAT)} | more.pop("lines", {})
     return replace(
         _OPENAI,
-        dialect=OpenAI(RELATIVES[name]),
+        dialect=OpenAI(COMPATIBLE_PROVIDERS[name]),
         path="/v1/chat/completions",
         params={"model": "gpt-6-luna", "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 64},
         answer=_CHAT,
@@ -268,8 +268,8 @@ _COUNTED = {
     "cancel_time": None,
     "state": {"num_requests": 3, "num_pending": 3, "num_success": 0, "num_error": 0, "num_cancelled": 0},
 }
-RELATIVE_CASES = {
-    "azure": _relative(
+COMPATIBLE_CASES = {
+    "azure": _compatible(
         "azure",
         batch=_OPENAI.batch
         | {
@@ -282,8 +282,8 @@ RELATIVE_CASES = {
         ended={"status": "Completed", "output_file_id": "file-out", "error_file_id": "file-err"},
         counted=0,
     ),
-    "groq": _relative("groq"),
-    "together": _relative(
+    "groq": _compatible("groq"),
+    "together": _compatible(
         "together",
         batch=_TOGETHER,
         ended={"status": "COMPLETED", "output_file_id": "file-out", "error_file_id": "file-err"},
@@ -299,7 +299,7 @@ RELATIVE_CASES = {
             ).encode(),
         },
     ),
-    "mistral": _relative(
+    "mistral": _compatible(
         "mistral",
         batch=_JOB,
         ended={"status": "SUCCESS", "output_file": "file-out", "error_file": "file-err"},
@@ -309,7 +309,7 @@ RELATIVE_CASES = {
         lines={"errored": openai_line(400, _flat(None))},
         errors={status: {"object": "error", **said["error"]} for status, said in _OPENAI.errors.items()},
     ),
-    "xai": _relative(
+    "xai": _compatible(
         "xai",
         batch=_COUNTED,
         ended={"state": {"num_requests": 3, "num_pending": 0, "num_success": 2, "num_error": 1, "num_cancelled": 0}},
@@ -326,4 +326,4 @@ RELATIVE_CASES = {
         errors={status: {"code": "c", "error": said["error"]["message"]} for status, said in _OPENAI.errors.items()},
     ),
 }
-ALL = CASES | RELATIVE_CASES
+ALL = CASES | COMPATIBLE_CASES

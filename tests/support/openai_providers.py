@@ -1,4 +1,4 @@
-"""Every relative of OpenAI that the suite runs over: one row for each, beside those of the dialect and of the mock."""
+"""Every OpenAI-compatible provider that the suite runs over: one row each, beside those of dialect and mock."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any
 from carpool.core.clock import SystemClock
 from carpool.core.model import Call, Entry, Lane
 from carpool.core.ports import RawRequest, Store
-from carpool.dialects import RELATIVES, speaking
+from carpool.dialects import COMPATIBLE_PROVIDERS, speaking
 from carpool.engine import Engine, Keyring, Probe, Reply, Upstream
 from carpool.frontends.intake import make_call
 from carpool.http import Http1Client
@@ -61,7 +61,7 @@ ROWS = {
 
 @dataclass
 class Scene:
-    """An engine that buys from a relative over real HTTP."""
+    """An engine that buys from an OpenAI-compatible provider over real HTTP."""
 
     row: Row
     mock: MockServer
@@ -103,7 +103,7 @@ async def engine_at(
     row: Row, mock: MockServer, path: Path | None = None, probe: Probe | None = None, **settings: Any
 ) -> AsyncIterator[Scene]:
     store, wire = await open_store(path), Http1Client()
-    base_url = mock.url + (RELATIVES[row.name].path or "/v1")
+    base_url = mock.url + (COMPATIBLE_PROVIDERS[row.name].path or "/v1")
     upstream = Upstream(row.name, base_url, speaking("openai", base_url, row.name, **settings), wire)
     engine = Engine(
         store=store,
@@ -129,7 +129,7 @@ async def scene(row: Row, mock: dict[str, Any] | None = None, **own: Any) -> Asy
     """`mock` are settings of the stand-in, `own` those that only its OpenAI has."""
     settings = {"batch_latency": Constant(0.1), "batch_rpm": None, **(mock or {})}
     async with (
-        serve(MockConfig(**settings, openai=OpenAIConfig(relative=row.name, **own))) as server,
+        serve(MockConfig(**settings, openai=OpenAIConfig(vendor=row.name, **own))) as server,
         engine_at(row, server) as made,
     ):
         yield made

@@ -13,7 +13,7 @@ from carpool.cli.setup import gather
 from carpool.core.clock import SystemClock
 from carpool.core.errors import CarpoolError
 from carpool.core.model import Lane
-from carpool.mock import FAULTS, RELATIVES
+from carpool.mock import FAULTS, VENDORS
 from carpool.stores import inspect_store
 
 PROGRAM, VARIABLE = "carpool", "_CARPOOL_COMPLETE"
@@ -55,7 +55,7 @@ def faults(incomplete: str) -> list[tuple[str, str]]:
 
 
 def relative_names(incomplete: str) -> list[str]:
-    return _beginning(RELATIVES, incomplete)
+    return _beginning(VENDORS, incomplete)
 
 
 def key_names(ctx: typer.Context, incomplete: str) -> list[str]:

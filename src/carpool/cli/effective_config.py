@@ -78,7 +78,7 @@ def settings_of(config: Config, environ: Mapping[str, str]) -> list[Setting]:
 
 def _provider_rows(one: Provider) -> list[tuple[str, Any]]:
     rows = (
-        ("dialect", one.dialect), ("relative", one.relative or None), ("base_url", one.base_url),
+        ("dialect", one.dialect), ("vendor", one.vendor or None), ("base_url", one.base_url),
         ("window", one.window), ("api_version", one.api_version or None), ("api_key_env", one.api_key_env),
         ("default", one.default), ("allow_http", one.allow_http), ("allow_link_local", one.allow_link_local),
         ("proxy", one.proxy), ("ca_file", one.ca_file), ("webhook_secret_env", one.webhook_secret_env),

@@ -76,7 +76,7 @@ EnqueuedTokens = Annotated[
         min=1,
     ),
 ]
-Relative = Annotated[
+Vendor = Annotated[
     str,
     typer.Option(
         metavar="NAME",
@@ -128,15 +128,15 @@ def mock(
     batch_rpm: BatchRpm = 1000.0,
     sync_rpm: SyncRpm = None,
     enqueued_tokens: EnqueuedTokens = None,
-    relative: Relative = "openai",
+    vendor: Vendor = "openai",
     webhook_url: WebhookUrl = None,
     seed: Seed = 0,
 ) -> None:
     """Serve a stand-in for the APIs of Anthropic and OpenAI: limits, timing, faults, and a bill of its own.
 
     It takes any key. Point an SDK, or carpool serve --upstream, at http://127.0.0.1:8788. At
-    http://127.0.0.1:8788/v1 it stands in for OpenAI, with files, batches, the flex tier and webhooks; with --relative
-    for one of its relatives. GET /mock/bill shows what it has sold, and so does its end.
+    http://127.0.0.1:8788/v1 it stands in for OpenAI, with files, batches, the flex tier and webhooks; with --vendor
+    for another OpenAI-compatible provider. GET /mock/bill shows what it has sold, and so does its end.
     """
     chosen = _faults(fault or [])
     if webhook_url is not None and not webhook_url.startswith(("http://", "https://")):
@@ -149,7 +149,7 @@ def mock(
             batch_rpm=batch_rpm,
             sync_rpm=sync_rpm,
             faults=chosen,
-            openai=_openai(relative, enqueued_tokens, webhook_url),
+            openai=_openai(vendor, enqueued_tokens, webhook_url),
         )
     except ValueError as error:
         raise ConfigError(f"The stand-in can't be set up like this: {error}.") from error
@@ -172,9 +172,9 @@ def _serve(config: MockConfig, host: str, port: int) -> None:
         console().print(bill_table(server.provider.bill_summary))
 
 
-def _openai(relative: str, enqueued_tokens: int | None, webhook_url: str | None) -> OpenAIConfig:
+def _openai(vendor: str, enqueued_tokens: int | None, webhook_url: str | None) -> OpenAIConfig:
     limits = {} if enqueued_tokens is None else {"*": enqueued_tokens}
-    return OpenAIConfig(relative=relative, enqueued_tokens=limits, webhook_url=webhook_url)
+    return OpenAIConfig(vendor=vendor, enqueued_tokens=limits, webhook_url=webhook_url)
 
 
 def _faults(pairs: list[str]) -> Faults:

@@ -16,7 +16,7 @@ from carpool.core.credentials import sent_in
 from carpool.core.errors import CarpoolError, ConfigError
 from carpool.core.model import Headers
 from carpool.core.ports import Dialect, HttpClient
-from carpool.dialects import DIALECTS, RELATIVES, speaking
+from carpool.dialects import COMPATIBLE_PROVIDERS, DIALECTS, speaking
 from carpool.engine import Upstream
 from carpool.engine.virtual_keys import SecretLookup
 from carpool.http import Http1Client, OutgoingProxy
@@ -61,10 +61,10 @@ def _provider(text: str) -> list[Flag]:
         )
     name, shown = name.strip(), f"--provider {name.strip()}"
     dialect, _, rest = url.strip().partition(":")
-    if dialect not in DIALECTS and dialect not in RELATIVES:
+    if dialect not in DIALECTS and dialect not in COMPATIBLE_PROVIDERS:
         return [Flag(("providers", name, "base_url"), url.strip(), shown)]
     return [
-        Flag(("providers", name, "dialect" if dialect in DIALECTS else "relative"), dialect, shown),
+        Flag(("providers", name, "dialect" if dialect in DIALECTS else "vendor"), dialect, shown),
         Flag(("providers", name, "base_url"), rest, shown),
     ]
 
@@ -133,7 +133,7 @@ def upstreams_of(config: Config, wire_to: Callable[[Provider], HttpClient]) -> d
 
 
 def dialect_of(one: Provider) -> Dialect:
-    return speaking(one.dialect, one.base_url, one.relative or None, window=one.window, api_version=one.api_version)
+    return speaking(one.dialect, one.base_url, one.vendor or None, window=one.window, api_version=one.api_version)
 
 
 def defaults_of(config: Config) -> list[str]:

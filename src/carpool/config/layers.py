@@ -17,7 +17,7 @@ PROVIDER_KEYS = (
     *("dialect", "base_url", "api_key_env", "default"),
     *("allow_http", "allow_link_local", "proxy", "ca_file"),
     *("models", "webhook_secret_env"),
-    *("relative", "window", "api_version", "batch"),
+    *("vendor", "window", "api_version", "batch"),
 )
 TLS_KEYS = ("cert", "key")
 CACHING_KEYS = ("mode",)

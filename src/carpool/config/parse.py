@@ -15,7 +15,7 @@ from carpool.config.network import base_url as read_url
 from carpool.config.values import BUILT_IN, DEFAULT_BODY_MB, DEFAULT_STORE, Config, Provider, Serving, read_limits
 from carpool.core.errors import ConfigError
 from carpool.core.settings import SWITCH, Choice, Range, Shape, check, known, mapping
-from carpool.dialects import DIALECTS, OPENAI, RELATIVES, Relative, relative_at
+from carpool.dialects import COMPATIBLE_PROVIDERS, DIALECTS, OPENAI, CompatibleProvider, compatible_provider
 from carpool.planners.access.read_rules import read_budget, read_rules, read_zone
 from carpool.planners.access.rules import RuleBook
 from carpool.planners.capabilities import read_models
@@ -25,8 +25,8 @@ from carpool.planners.policy import RoutingPolicy, read_settings, sections
 # Which one a provider is, and the settings that only some of them have.
 
 HOUR: Final = 3600.0
-OTHERS: Final = {name: row for name, row in RELATIVES.items() if name != OPENAI.name}
-_NAMES: Final = Choice(tuple(RELATIVES), f"one of {', '.join(sorted(RELATIVES))}")
+OTHERS: Final = {name: row for name, row in COMPATIBLE_PROVIDERS.items() if name != OPENAI.name}
+_NAMES: Final = Choice(tuple(COMPATIBLE_PROVIDERS), f"one of {', '.join(sorted(COMPATIBLE_PROVIDERS))}")
 _WINDOW: Final = re.compile(r"(\d{1,4})(h|d)")
 _HOURS: Final = {"h": 1, "d": 24}
 _VERSION: Final = Shape(re.compile(r"[A-Za-z0-9.-]{1,40}"), "a version such as preview or 2025-04-01-preview")
@@ -38,14 +38,14 @@ Shown = Callable[[str], str]
 class Habits:
     """The settings in a provider's section beyond its address."""
 
-    relative: str = ""  # empty for the dialect's own
+    vendor: str = ""  # empty for the dialect's own
     window: float | None = None
     api_version: str = ""
 
 
 def home_of(name: str, given: Mapping[str, object]) -> str | None:
-    """The usual base URL of an OpenAI-compatible provider, by the provider's name or by its `relative` setting."""
-    named = given.get("relative", name)
+    """The usual base URL of an OpenAI-compatible provider, by the provider's name or by its `vendor` setting."""
+    named = given.get("vendor", name)
     return (OTHERS[named].home or None) if isinstance(named, str) and named in OTHERS else None
 
 
@@ -53,21 +53,21 @@ def read_habits(given: Mapping[str, object], path: str, dialect: str, base_url: 
     if dialect != OPENAI.name:
         _refuse(given, path, dialect, shown)
         return Habits()
-    named = given.get("relative")
+    named = given.get("vendor")
     if named is None and path.removeprefix("providers.") in OTHERS:
         named = path.removeprefix("providers.")
     if named is not None:
-        check(_NAMES, named, shown(f"{path}.relative"))
-    row = relative_at(base_url, None if named is None else str(named))
+        check(_NAMES, named, shown(f"{path}.vendor"))
+    row = compatible_provider(base_url, None if named is None else str(named))
     name = row.name if named is not None or row.name != OPENAI.name else ""
     return Habits(name, _window(given, path, row, shown), _version(given, path, shown))
 
 
 def based(habits: Habits, base_url: str) -> str:
     """Add the provider's usual path to a base URL that has none."""
-    if not habits.relative or urlsplit(base_url).path.strip("/"):
+    if not habits.vendor or urlsplit(base_url).path.strip("/"):
         return base_url
-    return base_url.rstrip("/") + RELATIVES[habits.relative].path
+    return base_url.rstrip("/") + COMPATIBLE_PROVIDERS[habits.vendor].path
 
 
 def batchable(given: Mapping[str, object], path: str, models: dict[str, dict[str, Any]], shown: Shown) -> Any:
@@ -80,23 +80,23 @@ def batchable(given: Mapping[str, object], path: str, models: dict[str, dict[str
 
 
 def _refuse(given: Mapping[str, object], path: str, dialect: str, shown: Shown) -> None:
-    for key in ("relative", "window", "api_version"):
+    for key in ("vendor", "window", "api_version"):
         if key in given:
             raise ConfigError(
-                f"{shown(f'{path}.{key}')} is for OpenAI and its relatives, and the dialect is {dialect}: take it out."
+                f"{shown(f'{path}.{key}')} is for OpenAI-compatible providers, not for {dialect}: take it out."
             )
 
 
-def _window(given: Mapping[str, object], path: str, relative: Relative, shown: Shown) -> float | None:
+def _window(given: Mapping[str, object], path: str, vendor: CompatibleProvider, shown: Shown) -> float | None:
     value = given.get("window")
     if value is None:
         return None
     match = _WINDOW.fullmatch(value) if isinstance(value, str) else None
-    longest = relative.longest_window
+    longest = vendor.longest_window
     seconds = 0.0 if match is None else int(match[1]) * _HOURS[match[2]] * HOUR
-    if not relative.limits.window <= seconds <= longest:
-        allowed = f"from 24h to {longest / HOUR:.0f}h" if longest > relative.limits.window else "24h, its only one"
-        raise ConfigError(f"{shown(f'{path}.window')} is no window of {relative.said}: it must be {allowed}.")
+    if not vendor.limits.window <= seconds <= longest:
+        allowed = f"from 24h to {longest / HOUR:.0f}h" if longest > vendor.limits.window else "24h, its only one"
+        raise ConfigError(f"{shown(f'{path}.window')} is no window of {vendor.said}: it must be {allowed}.")
     return seconds
 
 
@@ -204,7 +204,7 @@ def _provider(name: str, value: object, document: ConfigDocument) -> Provider:
             ca_file=pem(given.get("ca_file"), shown(f"{path}.ca_file")),
             webhook_secret_env=_hook_variable(given, str(dialect), habits, shown(f"{path}.webhook_secret_env")),
             models=batchable(given, path, read_models(given.get("models"), shown(f"{path}.models")), shown),
-            relative=habits.relative,
+            vendor=habits.vendor,
             window=habits.window,
             api_version=habits.api_version,
         ),
@@ -215,12 +215,12 @@ def _provider(name: str, value: object, document: ConfigDocument) -> Provider:
 def _usual_dialect(name: str, given: Mapping[str, object]) -> str | None:
     if name in DIALECTS:
         return name
-    return OPENAI.name if "relative" in given or name in OTHERS else None
+    return OPENAI.name if "vendor" in given or name in OTHERS else None
 
 
 def _hook_variable(given: Mapping[str, object], dialect: str, habits: Habits, shown: str) -> str | None:
     name = variable(given.get("webhook_secret_env"), shown, "OPENAI_WEBHOOK_SECRET")
-    family = RELATIVES.get(habits.relative or dialect)
+    family = COMPATIBLE_PROVIDERS.get(habits.vendor or dialect)
     if name is not None and (family is None or not family.hooks):
         raise ConfigError(f"{shown} is for providers with webhooks, and this one has none: take it out.")
     return name

@@ -64,7 +64,7 @@ class Provider:
     ca_file: str | None = None  # additional certificate authorities
     webhook_secret_env: str | None = None  # the variable with the secret of its webhooks
     models: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # overrides of the capability table
-    relative: str = ""  # which OpenAI-compatible provider it is
+    vendor: str = ""  # which OpenAI-compatible provider it is
     window: float | None = None  # completion window of its batches in seconds; None: the usual one
     api_version: str = ""  # query parameter of every request
 

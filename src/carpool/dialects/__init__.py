@@ -8,18 +8,18 @@ from types import MappingProxyType
 from carpool.core.errors import ConfigError
 from carpool.core.ports import Dialect
 from carpool.dialects.anthropic import Anthropic
-from carpool.dialects.openai import RELATIVES, OpenAI, Relative, recognised
+from carpool.dialects.openai import COMPATIBLE_PROVIDERS, CompatibleProvider, OpenAI, recognised
 
 __all__ = [
     "ANTHROPIC",
+    "COMPATIBLE_PROVIDERS",
     "DIALECTS",
     "OPENAI",
-    "RELATIVES",
     "Anthropic",
+    "CompatibleProvider",
     "OpenAI",
-    "Relative",
+    "compatible_provider",
     "get",
-    "relative_at",
     "speaking",
 ]
 
@@ -36,24 +36,24 @@ def get(name: str) -> Dialect:
         raise ConfigError(f"There is no dialect {name!r}. carpool knows: {known}.") from None
 
 
-def relative_at(base_url: str, named: str | None = None) -> Relative:
+def compatible_provider(base_url: str, named: str | None = None) -> CompatibleProvider:
     """The OpenAI-compatible provider of that name, else the one with this base URL."""
     if named is None:
         return recognised(base_url)
     try:
-        return RELATIVES[named]
+        return COMPATIBLE_PROVIDERS[named]
     except KeyError:
-        known = ", ".join(sorted(RELATIVES))
-        raise ConfigError(f"OpenAI has no relative {named[:40]!r} here. carpool knows: {known}.") from None
+        known = ", ".join(sorted(COMPATIBLE_PROVIDERS))
+        raise ConfigError(f"carpool knows no OpenAI-compatible provider {named[:40]!r}, only these: {known}.") from None
 
 
 def speaking(
-    name: str, base_url: str, relative: str | None = None, *, window: float | None = None, api_version: str = ""
+    name: str, base_url: str, vendor: str | None = None, *, window: float | None = None, api_version: str = ""
 ) -> Dialect:
     """The dialect of a provider, with the differences of an OpenAI-compatible one."""
     if name != OPENAI.name:
         return get(name)
-    row = relative_at(base_url, relative)
+    row = compatible_provider(base_url, vendor)
     if window is not None:
         row = row.with_window(window)
     return OpenAI(replace(row, api_version=api_version or row.api_version))

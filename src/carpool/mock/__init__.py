@@ -18,7 +18,7 @@ from carpool.mock.openai_config import OpenAIConfig
 from carpool.mock.openai_digest import expected_openai_text, openai_fingerprint
 from carpool.mock.openai_models import CATALOGUE as OPENAI_CATALOGUE
 from carpool.mock.openai_models import OpenAISpec
-from carpool.mock.openai_relatives import TABLE as RELATIVES
+from carpool.mock.openai_providers import TABLE as VENDORS
 from carpool.mock.provider import MockAnthropic
 from carpool.mock.server import MockServer, run, serve, serve_in_thread
 
@@ -27,7 +27,7 @@ __all__ = [
     "FAULTS",
     "LENGTHS",
     "OPENAI_CATALOGUE",
-    "RELATIVES",
+    "VENDORS",
     "ApiError",
     "Batch",
     "Bill",

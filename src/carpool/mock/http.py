@@ -79,7 +79,7 @@ def read_request(scope: Scope, receive: Receive, request_id: str) -> Request:
 
 
 def _path(path: str) -> str:
-    """Relatives of OpenAI have its paths under a name."""
+    """Some OpenAI-compatible providers have its paths under a name."""
     return path.removeprefix("/openai") if path.startswith("/openai/v1/") else path
 
 

@@ -5,7 +5,7 @@ from typing import Any
 from carpool.mock.bill import Usage
 from carpool.mock.openai_cache import CacheUse
 from carpool.mock.openai_digest import Asked
-from carpool.mock.openai_relatives import TABLE
+from carpool.mock.openai_providers import TABLE
 
 Answer = dict[str, Any]
 

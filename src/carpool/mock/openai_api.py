@@ -7,7 +7,7 @@ from carpool.mock import openai_batches_api, openai_files_api, openai_sync
 from carpool.mock.errors import ApiError
 from carpool.mock.http import Reply, Request, json_reply
 from carpool.mock.openai_errors import OpenAIError
-from carpool.mock.openai_relatives import TABLE
+from carpool.mock.openai_providers import TABLE
 from carpool.mock.openai_sale import PATHS
 from carpool.mock.routes import Route, find_route, route
 from carpool.mock.state import Caller, State, credential_of
@@ -31,8 +31,8 @@ _PAGED = (route("results", "GET", "/v1/batches/{id}/results", openai_batches_api
 
 
 @lru_cache
-def _routes(relative: str) -> tuple[Route, ...]:
-    habits = TABLE[relative]
+def _routes(vendor: str) -> tuple[Route, ...]:
+    habits = TABLE[vendor]
     batches = habits.batches
     return (
         *_SYNC,
@@ -75,7 +75,7 @@ async def _answer(state: State, request: Request, headers: dict[str, str]) -> Re
     if request.method == "GET" and "upgrade" in request.headers and request.path == "/v1/responses":
         return Reply(426, b"", {"upgrade": "websocket"})  # no WebSocket here: Codex then posts
     own = state.config.openai
-    found = find_route(_routes(own.relative), request)
+    found = find_route(_routes(own.vendor), request)
     versioned = own.api_version is None or request.query.get("api-version") == own.api_version
     if found is None or not versioned:
         raise OpenAIError(f"Invalid URL ({request.method} {request.path})", kind="not_found_error")

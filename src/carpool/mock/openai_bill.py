@@ -2,7 +2,7 @@
 
 from carpool.mock.bill import Usage
 from carpool.mock.openai_models import LONG_FROM, OpenAISpec
-from carpool.mock.openai_relatives import TABLE
+from carpool.mock.openai_providers import TABLE
 
 
 def price_nano(spec: OpenAISpec, usage: Usage, tier: str = "default") -> int:

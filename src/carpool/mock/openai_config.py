@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 
 from carpool.mock.latency import Constant, Latency
-from carpool.mock.openai_relatives import OPENAI, TABLE, Habits
+from carpool.mock.openai_providers import OPENAI, TABLE, Habits
 
 DAY = 86_400.0
 _AT_ONCE = Constant(0.0)
@@ -34,11 +34,11 @@ class OpenAIConfig:
     enqueued_tokens: Mapping[str, int] = field(default_factory=lambda: _NO_LIMITS)
     """Prompt tokens that may be in unfinished batches, by model; `*` is for the models not named."""
     keep_files_s: float = 30 * DAY
-    # Relatives.
-    relative: str = "openai"
-    """Whose habits it has: a row of `openai_relatives.TABLE`."""
+    # OpenAI-compatible providers.
+    vendor: str = "openai"
+    """Whose habits it has: a row of `openai_providers.TABLE`."""
     windows: frozenset[str] | None = None
-    """Completion windows that a create may ask for; None: those of the relative. They are not kept: `expiry_s` says
+    """Completion windows that a create may ask for; None: those of the vendor. They are not kept: `expiry_s` says
     when a batch expires."""
     api_version: str | None = None
     """The query that every request must have, as at Azure; None: no such thing."""
@@ -54,12 +54,12 @@ class OpenAIConfig:
     """Before the second attempt; doubled before each further one."""
 
     def __post_init__(self) -> None:
-        if self.relative not in TABLE:
-            raise ValueError(f"there is no relative {self.relative!r}, only {', '.join(TABLE)}")
+        if self.vendor not in TABLE:
+            raise ValueError(f"there is no vendor {self.vendor!r}, only {', '.join(TABLE)}")
 
     @property
     def habits(self) -> Habits:
-        return TABLE[self.relative]
+        return TABLE[self.vendor]
 
     @property
     def most_requests(self) -> int:

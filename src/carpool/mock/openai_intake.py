@@ -217,7 +217,7 @@ class OpenAIIntake:
             window=order.window,
             metadata=order.metadata,
             name=order.name,
-            house=own.relative,
+            house=own.vendor,
             tokens=contents.tokens,
             validated_at=validated,
             finalize_s=own.finalizing_latency.draw(fate.rng),

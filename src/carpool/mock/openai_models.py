@@ -28,7 +28,7 @@ class OpenAISpec:
     """`talk`, `embed`, `complete` or `moderate`: which endpoints it serves."""
     batch: bool = True
     house: str = "openai"
-    """Who sells it: a row of `openai_relatives.TABLE`."""
+    """Who sells it: a row of `openai_providers.TABLE`."""
 
 
 def _line(id: str, usd: float, out: float, read: float, **more: object) -> OpenAISpec:  # noqa: A002
@@ -76,7 +76,7 @@ CATALOGUE: dict[str, OpenAISpec] = {
 
 _SAME = {"flex": 100}  # larger limits, the same price
 
-RELATIVES_CATALOGUE: dict[str, OpenAISpec] = {
+COMPATIBLE_CATALOGUE: dict[str, OpenAISpec] = {
     spec.id: spec
     for spec in (
         _line("openai/gpt-oss-120b", 0.15, 0.6, 0.075, tiers=_SAME, thinks=False, house="groq"),
@@ -95,7 +95,7 @@ _DATED = re.compile(r"-\d{4}-\d{2}-\d{2}$")
 
 def find_model(name: str) -> OpenAISpec | None:
     """The model called `name`; a dated snapshot (`…-2025-08-07`) is its family's model."""
-    return CATALOGUE.get(name) or CATALOGUE.get(_DATED.sub("", name)) or RELATIVES_CATALOGUE.get(name)
+    return CATALOGUE.get(name) or CATALOGUE.get(_DATED.sub("", name)) or COMPATIBLE_CATALOGUE.get(name)
 
 
 def model_info(spec: OpenAISpec) -> dict[str, object]:

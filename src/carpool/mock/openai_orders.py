@@ -1,4 +1,4 @@
-"""What a create says, in the words of OpenAI and of each relative."""
+"""What a create says, in the words of OpenAI and of each compatible provider."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

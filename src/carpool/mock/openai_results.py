@@ -12,7 +12,7 @@ from carpool.mock.lines import told
 from carpool.mock.openai_batch import OpenAIBatch, Refused
 from carpool.mock.openai_digest import Asked
 from carpool.mock.openai_errors import error_body
-from carpool.mock.openai_relatives import TABLE
+from carpool.mock.openai_providers import TABLE
 from carpool.mock.openai_sale import answer, name_of
 
 _encode = msgspec.json.Encoder().encode

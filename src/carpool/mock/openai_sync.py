@@ -12,8 +12,8 @@ from carpool.mock.openai_answers import Answer
 from carpool.mock.openai_bill import price_nano
 from carpool.mock.openai_digest import Asked, Endpoint
 from carpool.mock.openai_errors import Full, OpenAIError
-from carpool.mock.openai_models import CATALOGUE, RELATIVES_CATALOGUE, OpenAISpec, find_model, model_info
-from carpool.mock.openai_relatives import TABLE
+from carpool.mock.openai_models import CATALOGUE, COMPATIBLE_CATALOGUE, OpenAISpec, find_model, model_info
+from carpool.mock.openai_providers import TABLE
 from carpool.mock.openai_sale import PATHS, answer, name_of, read, use
 from carpool.mock.openai_sse import chunks, data, event, events
 from carpool.mock.state import Arrival, Caller, State
@@ -46,14 +46,14 @@ async def call(state: State, caller: Caller, request: Request) -> Reply:
 
 
 async def models(state: State, caller: Caller, request: Request) -> Reply:
-    sold = [spec for spec in (*CATALOGUE.values(), *RELATIVES_CATALOGUE.values()) if _sells(state, spec)]
+    sold = [spec for spec in (*CATALOGUE.values(), *COMPATIBLE_CATALOGUE.values()) if _sells(state, spec)]
     return json_reply({"object": "list", "data": [model_info(spec) for spec in sold]})
 
 
 def _sells(state: State, spec: OpenAISpec) -> bool:
     """Azure sells what OpenAI does."""
-    relative = state.config.openai.relative
-    return spec.house == ("openai" if relative == "azure" else relative)
+    vendor = state.config.openai.vendor
+    return spec.house == ("openai" if vendor == "azure" else vendor)
 
 
 async def model(state: State, caller: Caller, request: Request, name: str) -> Reply:

@@ -4,7 +4,7 @@ from typing import Any
 
 from carpool.mock.openai_errors import OpenAIError, missing, wrong_type
 from carpool.mock.openai_models import OpenAISpec, find_model
-from carpool.mock.openai_relatives import TABLE
+from carpool.mock.openai_providers import TABLE
 from carpool.mock.openai_tools import check_tools
 
 Body = dict[str, Any]

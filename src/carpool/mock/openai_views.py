@@ -1,4 +1,4 @@
-"""How relatives show the same batch, the list of batches, and a result: what clients written for OpenAI trip over."""
+"""How OpenAI-compatible providers show the same batch, the list of batches, and a result."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""The habits of OpenAI's relatives, each as its documentation has it."""
+"""The differences of OpenAI-compatible providers, each as its documentation has it."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ import pytest
 from carpool.core.errors import ConfigError, Garbled
 from carpool.core.model import Usage, custom_id
 from carpool.core.ports import BatchReport, RawRequest
-from carpool.dialects import RELATIVES, OpenAI, relative_at, speaking
+from carpool.dialects import COMPATIBLE_PROVIDERS, OpenAI, compatible_provider, speaking
 
 NONCE = "0123456789"
 CHAT = "/v1/chat/completions"
 
 
 def dialect(name: str) -> OpenAI:
-    return OpenAI(RELATIVES[name])
+    return OpenAI(COMPATIBLE_PROVIDERS[name])
 
 
 def created(name: str) -> tuple[str, dict[str, Any]]:
@@ -26,8 +26,8 @@ def created(name: str) -> tuple[str, dict[str, Any]]:
     return ask.path, json.loads(ask.body)
 
 
-def report(relative: str, /, **said: Any) -> BatchReport:
-    return dialect(relative).report(json.dumps(said).encode())
+def report(vendor: str, /, **said: Any) -> BatchReport:
+    return dialect(vendor).report(json.dumps(said).encode())
 
 
 # ---------------------------------------------------------------- who is who
@@ -50,14 +50,14 @@ def report(relative: str, /, **said: Any) -> BatchReport:
         ("https://notapi.x.ai/v1", "openai"),
     ],
 )
-def test_a_relative_is_known_by_its_host(url: str, name: str) -> None:
-    assert relative_at(url).name == name
+def test_a_vendor_is_known_by_its_host(url: str, name: str) -> None:
+    assert compatible_provider(url).name == name
 
 
 def test_a_name_wins_over_the_host() -> None:
-    assert relative_at("https://api.groq.com", "openai").name == "openai"
+    assert compatible_provider("https://api.groq.com", "openai").name == "openai"
     with pytest.raises(ConfigError, match="groq"):
-        relative_at("https://api.groq.com", "cousin")
+        compatible_provider("https://api.groq.com", "cousin")
 
 
 def test_a_dialect_without_relatives_stays_itself() -> None:
@@ -103,10 +103,10 @@ def test_each_has_words_of_its_own_for_a_create(name: str, path: str, body: dict
     ("seconds", "said"), [(86_400.0, "24h"), (129_600.0, "36h"), (172_800.0, "2d"), (604_800.0, "7d")]
 )
 def test_a_longer_window_is_asked_for(seconds: float, said: str) -> None:
-    longer = OpenAI(RELATIVES["groq"].with_window(seconds))
+    longer = OpenAI(COMPATIBLE_PROVIDERS["groq"].with_window(seconds))
     assert json.loads(longer.create((), CHAT, NONCE, "file-1").body)["completion_window"] == said
     assert longer.limits.window == seconds
-    job = OpenAI(RELATIVES["mistral"].with_window(seconds)).create((), CHAT, NONCE, "file-1", "m")
+    job = OpenAI(COMPATIBLE_PROVIDERS["mistral"].with_window(seconds)).create((), CHAT, NONCE, "file-1", "m")
     assert json.loads(job.body)["timeout_hours"] == seconds / 3600
 
 
@@ -160,7 +160,7 @@ def test_cancels() -> None:
 
 
 def test_only_together_is_asked_for_the_names_of_files() -> None:
-    assert [name for name in RELATIVES if dialect(name).naming(()) is not None] == ["together"]
+    assert [name for name in COMPATIBLE_PROVIDERS if dialect(name).naming(()) is not None] == ["together"]
     files = [{"id": "file-1", "filename": f"carpool-{NONCE}.jsonl"}, {"id": "file-2", "filename": "theirs.jsonl"}]
     assert dialect("together").nonces(json.dumps({"data": files}).encode()) == {"file-1": NONCE}
     with pytest.raises(Garbled):
@@ -416,4 +416,4 @@ def test_endpoints(name: str, path: str, rides: bool) -> None:
     body = json.dumps({"model": "m", "input": "x", "prompt": "x"}).encode()
     parsed = dialect(name).parse(RawRequest("POST", path, "", (("authorization", "Bearer k"),), body))
     assert (parsed.unbatchable is None) is rides
-    assert rides or RELATIVES[name].said in str(parsed.unbatchable)
+    assert rides or COMPATIBLE_PROVIDERS[name].said in str(parsed.unbatchable)

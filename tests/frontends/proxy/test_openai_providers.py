@@ -1,4 +1,4 @@
-"""OpenAI's relatives behind the proxy, as `carpool serve` would set them up from a config."""
+"""OpenAI-compatible providers behind the proxy, as `carpool serve` would set them up from a config."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ class House:
     url: str
     mock: MockAnthropic
     http: httpx2.AsyncClient
-    relative: str
+    vendor: str
 
     def body(self, **more: Any) -> dict[str, Any]:
-        return {"model": MODELS[self.relative], "messages": [{"role": "user", "content": "hello"}], **more}
+        return {"model": MODELS[self.vendor], "messages": [{"role": "user", "content": "hello"}], **more}
 
     async def post(self, path: str, body: dict[str, Any] | None = None, **headers: str) -> httpx2.Response:
         sent = {name.replace("_", "-"): value for name, value in headers.items()}
@@ -43,13 +43,13 @@ class House:
 
 
 @asynccontextmanager
-async def house(relative: str, section: str = "", tmp_path: Path | None = None, **own: Any) -> AsyncIterator[House]:
-    """A proxy with one provider, named like the relative, in front of its stand-in."""
+async def house(vendor: str, section: str = "", tmp_path: Path | None = None, **own: Any) -> AsyncIterator[House]:
+    """A proxy with one provider, named like the vendor, in front of its stand-in."""
     async with AsyncExitStack() as stack:
-        config = MockConfig(batch_latency=Constant(0.1), batch_rpm=None, openai=OpenAIConfig(relative=relative, **own))
+        config = MockConfig(batch_latency=Constant(0.1), batch_rpm=None, openai=OpenAIConfig(vendor=vendor, **own))
         mock = await stack.enter_async_context(serve(config))
         file = (tmp_path or Path()) / "carpool.yaml"
-        file.write_text(f"providers:\n  {relative}: {{base_url: '{mock.url}'{section}}}\n")
+        file.write_text(f"providers:\n  {vendor}: {{base_url: '{mock.url}'{section}}}\n")
         read = read_config(file, {"HOUSE_KEY": "house"})
         wire, clock, store = Http1Client(), SystemClock(), await open_store(None)
         stack.push_async_callback(wire.aclose)
@@ -65,7 +65,7 @@ async def house(relative: str, section: str = "", tmp_path: Path | None = None, 
         proxy = Proxy(engine, upstreams, clock, defaults=defaults_of(read), keys=keys)
         url = await stack.enter_async_context(_served(proxy))
         http = await stack.enter_async_context(httpx2.AsyncClient(timeout=20))
-        yield House(url, mock.provider, http, relative)
+        yield House(url, mock.provider, http, vendor)
 
 
 def text_of(answer: httpx2.Response) -> str:
@@ -73,10 +73,10 @@ def text_of(answer: httpx2.Response) -> str:
     return str(answer.json()["choices"][0]["message"]["content"])
 
 
-@pytest.mark.parametrize("relative", sorted(MODELS))
+@pytest.mark.parametrize("vendor", sorted(MODELS))
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/openai/v1/chat/completions"])
-async def test_either_path_is_understood(relative: str, path: str, tmp_path: Path) -> None:
-    async with house(relative, tmp_path=tmp_path) as on:
+async def test_either_path_is_understood(vendor: str, path: str, tmp_path: Path) -> None:
+    async with house(vendor, tmp_path=tmp_path) as on:
         for lane in ("now", "batch"):
             answer = await on.post(path, authorization="Bearer k", x_carpool_lane=lane)
             assert text_of(answer) == expected_openai_text(on.body())

@@ -20,9 +20,9 @@ from carpool.dialects import json_object, rate_limits
 from carpool.dialects.openai import errors, replay, reports, results, usage, webhooks
 from carpool.dialects.openai.batches import Batches
 from carpool.dialects.openai.parse import handles, parse, secret
-from carpool.dialects.openai.providers import OPENAI, RELATIVES, Relative, recognised
+from carpool.dialects.openai.providers import COMPATIBLE_PROVIDERS, OPENAI, CompatibleProvider, recognised
 
-__all__ = ["RELATIVES", "OpenAI", "Relative", "recognised"]
+__all__ = ["COMPATIBLE_PROVIDERS", "CompatibleProvider", "OpenAI", "recognised"]
 
 _IDENTITY = ("accept-encoding", "identity")
 _JSON = ("content-type", "application/json")
@@ -35,21 +35,21 @@ class OpenAI:
     mixes_models = False
     tells_nonces = True
 
-    def __init__(self, relative: Relative = OPENAI) -> None:
-        self.relative = relative
-        self.seller = relative.seller
-        self.query = relative.query
-        self.limits = relative.limits
-        self.pages_results = relative.pages_results
-        self.key_headers = relative.key_headers
-        self._batches = Batches(relative)
+    def __init__(self, provider: CompatibleProvider = OPENAI) -> None:
+        self.provider = provider
+        self.seller = provider.seller
+        self.query = provider.query
+        self.limits = provider.limits
+        self.pages_results = provider.pages_results
+        self.key_headers = provider.key_headers
+        self._batches = Batches(provider)
 
     # from clients
     def handles(self, method: str, path: str) -> bool:
         return handles(method, path)
 
     def parse(self, raw: RawRequest) -> Parsed:
-        return parse(raw, self.relative)
+        return parse(raw, self.provider)
 
     def secret(self, headers: Headers) -> Headers:
         return secret(headers)
@@ -62,7 +62,7 @@ class OpenAI:
 
     # to the provider
     def send(self, endpoint: str, headers: Headers, body: bytes) -> Ask:
-        return Ask("POST", endpoint, (*headers, *self.relative.headers, _JSON, _IDENTITY), body)
+        return Ask("POST", endpoint, (*headers, *self.provider.headers, _JSON, _IDENTITY), body)
 
     def flexed(self, body: bytes) -> bytes:
         return json_object.read(body).having("service_tier", b'"flex"')
@@ -108,10 +108,10 @@ class OpenAI:
         return reports.uploaded(body)
 
     def report(self, body: bytes) -> BatchReport:
-        return reports.report(self.relative, body)
+        return reports.report(self.provider, body)
 
     def page(self, body: bytes, after: str | None = None) -> tuple[list[BatchReport], str | None]:
-        return reports.page(self.relative, body, after)
+        return reports.page(self.provider, body, after)
 
     def nonces(self, body: bytes) -> dict[str, str]:
         return reports.nonces(body)
@@ -120,19 +120,19 @@ class OpenAI:
         return results.result_page(place, body)
 
     def result_line(self, line: bytes) -> ResultLine:
-        return results.result_line(self.relative, line)
+        return results.result_line(self.provider, line)
 
     def usage(self, body: bytes) -> Usage | None:
-        return usage.of_answer(body, self.relative.reasoning_apart)
+        return usage.of_answer(body, self.provider.reasoning_apart)
 
     def usage_tap(self) -> UsageTap:
-        return usage.tap(self.relative.reasoning_apart)
+        return usage.tap(self.provider.reasoning_apart)
 
     def news(self, secret: str, headers: Headers, body: bytes, now: float) -> WebhookEvent:
         return webhooks.news(secret, headers, body, now)
 
     def refusal(self, status: int, headers: Headers, body: bytes) -> Refusal:
-        return errors.refusal(self.relative, status, headers, body)
+        return errors.refusal(self.provider, status, headers, body)
 
     def requests_per_minute(self, headers: Headers) -> int | None:
         return None  # its headers are about synchronous calls only
@@ -148,7 +148,7 @@ class OpenAI:
         return replay.wish(body)
 
     def replay(self, body: bytes, wish: str = "") -> Iterator[bytes]:
-        return replay.replay(body, wish == replay.USAGE, self.relative.whole_calls, self.relative.closing)
+        return replay.replay(body, wish == replay.USAGE, self.provider.whole_calls, self.provider.closing)
 
     def stream_error(self, body: bytes) -> bytes:
         return replay.stream_error(body)

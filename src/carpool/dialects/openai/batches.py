@@ -11,7 +11,7 @@ import msgspec
 from carpool.core.errors import Misuse
 from carpool.core.model import NONCE_LETTERS, TICKET_LETTERS, Headers
 from carpool.core.ports import Ask
-from carpool.dialects.openai.providers import DAY, HOUR, Relative
+from carpool.dialects.openai.providers import DAY, HOUR, CompatibleProvider
 from carpool.dialects.openai.replay import one_line
 from carpool.dialects.openai.reports import FILES, is_id
 from carpool.dialects.openai.shapes import NONCE_KEY, name_of
@@ -28,8 +28,8 @@ _CONTENT = (
 class Batches:
     """The requests to one provider."""
 
-    def __init__(self, relative: Relative) -> None:
-        self._relative = relative
+    def __init__(self, provider: CompatibleProvider) -> None:
+        self._provider = provider
 
     # ------------------------------------------------------------ lines
 
@@ -37,7 +37,7 @@ class Batches:
         """A call as one line. JSON has line breaks between tokens only, so spaces can replace them."""
         if not _CUSTOM_ID.fullmatch(custom_id):
             raise Misuse(f"{custom_id[:80]!r} can't name a call in a batch: 1 to 64 letters, digits, `_` and `-` can.")
-        way = b"" if self._relative.plain_lines else b'"method":"POST","url":"%b",' % endpoint.encode()
+        way = b"" if self._provider.plain_lines else b'"method":"POST","url":"%b",' % endpoint.encode()
         return b'{"custom_id":"%b",%b"body":' % (custom_id.encode(), way) + one_line(body) + b"}"
 
     def line_overhead(self, endpoint: str) -> int:
@@ -47,50 +47,50 @@ class Batches:
     def frame(self, nonce: str) -> tuple[bytes, bytes, bytes]:
         """The multipart form around the lines. Lines have no line breaks, so none can contain the form's boundary."""
         boundary, name = _boundary(nonce).encode(), file_name(nonce)
-        fields = [*self._relative.form, *((("file_name", name),) if self._relative.names_file else ())]
+        fields = [*self._provider.form, *((("file_name", name),) if self._provider.names_file else ())]
         head = b"".join(_FIELD % (boundary, key.encode(), value.encode()) for key, value in fields)
         return head + _CONTENT % (boundary, name.encode()), b"\n", b"\n\r\n--%b--\r\n" % boundary
 
     def upload(self, headers: Headers, nonce: str) -> Ask:
         form = ("content-type", f"multipart/form-data; boundary={_boundary(nonce)}")
-        return self._ask("POST", self._relative.uploads, headers, (form,))
+        return self._ask("POST", self._provider.uploads, headers, (form,))
 
     # ------------------------------------------------------------ batches
 
     def create(self, headers: Headers, endpoint: str, nonce: str, file_id: str | None, model: str) -> Ask:
         if file_id is None:
             raise Misuse("A batch needs an uploaded file here.")
-        hours = int(self._relative.limits.window // HOUR)
+        hours = int(self._provider.limits.window // HOUR)
         order: dict[str, Any] = {
             "file": file_id,
             "files": [file_id],
             "endpoint": endpoint,
             "model": model,
-            "window": window(self._relative.limits.window),
+            "window": window(self._provider.limits.window),
             "hours": hours,
             "metadata": {NONCE_KEY: nonce},
             "name": name_of(nonce),
         }
-        body = {name: order[what] for name, what in self._relative.create.items()}
-        return self._ask("POST", self._relative.batches, headers, (_JSON,), msgspec.json.encode(body))
+        body = {name: order[what] for name, what in self._provider.create.items()}
+        return self._ask("POST", self._provider.batches, headers, (_JSON,), msgspec.json.encode(body))
 
     def listing(self, headers: Headers, after: str | None, limit: int) -> Ask:
-        paging = self._relative.paging
+        paging = self._provider.paging
         # With page numbers, all pages must have the same size.
         size = paging.most if paging.next == "page" else min(max(limit, 1), paging.most)
         query = [f"{paging.limit}={size}"] if paging.limit else []
         query += [paging.more] if paging.more else []
         query += [f"{paging.cursor}={quote(after, safe='')}"] if after and paging.cursor else []
-        return self._ask("GET", self._relative.batches + ("?" if query else "") + "&".join(query), headers)
+        return self._ask("GET", self._provider.batches + ("?" if query else "") + "&".join(query), headers)
 
     def naming(self, headers: Headers) -> Ask | None:
-        return self._ask("GET", FILES, headers) if self._relative.nonce_in_file_name else None
+        return self._ask("GET", FILES, headers) if self._provider.nonce_in_file_name else None
 
     def retrieve(self, headers: Headers, provider_id: str) -> Ask:
-        return self._ask("GET", _path(self._relative.batches, provider_id), headers)
+        return self._ask("GET", _path(self._provider.batches, provider_id), headers)
 
     def cancel(self, headers: Headers, provider_id: str) -> Ask:
-        return self._ask("POST", _path(self._relative.batches, provider_id) + self._relative.cancel, headers)
+        return self._ask("POST", _path(self._provider.batches, provider_id) + self._provider.cancel, headers)
 
     def results(self, headers: Headers, place: str) -> Ask:
         return self._ask("GET", place, headers)
@@ -99,7 +99,7 @@ class Batches:
         return self._ask("DELETE", _path(FILES, file_id), headers)
 
     def _ask(self, method: str, path: str, headers: Headers, more: Headers = (), body: bytes = b"") -> Ask:
-        return Ask(method, path, (*headers, *self._relative.headers, *more, _IDENTITY), body)
+        return Ask(method, path, (*headers, *self._provider.headers, *more, _IDENTITY), body)
 
 
 def window(seconds: float) -> str:

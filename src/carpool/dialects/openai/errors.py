@@ -10,7 +10,7 @@ import msgspec
 
 from carpool.core.model import Headers
 from carpool.core.ports import Refusal
-from carpool.dialects.openai.providers import Relative
+from carpool.dialects.openai.providers import CompatibleProvider
 from carpool.dialects.rate_limits import refused
 
 _SPENT = "insufficient_quota"  # a 429 for which a retry does not help
@@ -97,13 +97,13 @@ def is_passing(status: int, error: OpenAIErrorBody | None) -> bool:
     return (status in (408, 409, 429) or status >= 500) and not spent
 
 
-def refusal(relative: Relative, status: int, headers: Headers, body: bytes) -> Refusal:
+def refusal(provider: CompatibleProvider, status: int, headers: Headers, body: bytes) -> Refusal:
     error = read(body)
     spent = error is not None and _SPENT in (error.code, error.type)
     plain = refused(status, headers, error.message if error else "", spent=spent)
-    if status in relative.busy:
+    if status in provider.busy:
         return replace(plain, retryable=not spent)
-    if status in _NOT_HERE or (status in relative.keyless and error is not None and _KEY.search(error.message)):
+    if status in _NOT_HERE or (status in provider.keyless and error is not None and _KEY.search(error.message)):
         return replace(plain, cannot_batch=True, retryable=False)
     if error is None or status not in (400, 404):
         return plain

@@ -12,7 +12,7 @@ from carpool.core.model import Headers
 from carpool.core.ports import Parsed, RawRequest
 from carpool.dialects import json_object
 from carpool.dialects.headers import DROPPED, DROPPED_PREFIXES, check_encoding, is_positive
-from carpool.dialects.openai.providers import OPENAI, Relative
+from carpool.dialects.openai.providers import OPENAI, CompatibleProvider
 
 # ------------------------------------------------------------ headers
 # Which of a client's headers are sent to OpenAI with its call.
@@ -92,7 +92,7 @@ def handles(method: str, path: str) -> bool:
     return method == "POST" and path in _LIMITS
 
 
-def parse(raw: RawRequest, relative: Relative = OPENAI) -> Parsed:
+def parse(raw: RawRequest, provider: CompatibleProvider = OPENAI) -> Parsed:
     if not handles(raw.method, raw.path):
         raise BadCall(f"carpool does not understand {raw.method} {raw.path}, only POST {', '.join(_LIMITS)}.")
     headers = sort(raw.headers)
@@ -110,7 +110,7 @@ def parse(raw: RawRequest, relative: Relative = OPENAI) -> Parsed:
         max_output_tokens=_max_tokens(values, raw.path),
         headers=headers.travelling,
         secret=headers.secret,
-        unbatchable=" ".join((*_obstacles(values, model, _query(raw, relative)), *_not_offered(raw, relative))) or None,
+        unbatchable=" ".join((*_obstacles(values, model, _query(raw, provider)), *_not_offered(raw, provider))) or None,
         document=document,
         retry=headers.retry,
         flexible=raw.path in _FLEXIBLE
@@ -172,17 +172,17 @@ def _obstacles(values: dict[str, Any], model: str, query: str) -> Iterator[str]:
         yield "A batch can't carry the query of a request."
 
 
-def _query(raw: RawRequest, relative: Relative) -> str:
+def _query(raw: RawRequest, provider: CompatibleProvider) -> str:
     """The request's query without what every request to this provider has."""
-    return "" if raw.query.strip("?&") == relative.query else raw.query
+    return "" if raw.query.strip("?&") == provider.query else raw.query
 
 
-def _not_offered(raw: RawRequest, relative: Relative) -> Iterator[str]:
+def _not_offered(raw: RawRequest, provider: CompatibleProvider) -> Iterator[str]:
     """All reasons why the provider does not accept such a request in a batch."""
-    if relative.endpoints is not None and raw.path not in relative.endpoints:
-        yield f"{relative.said} takes no {raw.path} in batches."
-    if relative.max_line is not None and len(raw.body) > relative.max_line:
-        yield f"A call in a batch of {relative.said} has at most {relative.max_line // 1_000_000} MB."
+    if provider.endpoints is not None and raw.path not in provider.endpoints:
+        yield f"{provider.said} takes no {raw.path} in batches."
+    if provider.max_line is not None and len(raw.body) > provider.max_line:
+        yield f"A call in a batch of {provider.said} has at most {provider.max_line // 1_000_000} MB."
 
 
 def _names_container(tool: object) -> bool:

@@ -1,4 +1,4 @@
-"""OpenAI-compatible providers. Each is a row (`Relative`) in which every difference from OpenAI is data.
+"""OpenAI-compatible providers. Each is a row (`CompatibleProvider`) in which every difference from OpenAI is data.
 
 A row lists what differs from OpenAI; everything else is the same. What is not known for sure about a provider has the
 safe value.
@@ -46,7 +46,7 @@ _CREATE: Final[Mapping[str, str]] = MappingProxyType(
 
 
 @dataclass(frozen=True, slots=True)
-class Relative:
+class CompatibleProvider:
     name: str  # in the config
     said: str  # in messages
     seller: str  # in the tables of prices and of capabilities
@@ -89,17 +89,17 @@ class Relative:
     def query(self) -> str:
         return f"api-version={self.api_version}" if self.api_version else ""
 
-    def with_window(self, seconds: float) -> Relative:
+    def with_window(self, seconds: float) -> CompatibleProvider:
         return replace(self, limits=replace(self.limits, window=seconds))
 
 
 _FILE: Final = replace(_LIMITS, max_bytes=100 * MB)
 
-OPENAI: Final = Relative(
+OPENAI: Final = CompatibleProvider(
     "openai", "OpenAI", "openai", "https://api.openai.com/v1", hosts=("api.openai.com",), hooks=True
 )
 
-AZURE: Final = Relative(
+AZURE: Final = CompatibleProvider(
     "azure",
     "Azure OpenAI",
     "azure",
@@ -113,7 +113,7 @@ AZURE: Final = Relative(
     form=(("purpose", "batch"), ("expires_after[seconds]", "1209600"), ("expires_after[anchor]", "created_at")),
 )
 
-GROQ: Final = Relative(
+GROQ: Final = CompatibleProvider(
     "groq",
     "Groq",
     "groq",
@@ -128,7 +128,7 @@ GROQ: Final = Relative(
     closing=("x_groq", "usage"),
 )
 
-TOGETHER: Final = Relative(
+TOGETHER: Final = CompatibleProvider(
     "together",
     "Together",
     "together",
@@ -149,7 +149,7 @@ TOGETHER: Final = Relative(
     nonce_in_file_name=True,
 )
 
-MISTRAL: Final = Relative(
+MISTRAL: Final = CompatibleProvider(
     "mistral",
     "Mistral",
     "mistral",
@@ -174,7 +174,7 @@ MISTRAL: Final = Relative(
     closing=("usage",),
 )
 
-XAI: Final = Relative(
+XAI: Final = CompatibleProvider(
     "xai",
     "xAI",
     "x-ai",
@@ -191,13 +191,15 @@ XAI: Final = Relative(
     reasoning_apart=True,
 )
 
-RELATIVES: Final[Mapping[str, Relative]] = MappingProxyType(
+COMPATIBLE_PROVIDERS: Final[Mapping[str, CompatibleProvider]] = MappingProxyType(
     {row.name: row for row in (OPENAI, AZURE, GROQ, TOGETHER, MISTRAL, XAI)}
 )
 
 
-def recognised(base_url: str) -> Relative:
+def recognised(base_url: str) -> CompatibleProvider:
     """The provider of a base URL; an unknown one is treated like OpenAI."""
     host = (urlsplit(base_url).hostname or "").lower()
-    matching = (row for row in RELATIVES.values() if any(fnmatchcase(host, pattern) for pattern in row.hosts))
+    matching = (
+        row for row in COMPATIBLE_PROVIDERS.values() if any(fnmatchcase(host, pattern) for pattern in row.hosts)
+    )
     return next(matching, OPENAI)

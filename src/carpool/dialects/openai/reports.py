@@ -11,7 +11,7 @@ import msgspec
 from carpool.core.errors import Garbled
 from carpool.core.ports import BatchReport
 from carpool.dialects.openai import errors
-from carpool.dialects.openai.providers import Relative
+from carpool.dialects.openai.providers import CompatibleProvider
 from carpool.dialects.openai.shapes import Shape, Told, nonce_of
 
 FILES = "/v1/files"
@@ -66,33 +66,33 @@ def nonces(body: bytes) -> dict[str, str]:
     return {file.id: nonce for file in files if (nonce := nonce_of(file.filename))}
 
 
-def report(relative: Relative, body: bytes) -> BatchReport:
+def report(provider: CompatibleProvider, body: bytes) -> BatchReport:
     try:
         members = _MEMBERS.decode(body)
-        if relative.wrapped is not None and relative.wrapped in members:  # in responses to a create only
-            body = bytes(members[relative.wrapped])
-        told: Shape = _decoder(relative.shape).decode(body)
+        if provider.wrapped is not None and provider.wrapped in members:  # in responses to a create only
+            body = bytes(members[provider.wrapped])
+        told: Shape = _decoder(provider.shape).decode(body)
     except _UNREADABLE as error:
         raise Garbled(f"The provider's description of a batch can't be understood: {error}.") from None
-    return _report(relative, told.told())
+    return _report(provider, told.told())
 
 
-def page(relative: Relative, body: bytes, after: str | None) -> tuple[list[BatchReport], str | None]:
+def page(provider: CompatibleProvider, body: bytes, after: str | None) -> tuple[list[BatchReport], str | None]:
     """One batch that can't be parsed fails the whole page: skipping it could hide a batch that is ours."""
-    items = relative.paging.items
+    items = provider.paging.items
     try:
         members = {} if items is None else _MEMBERS.decode(body)
-        listed: list[Shape] = _decoder(list[relative.shape]).decode(body if items is None else members[items])  # type: ignore[name-defined]
-        reports = [_report(relative, shape.told()) for shape in listed]
-        return reports, _next(relative, members, reports, after) if reports else None
+        listed: list[Shape] = _decoder(list[provider.shape]).decode(body if items is None else members[items])  # type: ignore[name-defined]
+        reports = [_report(provider, shape.told()) for shape in listed]
+        return reports, _next(provider, members, reports, after) if reports else None
     except (KeyError, *_UNREADABLE) as error:
         raise Garbled(f"The provider's list of batches can't be understood: {error}.") from None
 
 
 def _next(
-    relative: Relative, members: dict[str, msgspec.Raw], reports: list[BatchReport], after: str | None
+    provider: CompatibleProvider, members: dict[str, msgspec.Raw], reports: list[BatchReport], after: str | None
 ) -> str | None:
-    match relative.paging.next:
+    match provider.paging.next:
         case "last_id":
             more = "has_more" in members and _FLAG.decode(members["has_more"])
             named = _TEXT.decode(members["last_id"]) if "last_id" in members else None
@@ -100,21 +100,21 @@ def _next(
         case "pagination_token":
             return _TEXT.decode(members["pagination_token"]) or None if "pagination_token" in members else None
         case "page":
-            return str(int(after or "0") + 1) if len(reports) >= relative.paging.most else None
+            return str(int(after or "0") + 1) if len(reports) >= provider.paging.most else None
     return None
 
 
-def _report(relative: Relative, told: Told) -> BatchReport:
+def _report(provider: CompatibleProvider, told: Told) -> BatchReport:
     # An unknown state must neither end a running batch nor be polled forever.
     ended = told.status in _ENDED or (told.status not in _RUNNING and told.ended_at is not None)
     files = [_checked_id(name) for name in told.files]
-    if ended and not files and not relative.pages_results and told.status == "completed" and told.done:
+    if ended and not files and not provider.pages_results and told.status == "completed" and told.done:
         ended = False  # the batch has results but does not name their files yet
     failed = told.status == "failed" and not files
     source = _checked_id(told.source) if told.source else None
     places = [f"{FILES}/{name}/content" for name in files]
-    if relative.pages_results:
-        places = [f"{relative.batches}/{_checked_id(told.id)}/results?limit={RESULTS_PAGE}"]
+    if provider.pages_results:
+        places = [f"{provider.batches}/{_checked_id(told.id)}/results?limit={RESULTS_PAGE}"]
     return BatchReport(
         provider_id=_checked_id(told.id),
         ended=ended,

@@ -9,7 +9,7 @@ import msgspec
 from carpool.core.errors import Garbled
 from carpool.core.ports import ResultLine
 from carpool.dialects.openai import errors, usage
-from carpool.dialects.openai.providers import Relative
+from carpool.dialects.openai.providers import CompatibleProvider
 
 
 class _Response(msgspec.Struct):
@@ -68,13 +68,13 @@ _UNRUN = {  # as providers spell them
 _UNRUN["batch_canceled"] = _UNRUN["batch_cancelled"]
 
 
-def result_line(relative: Relative, line: bytes) -> ResultLine:
+def result_line(provider: CompatibleProvider, line: bytes) -> ResultLine:
     try:
-        read = _paged(line) if relative.pages_results else _LINE.decode(line)
+        read = _paged(line) if provider.pages_results else _LINE.decode(line)
     except _UNREADABLE as error:
         raise Garbled(f"A result line can't be understood: {error}.") from None
     if read.response is not None and read.response.status_code:
-        return _answered(read.custom_id, read.response, relative)
+        return _answered(read.custom_id, read.response, provider)
     if read.error is not None:
         return _unanswered(read.custom_id, read.error)
     raise Garbled("A result line carries neither a response nor an error.")
@@ -105,12 +105,12 @@ def _paged(line: bytes) -> _Line:
     return _Line(read.batch_request_id, None, _Error(str(error.code or ""), error.message))
 
 
-def _answered(custom_id: str, response: _Response, relative: Relative) -> ResultLine:
+def _answered(custom_id: str, response: _Response, provider: CompatibleProvider) -> ResultLine:
     status, body = response.status_code, bytes(response.body)
     if 200 <= status < 300:
         if not body.startswith(b"{"):
             raise Garbled("A result line says that its call succeeded, but carries no answer.")
-        model, used = usage.model_and_usage(body, relative.reasoning_apart)
+        model, used = usage.model_and_usage(body, provider.reasoning_apart)
         return ResultLine(custom_id, "succeeded", 200, body, model, used, False)
     if not 400 <= status < 600:
         raise Garbled(f"A result line has the status {status}, which is neither an answer nor an error.")

@@ -46,10 +46,10 @@ class Fleet:
         hooks: tuple[Hook, ...] | list[Hook] = (),
         prices: PriceBook | None = None,
         close_timeout: float = 10.0,
-        relative: str | None = None,
+        vendor: str | None = None,
     ) -> None:
         self._client = client
-        self._relative = relative
+        self._vendor = vendor
         self._lib = http_flavour(client, "Client")
         self._kind = known_kind(client)
         self.policy = policy or RoutingPolicy()
@@ -86,7 +86,7 @@ class Fleet:
         store = await open_store(self._store_url)
         try:
             http_client = ThreadedHttpxClient(inner_http(self._client))
-            upstream = upstream_of(self._client, http_client, self._relative)
+            upstream = upstream_of(self._client, http_client, self._vendor)
             engine = build_engine(store, clock, upstream, self.policy, self._prices, self._hooks)
             await engine.start()
         except BaseException:

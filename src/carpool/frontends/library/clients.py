@@ -8,7 +8,7 @@ from typing import Any
 
 from carpool.core.errors import BadParams, WrongClient
 from carpool.core.ports import HttpClient
-from carpool.dialects import OPENAI, relative_at, speaking
+from carpool.dialects import OPENAI, compatible_provider, speaking
 from carpool.engine import Upstream
 from carpool.frontends.library.exchange import flavour
 
@@ -24,7 +24,7 @@ class SdkKind:
     hello: str
     endpoints: tuple[str, ...]  # attributes of the client that have a `create` method for calls
     default: Callable[[Mapping[str, Any]], str]
-    relative: str | None = None  # the OpenAI-compatible provider it is made for
+    vendor: str | None = None  # the OpenAI-compatible provider it is made for
     package: str | None = None  # its package, if other SDKs have that attribute too
     path: str = ""  # to append to the client's base URL
 
@@ -77,7 +77,7 @@ KINDS = (
         "/openai/v1/chat/completions",
         ("chat.completions", "embeddings"),
         lambda params: "chat.completions",
-        relative="groq",
+        vendor="groq",
         package="groq",
         path="/openai/v1",
     ),
@@ -88,15 +88,15 @@ def kind_of(client: Any) -> SdkKind | None:
     return next((kind for kind in KINDS if kind.fits(client)), None)
 
 
-def upstream_of(client: Any, http_client: HttpClient, relative: str | None) -> Upstream:
-    """The provider of a client. `relative` names an OpenAI-compatible one that neither client nor host identifies."""
+def upstream_of(client: Any, http_client: HttpClient, vendor: str | None) -> Upstream:
+    """The provider of a client. `vendor` names an OpenAI-compatible one that neither client nor host identifies."""
     kind = known_kind(client)
     base_url = str(client.base_url).rstrip("/") + kind.path
     if kind.dialect != OPENAI.name:
-        if relative is not None:
-            raise WrongClient(f"`relative` is for OpenAI's wire, and an {kind.asyncio} speaks another: leave it out.")
+        if vendor is not None:
+            raise WrongClient(f"`vendor` is for OpenAI's wire, and an {kind.asyncio} speaks another: leave it out.")
         return Upstream(kind.dialect, base_url, speaking(kind.dialect, base_url), http_client)
-    provider = relative_at(base_url, relative or kind.relative)
+    provider = compatible_provider(base_url, vendor or kind.vendor)
     return Upstream(provider.name, base_url, speaking(kind.dialect, base_url, provider.name), http_client)
 
 

@@ -30,7 +30,7 @@ class FleetDispatcher:
     ``async with FleetDispatcher(AsyncAnthropic(), policy=RoutingPolicy(...), store="fleet.db") as fleet:``
 
     `client` is an `AsyncAnthropic`, an `AsyncOpenAI` or an `AsyncGroq`. Everything is sent through it, so its TLS,
-    proxies, auth and base URL apply. `relative` names the OpenAI-compatible provider (such as "mistral"), if the base
+    proxies, auth and base URL apply. `vendor` names the OpenAI-compatible provider (such as "mistral"), if the base
     URL does not identify it.
     `store`: None keeps the calls in memory; a path keeps them in a file, where they survive a crash.
     `hooks` are called with every event. `close_timeout` bounds the end of the `async with` block, in seconds.
@@ -47,10 +47,10 @@ class FleetDispatcher:
         prices: PriceBook | None = None,
         close_timeout: float = 10.0,
         probe: Probe | None = None,
-        relative: str | None = None,
+        vendor: str | None = None,
     ) -> None:
         self._client = client
-        self._relative = relative
+        self._vendor = vendor
         self._lib = http_flavour(client, "AsyncClient")
         self._kind = known_kind(client)
         self.policy = policy or RoutingPolicy()
@@ -79,7 +79,7 @@ class FleetDispatcher:
 
     async def _start(self, store: Store) -> None:
         clock = SystemClock()
-        upstream = upstream_of(self._client, HttpxClient(inner_http(self._client)), self._relative)
+        upstream = upstream_of(self._client, HttpxClient(inner_http(self._client)), self._vendor)
         self._engine = build_engine(store, clock, upstream, self.policy, self._prices, self._hooks, self._probe)
         self._loop = asyncio.get_running_loop()
         await self._engine.start()

@@ -14,7 +14,7 @@ from carpool.core.errors import BadCall, CarpoolError, TimedOut, WireError, Wron
 from carpool.core.model import Headers, Lane
 from carpool.core.ports import Dialect, HttpClient, HttpRequest, RawRequest
 from carpool.core.prices import PriceBook
-from carpool.dialects import ANTHROPIC, DIALECTS, OPENAI, RELATIVES, relative_at, speaking
+from carpool.dialects import ANTHROPIC, COMPATIBLE_PROVIDERS, DIALECTS, OPENAI, compatible_provider, speaking
 from carpool.engine import Engine, Hook, Keyring, Upstream
 from carpool.frontends.library.exchange import Flow, InProcessExchange, Whole
 from carpool.frontends.proxy.http.asgi import NO_RETRY, end_to_end
@@ -24,7 +24,7 @@ from carpool.planners.policy import RoutingPolicy
 from carpool.stores import open_store
 
 HOMES = {ANTHROPIC.name: "https://api.anthropic.com"} | {
-    name: provider.home.removesuffix("/v1") for name, provider in RELATIVES.items()
+    name: provider.home.removesuffix("/v1") for name, provider in COMPATIBLE_PROVIDERS.items()
 }
 DAY = 86_400.0
 
@@ -40,7 +40,7 @@ class Settings:
     prices: PriceBook | None
     through: Any
     close_timeout: float
-    relative: str | None = None
+    vendor: str | None = None
 
 
 class Host:
@@ -55,7 +55,7 @@ class Host:
 
     @classmethod
     async def start(cls, settings: Settings, *, blocking: bool) -> Host:
-        provider = _HostedProvider(settings.through, settings.relative, blocking=blocking)
+        provider = _HostedProvider(settings.through, settings.vendor, blocking=blocking)
         store = await open_store(settings.store)
         clock = SystemClock()
         try:
@@ -127,9 +127,9 @@ class Host:
 class _HostedProvider:
     """The HTTP client, and the upstreams seen so far."""
 
-    def __init__(self, through: Any, relative: str | None, *, blocking: bool) -> None:
+    def __init__(self, through: Any, vendor: str | None, *, blocking: bool) -> None:
         self.upstreams: dict[str, Upstream] = {}
-        self._relative = relative
+        self._vendor = vendor
         self._blocking = blocking
         self._own_client: Any = None
         if through is None:
@@ -140,7 +140,7 @@ class _HostedProvider:
         self.http_client = ThreadedHttpxClient(through) if blocking else HttpxClient(through)
 
     def upstream(self, dialect: Dialect, base_url: str) -> Upstream:
-        name = relative_at(base_url, self._relative).name if dialect is OPENAI else dialect.name
+        name = compatible_provider(base_url, self._vendor).name if dialect is OPENAI else dialect.name
         provider = name if base_url == HOMES[name] else f"{name}@{base_url}"
         configured = speaking(dialect.name, base_url, name if dialect is OPENAI else None)
         return self.upstreams.setdefault(provider, Upstream(provider, base_url, configured, self.http_client))

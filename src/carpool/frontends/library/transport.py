@@ -13,7 +13,7 @@ from typing import Any, Self
 from carpool.core.errors import CarpoolError, Closed, NotStarted, WireError
 from carpool.core.model import Lane
 from carpool.core.prices import PriceBook
-from carpool.dialects import relative_at
+from carpool.dialects import compatible_provider
 from carpool.engine import Hook, Stats
 from carpool.frontends.library.dispatcher import make_options
 from carpool.frontends.library.exchange import async_response, blocking_response, http_error, wait_for
@@ -32,7 +32,7 @@ def transport(
     prices: PriceBook | None = None,
     through: Any = None,
     close_timeout: float = 10.0,
-    relative: str | None = None,
+    vendor: str | None = None,
 ) -> Any:
     """A transport for asyncio and blocking `httpx` and `httpx2` clients that batches the calls of an SDK.
 
@@ -41,14 +41,14 @@ def transport(
 
     `budget`, `lane` and `tags` are defaults for calls without their own `x-carpool-*` headers; without a budget or a
     lane, a call goes straight through. `through` is the HTTP client or transport to send with; the default is carpool's
-    own. `relative` names the OpenAI-compatible provider, if the host does not identify it. The engine starts with the
+    own. `vendor` names the OpenAI-compatible provider, if the host does not identify it. The engine starts with the
     first request, and closes with the client that uses the transport.
     """
     check_through(through)
-    if relative is not None:
-        relative_at("", relative)  # raises if there is no such provider
+    if vendor is not None:
+        compatible_provider("", vendor)  # raises if there is no such provider
     defaults, chosen = make_options(None, budget, None, lane, tags, None), policy or RoutingPolicy()
-    return Transport(Settings(defaults, chosen, store, tuple(hooks), prices, through, close_timeout, relative))
+    return Transport(Settings(defaults, chosen, store, tuple(hooks), prices, through, close_timeout, vendor))
 
 
 class Transport:

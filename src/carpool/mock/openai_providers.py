@@ -1,4 +1,4 @@
-"""The habits of OpenAI's relatives, as their documentation and captures have them: one row for each.
+"""The differences of OpenAI-compatible providers, as their documentation and captures have them: one row for each.
 
 A row is data and a few small functions of `openai_views` and `openai_orders`; what it does not mention is as at OpenAI.
 """

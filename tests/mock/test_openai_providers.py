@@ -1,4 +1,4 @@
-"""OpenAI's relatives: other paths, other headers, other habits."""
+"""OpenAI-compatible providers: other paths, other headers, other habits."""
 
 import json
 
@@ -23,7 +23,7 @@ async def test_under_a_name_and_with_azures_header(openai_connected, lines_of, a
 
 
 async def test_azures_habits(openai_turned, lines_of):
-    world = openai_turned(MockConfig(openai=OpenAIConfig(relative="azure")))
+    world = openai_turned(MockConfig(openai=OpenAIConfig(vendor="azure")))
     created = await world.upload(b"")
     batch_id = (await world.submit(created.json()["id"])).json()["id"]
     world.time += 1

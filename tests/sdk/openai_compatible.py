@@ -1,6 +1,6 @@
-"""OpenAI's SDK or one of its relatives', at every door: run in an environment with carpool and that SDK alone.
+"""OpenAI's SDK or that of a compatible provider, at every door: run in an environment with carpool and that SDK alone.
 
-    python tests/sdk/family.py groq 1.7
+    python tests/sdk/openai_compatible.py groq 1.7
 
 Every case runs at every door and on every lane that there is, against the stand-in over real HTTP, and the SDK checks
 every answer strictly. Nothing is skipped: a case that can't run fails.
@@ -24,7 +24,7 @@ import carpool
 from carpool import Fleet, FleetDispatcher, RoutingPolicy
 from carpool.mock import Constant, MockConfig, MockServer, OpenAIConfig, expected_openai_text, serve
 
-KEY = "sk-test-of-the-family"
+KEY = "sk-test-compatible"
 QUICK = RoutingPolicy(linger_ms=60, poll_interval_s=0.05, batch_rpm=100_000)
 TOOL = {"type": "function", "function": {"name": "look", "description": "Looks.", "parameters": {"type": "object"}}}
 PATIENCE = 20.0
@@ -35,7 +35,7 @@ class Sdk:
     package: str
     asyncio: str
     blocking: str
-    relative: str
+    vendor: str
     model: str
     below: str  # what its base URL ends in
     lanes: tuple[str, ...]
@@ -200,7 +200,7 @@ async def a_key_is_one_call(door: Door) -> None:
 
 @asynccontextmanager
 async def stage(kind: type[Door], sdk: Sdk, lib: Any) -> AsyncIterator[Door]:
-    own = OpenAIConfig(relative=sdk.relative)
+    own = OpenAIConfig(vendor=sdk.vendor)
     config = MockConfig(batch_latency=Constant(0.02), batch_rpm=None, keys=frozenset({KEY}), openai=own)
     async with serve(config) as server:
         door = kind(sdk, lib, server)
