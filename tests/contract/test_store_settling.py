@@ -237,7 +237,7 @@ async def test_purchases_are_shown_to_who_bought_them(store: Store) -> None:
     await store.record(foreign)
     assert await store.entries(7, [CRED]) == await store.entries(7, [STRANGER, CRED]) == [mine]
     assert await store.entries(8, [STRANGER]) == [foreign]
-    for ticket, asking in [(7, [STRANGER]), (8, [CRED]), (7, []), (8, ["nobody"]), (9, [CRED]), (2**64, [CRED])]:
+    for ticket, asking in [(7, [STRANGER]), (8, [CRED]), (7, []), (8, ["nobody"]), (9, [CRED])]:
         assert await store.entries(ticket, asking) == []
     await admit(store, 1, lane=Lane.NOW)
     await store.start_sending(attempt(1), ME, T0)

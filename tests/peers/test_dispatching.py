@@ -26,7 +26,7 @@ from carpool import (
 from carpool.core.model import Lane, Outcome, OutcomeKind
 from carpool.engine.context import Reply, Waiters
 from carpool.mock import Constant, expected_text
-from carpool.stores.sqlite.store import SqliteStore
+from carpool.stores import SqliteStore
 from tests.support.fleets import QUICK, SOON, ask, dispatching, faulty, riding, soon, text_of, until
 
 # ---------------------------------------------------------------- 1, 2, 3: what comes back

@@ -170,7 +170,7 @@ MUTANTS = (
     ),
     Mutant(
         "a ticket is settled twice",
-        "src/carpool/stores/operations/settling.py",
+        "src/carpool/stores/operations/ledger.py",
         "call is not None and call.state != TicketState.SETTLED",
         "call is not None",
     ),
@@ -259,7 +259,7 @@ MUTANTS = (
     ),
     Mutant(
         "a second answer has no line in the ledger",
-        "src/carpool/stores/operations/settling.py",
+        "src/carpool/stores/operations/ledger.py",
         "        if entry is not None:\n            late",
         "        if entry is not None and won:\n            late",
     ),

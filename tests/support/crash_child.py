@@ -25,7 +25,7 @@ import carpool.engine.batch.buy
 import carpool.engine.batch.collect
 import carpool.engine.batch.reconcile
 import carpool.engine.engine
-import carpool.stores.postgres.queries
+import carpool.stores.postgres.session
 from carpool import FleetDispatcher, RoutingPolicy
 from carpool.core.model import Lane, Usage
 from carpool.core.prices import PriceBook
@@ -125,7 +125,7 @@ class Life:
 
 def doubt_for(seconds: float) -> None:
     """How long a process whose connection is gone may be alive."""
-    known = carpool.stores.postgres.queries.statements(True)
+    known = carpool.stores.postgres.session.statements(True)
     for name in ("missing", "bury"):
         known[name] = known[name].replace("interval '5 seconds'", f"interval '{seconds} seconds'")
 

@@ -16,7 +16,7 @@ from carpool.core.errors import CarpoolError, Garbled, StoreError
 from carpool.core.model import Headers
 from carpool.core.ports import Clock, Store
 from carpool.engine.tasks import BackgroundTasks
-from carpool.stores.remote.frames import UNASKED, Frames, Message, frame, message, method
+from carpool.stores.remote import UNASKED, Frames, Message, frame, message, method
 
 HIGH_WATER = 8 << 20  # bytes that may be buffered for a worker before its requests and hints are held back
 
@@ -186,8 +186,8 @@ class WorkerConnection(asyncio.Protocol):
         if name == "hello":
             self._ends = [
                 store.subscribe(lambda tickets: self.tell("settled", tickets)),
-                store.on_pool_change(lambda names: self.tell("watched", names)),
-                store.on_batch_hint(lambda batches: self.tell("nudged", batches)),
+                store.on_pool_change(lambda names: self.tell("pools", names)),
+                store.on_batch_hint(lambda batches: self.tell("batches", batches)),
             ]
             return store.durable, store.pepper
         if name == "lines":

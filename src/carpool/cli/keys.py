@@ -25,8 +25,7 @@ from carpool.core.keys import PREFIX, KeyState, Profile, VirtualKey, check_free,
 from carpool.core.model import Lane
 from carpool.planners.access.options import span
 from carpool.planners.policy import DAY, parse_budget
-from carpool.stores import shown, store_exists
-from carpool.stores.key_admin import KeyAdmin, open_keys
+from carpool.stores import KeyAdmin, open_keys, shown, store_exists
 
 # ------------------------------------------------------------ key profiles
 # Parse and check the options of `carpool keys`. Errors name the option.

@@ -1,7 +1,7 @@
 """The two state machines: tickets and batches.
 
 A ticket is one call; a batch is one purchase at the provider that carries many calls. The two tables below are the
-complete list of legal transitions. Every store checks its transitions against them, and the diagrams in
+complete list of legal transitions. Every store takes the guards of its statements from them, and the diagrams in
 `docs/architecture.md` are generated from them.
 
 A ticket waits (`queued`), is claimed by a batch (`boarded`) or is sent on its own (`sending`), and ends once
@@ -28,6 +28,7 @@ during validation, before it processes, and bills, any call.
 from __future__ import annotations
 
 from enum import StrEnum
+from typing import NamedTuple
 
 from carpool.core.errors import IllegalMove
 
@@ -59,6 +60,31 @@ TICKET_MOVES: dict[TicketState, frozenset[TicketState]] = {
     TicketState.SETTLED: frozenset(),
 }
 
+
+class TicketOperation(NamedTuple):
+    """Which tickets a statement of a store moves, and where to. Tickets in other states stay as they are."""
+
+    sources: frozenset[TicketState]
+    targets: frozenset[TicketState]
+
+
+def _operation(sources: str, targets: str) -> TicketOperation:
+    return TicketOperation(frozenset(map(TicketState, sources.split())), frozenset(map(TicketState, targets.split())))
+
+
+# The moves by the statement that carries them out: stores fill the guards of these statements from here. Together they
+# are `TICKET_MOVES`.
+TICKET_OPERATIONS: dict[str, TicketOperation] = {
+    "claim": _operation("queued", "boarded"),
+    "start_sending": _operation("queued boarded", "sending"),
+    "stop_sending": _operation("sending", "boarded"),
+    "return_orphans": _operation("sending", "boarded queued"),
+    "release_boarded": _operation("boarded", "queued"),
+    "requeue_calls": _operation("boarded", "queued"),
+    "settle_calls": _operation("queued boarded sending", "settled"),
+    "cancel": _operation("queued", "settled"),
+}
+
 BATCH_MOVES: dict[BatchState, frozenset[BatchState]] = {
     BatchState.SUBMITTING: frozenset({BatchState.OPEN, BatchState.UNKNOWN, BatchState.REFUSED}),
     BatchState.UNKNOWN: frozenset({BatchState.OPEN, BatchState.ABANDONED}),
@@ -77,11 +103,6 @@ BATCH_MOVES: dict[BatchState, frozenset[BatchState]] = {
 UNFINISHED: frozenset[BatchState] = frozenset(state for state, moves in BATCH_MOVES.items() if moves)
 BOUGHT: frozenset[BatchState] = frozenset({BatchState.OPEN, BatchState.CANCELLING, BatchState.ENDED})
 UNRESOLVED: frozenset[BatchState] = frozenset({BatchState.UNKNOWN, BatchState.ABANDONED})
-
-
-def check_ticket_move(source: TicketState, target: TicketState) -> None:
-    if target not in TICKET_MOVES[source]:
-        raise IllegalMove(f"A ticket can't move from {source} to {target}.")
 
 
 def check_batch_move(source: BatchState, target: BatchState) -> None:

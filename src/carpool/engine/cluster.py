@@ -160,7 +160,7 @@ class Membership:
     async def _lead(self, now: float) -> None:
         context = self._context
         self._led_at, self._lead_at = now, now + self._lease.beat
-        accounts = {context.keyring.account(credential) for credential in context.keyring}
+        accounts = sorted({context.keyring.account(credential) for credential in context.keyring})
         context.lead(await context.store.lead(context.name, accounts, now))
         known = {batch.id for batch in await context.store.batches(context.name)}
         if await context.store.take_over(context.name, context.led_credentials, now):

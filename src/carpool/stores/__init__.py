@@ -5,25 +5,26 @@ from __future__ import annotations
 import asyncio
 import os
 import sqlite3
-from collections.abc import Mapping
-from contextlib import closing
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
 from pathlib import Path
-from urllib.parse import unquote
+from types import ModuleType
+from urllib.parse import parse_qsl, unquote, urlencode, urlsplit
 
 from carpool.core.errors import ConfigError, StoreError
 from carpool.core.keys import VirtualKey
 from carpool.core.model import Totals
 from carpool.core.ports import Store
-from carpool.stores.addresses import carries_password, is_postgres, no_store, postgres_module, shown
 from carpool.stores.encryption import check_sealing
 from carpool.stores.operations import calls, ledger
+from carpool.stores.operations.session import Session, Transaction, no_store
 from carpool.stores.secret import load_secret
-from carpool.stores.sqlite.opening import connect_to_read, inspect_file, is_there, migrate, real_path
+from carpool.stores.sqlite import SqliteStore
+from carpool.stores.sqlite.opening import connect_to_read, inspect_file, is_there, migrate, open_alone, real_path
 from carpool.stores.sqlite.session import SqliteSession, translate
-from carpool.stores.sqlite.store import SqliteStore
 
-__all__ = ["SqliteStore", "carries_password", "check_url", "is_postgres", "load_secret", "open_inline", "open_store"]
-__all__ += ["inspect_store", "peek", "shown", "sqlite_path", "store_exists"]
+__all__ = ["KeyAdmin", "SqliteStore", "carries_password", "check_url", "inspect_store", "is_postgres", "load_secret"]
+__all__ += ["open_inline", "open_keys", "open_store", "peek", "shown", "sqlite_path", "store_exists"]
 
 _SQLITE = "sqlite://"
 
@@ -96,7 +97,7 @@ def _peek(path: str) -> tuple[list[Totals], Mapping[str, int]]:
                 return [], {}
             migrate(db, path)  # on a read-only connection it only checks the version
             db.execute("BEGIN")  # one snapshot for both queries
-            session = SqliteSession(db, path, numbers=False)
+            session = SqliteSession(db, path)
             return ledger.totals(session), calls.counts(session)
     except sqlite3.Error as error:
         raise translate(error, path) from error
@@ -124,3 +125,64 @@ def _file(text: str) -> str | None:
     if not text:
         raise ConfigError("The store's path is empty. Name a file such as carpool.db, or :memory: to keep nothing.")
     return None if text == ":memory:" else str(Path(text).expanduser())
+
+
+def is_postgres(url: str | Path | None) -> bool:
+    return isinstance(url, str) and url.partition("://")[0] in ("postgresql", "postgres")
+
+
+def shown(url: str) -> str:
+    """Returns a store's address without a password, for display."""
+    if not is_postgres(url):
+        return url
+    parts = urlsplit(url)
+    options = [(name, value) for name, value in parse_qsl(parts.query) if "password" not in name]
+    user, at, host = parts.netloc.rpartition("@")
+    query = f"?{urlencode(options, safe='/')}" if options else ""
+    return f"{parts.scheme}://{user.partition(':')[0]}{at}{host}{parts.path}{query}"
+
+
+def carries_password(url: str) -> bool:
+    parts = urlsplit(url)
+    return bool(parts.password) or any("password" in name for name, _ in parse_qsl(parts.query))
+
+
+def postgres_module() -> ModuleType:
+    """Imports the PostgreSQL store, whose driver is needed only by those who use it."""
+    try:
+        from carpool.stores import postgres
+    except ImportError:
+        raise ConfigError("A PostgreSQL store needs the package psycopg: pip install 'psycopg[binary]'.") from None
+    return postgres
+
+
+# ------------------------------------------------------------ managing keys
+
+
+class KeyAdmin:
+    """Reads and changes virtual keys. `transaction` locks the keys against other writers."""
+
+    def __init__(self, session: Session, pepper: bytes, transaction: Transaction) -> None:
+        self._session = session
+        self._transaction = transaction
+        self.pepper = pepper
+
+    def standing(self) -> list[VirtualKey]:
+        return calls.all_keys(self._session)
+
+    def change(self, decide: Callable[[list[VirtualKey]], Sequence[VirtualKey]]) -> None:
+        """Passes the current keys to `decide` and writes what it returns, in one transaction. If it raises, nothing
+        changes."""
+        with self._transaction():
+            calls.write_keys(self._session, decide(self.standing()))
+
+
+@contextmanager
+def open_keys(url: str | Path | None, *, make: bool = False) -> Iterator[KeyAdmin]:
+    """Opens the keys of a store, even while `carpool serve` uses it. A missing store is created only with `make`."""
+    if is_postgres(url):
+        opening = postgres_module().open_alone(str(url), make=make)
+    else:
+        opening = open_alone(sqlite_path(url), make=make)
+    with opening as opened:
+        yield KeyAdmin(*opened)

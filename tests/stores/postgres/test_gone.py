@@ -16,7 +16,8 @@ from carpool.core.clock import SystemClock
 from carpool.core.errors import Undecided
 from carpool.core.model import Admitted
 from carpool.core.ports import Store
-from carpool.stores.postgres import PostgresStore, queries
+from carpool.stores.postgres import PostgresStore
+from carpool.stores.postgres.session import statements
 from tests.support.postgres import schema_url
 from tests.support.stores import CRED, ME, OTHER, admission
 
@@ -24,7 +25,7 @@ LEASE, PULSE = 180.0, 3600.0
 
 
 def grace(monkeypatch: pytest.MonkeyPatch, lasts: str) -> None:
-    known = queries.statements(True)
+    known = statements(True)
     for name in ("missing", "bury"):
         monkeypatch.setitem(known, name, re.sub(r"interval '.*?'", f"interval '{lasts}'", known[name]))
 

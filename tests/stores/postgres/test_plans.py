@@ -6,7 +6,7 @@ from typing import Any
 
 from carpool.core.model import Settlement
 from carpool.stores.postgres import PostgresStore
-from carpool.stores.postgres.queries import for_driver
+from carpool.stores.postgres.session import for_driver
 from tests.support.postgres import swept_url
 from tests.support.stores import CRED, LEASE, ME, T0, admission, outcome
 

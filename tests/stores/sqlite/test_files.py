@@ -29,7 +29,7 @@ from carpool.core.errors import (
 from carpool.core.lifecycle import BatchState, TicketState
 from carpool.core.model import EntryKind, Lane, Outcome, OutcomeKind, Settlement
 from carpool.stores import SqliteStore, load_secret, open_store, peek
-from carpool.stores.operations.statements import migrations
+from carpool.stores.operations.session import migrations
 from carpool.stores.sqlite import opening
 from tests.support import ROOT
 from tests.support.stores import (

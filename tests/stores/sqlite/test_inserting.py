@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from carpool.stores.operations.statements import SQL
+from carpool.stores.operations.session import SQL
 from carpool.stores.sqlite.session import SqliteSession
 
 DEFAULT_LIMIT = 32_766  # of values in one statement; distributions may raise it
@@ -19,7 +19,7 @@ def session(monkeypatch: pytest.MonkeyPatch) -> Iterator[SqliteSession]:
     connection.setlimit(sqlite3.SQLITE_LIMIT_VARIABLE_NUMBER, DEFAULT_LIMIT)
     connection.execute("CREATE TABLE things (a, b, c, d, e, f, g, h, i, j, k, l, m, n, o, p, q)")
     monkeypatch.setitem(SQL, "insert_things", "INSERT INTO things VALUES {rows}")
-    yield SqliteSession(connection, "things", numbers=False)
+    yield SqliteSession(connection, "things")
     connection.close()
 
 
@@ -42,7 +42,7 @@ def test_as_many_rows_as_this_sqlite_allows_go_into_one_statement(
     connection, seen = session.connection, list[str]()
     connection.setlimit(sqlite3.SQLITE_LIMIT_VARIABLE_NUMBER, limit)
     connection.set_trace_callback(seen.append)
-    SqliteSession(connection, "things", numbers=False).insert("insert_narrow", [(n, 1, 2) for n in range(8192)])
+    SqliteSession(connection, "things").insert("insert_narrow", [(n, 1, 2) for n in range(8192)])
     connection.set_trace_callback(None)
     assert len(seen) == statements
 

@@ -6,7 +6,7 @@ import asyncio
 import re
 import sqlite3
 import threading
-from collections.abc import AsyncIterator, Coroutine, Sequence
+from collections.abc import AsyncIterator, Coroutine, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ from carpool.core.errors import StoreError
 from carpool.core.lifecycle import BATCH_MOVES, TICKET_MOVES, UNFINISHED, BatchState, TicketState
 from carpool.core.model import Intent, Settlement
 from carpool.stores import SqliteStore
-from carpool.stores.operations.statements import SQL
+from carpool.stores.operations.session import SQL
 from tests.support import ROOT
 from tests.support.stores import CRED, ME, T0, admission, admit, board, entry, outcome, settlement
 
@@ -42,6 +42,21 @@ async def test_many_operations_share_few_commits(tmp_path: Path) -> None:
     before = store.commits
     await asyncio.gather(*(store.settle([Settlement(ticket, outcome())], T0) for ticket in range(1, 1001)))
     assert store.commits - before < 20
+    await store.aclose()
+
+
+async def test_a_collection_is_copied_before_the_writer_thread_reads_it(tmp_path: Path) -> None:
+    readers: list[threading.Thread] = []
+
+    def names() -> Iterator[str]:
+        readers.append(threading.current_thread())
+        yield CRED
+
+    store = await SqliteStore.open(str(tmp_path / "carpool.db"))
+    await admit(store, 1)
+    assert len(await store.pools(names())) == 1
+    assert len(await store.due(names(), until=T0 + 1e9, limit=1)) == 1
+    assert readers == [threading.current_thread()] * 2
     await store.aclose()
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from typing import Protocol
 
 from carpool.core.errors import CarpoolError
@@ -71,7 +71,7 @@ class Store(Protocol):
         """Ends lease and pulse immediately; what the engine owned can be taken over."""
         ...
 
-    async def lead(self, engine: str, accounts: Iterable[str], now: float) -> set[str]:
+    async def lead(self, engine: str, accounts: Sequence[str], now: float) -> set[str]:
         """Makes a live engine the leader of those accounts that have no live leader. Returns which of `accounts` it
         leads now; none if it is not alive itself. Leadership ends with the engine's pulse, or when it leaves."""
         ...
@@ -80,7 +80,7 @@ class Store(Protocol):
         """Maps every account that has a live leader to that engine."""
         ...
 
-    async def take_over(self, engine: str, credentials: Iterable[str], now: float) -> int:
+    async def take_over(self, engine: str, credentials: Sequence[str], now: float) -> int:
         """Gives `engine` the unfinished batches of these credentials whose owner is not alive; returns how many.
 
         Batches in `submitting` become `unknown` unless they are `unsent`. They count as unknown from now or from the
@@ -146,17 +146,17 @@ class Store(Protocol):
         """Settles a ticket that is `queued`. Returns False and changes nothing if it is in any other state."""
         ...
 
-    async def pools(self, credentials: Iterable[str]) -> list[PoolView]:
+    async def pools(self, credentials: Sequence[str]) -> list[PoolView]:
         """The pools of these credentials with `queued` calls on lane `batch`."""
         ...
 
-    async def due(self, credentials: Iterable[str], until: float, limit: int, awaiter: str | None = None) -> list[Due]:
+    async def due(self, credentials: Sequence[str], until: float, limit: int, awaiter: str | None = None) -> list[Due]:
         """Open calls to be sent on `now`, earliest first: `queued` or `boarded`, rescue time at or before `until`,
         and either awaited or on lane `now`; with `awaiter` only those that this engine awaits. Calls that no client
         awaits are not rescued."""
         ...
 
-    async def next_due(self, credentials: Iterable[str], awaiter: str | None = None) -> float | None:
+    async def next_due(self, credentials: Sequence[str], awaiter: str | None = None) -> float | None:
         """The earliest rescue time among all calls that `due` would return for any `until`."""
         ...
 

@@ -71,9 +71,12 @@ class _NewCalls:
             [signed(admission.call.fingerprint) for admission in admissions if admission.call.key is None]
         )
         # Doubtful ones first: a ticket that is released between the two queries is found by the second.
-        self._adoptable = set(session.doubtful(fingerprints))
-        row = session.row("known_fingerprints", (fingerprints,))
-        self._adoptable.update(msgspec.json.decode(row[0], type=list[int]) if row else ())
+        self._adoptable: set[int] = set()
+        if session.doubted:
+            query = {"fingerprints": fingerprints, "doubted": to_json(sorted(session.doubted))}
+            self._adoptable.update(row[0] for row in session.rows("doubtful", query))
+        [(known,)] = session.rows("known_fingerprints", (fingerprints,))
+        self._adoptable.update(msgspec.json.decode(known, type=list[int]))
 
     def take(self, admission: Admission) -> bool:
         """Accepts a call that provably has no earlier ticket: no key, no retry, nothing to adopt."""
@@ -111,15 +114,16 @@ def _match_or_add(session: Session, new_calls: _NewCalls, admission: Admission) 
     call = admission.call
     credential = session.credential(call.credential)
     if call.key is not None:
-        row = _by_key(session, credential, call.key)
+        rows = [session.row("call_by_key", (credential, form)) for form in session.sealing.key_forms(call.key)]
+        row = next(filter(None, rows), None)
         if row is not None and row[1] != signed(call.fingerprint):
             return KeyConflict(f"The key {call.key[:80]!r} was used for another call. Use a new key for a new call.")
         ticket = None if row is None else row[0]
     else:
-        fingerprint, pressed = signed(call.fingerprint), admission.pressed
-        doubtful = not pressed and session.in_doubt(fingerprint, credential, admission.awaiter)
+        # Asked first: a ticket that is released between the two queries is found by the second.
+        in_doubt = not admission.pressed and _in_doubt(session, admission, credential)
         ticket = _adoptable(session, call, credential)
-        if ticket is None and doubtful:
+        if ticket is None and in_doubt:
             return Undecided(
                 "Whether an equal call is still waited for is not known yet. Send it again in some seconds."
             )
@@ -129,11 +133,13 @@ def _match_or_add(session: Session, new_calls: _NewCalls, admission: Admission) 
     return _fresh(admission)
 
 
-def _by_key(session: Session, credential: int, key: str) -> Row | None:
-    for form in session.sealing.key_forms(key):
-        if (row := session.row("call_by_key", (credential, form))) is not None:
-            return row
-    return None
+def _in_doubt(session: Session, admission: Admission, credential: int) -> bool:
+    """Whether an equal undelivered call is awaited by an engine that may be dead or alive. The engine that asks is
+    alive."""
+    doubted = session.doubted - {admission.awaiter}
+    query = {"fingerprint": signed(admission.call.fingerprint), "doubted": to_json(sorted(doubted))}
+    query["credential"] = credential
+    return bool(doubted) and session.row("in_doubt", query) is not None
 
 
 def _adoptable(session: Session, call: Call, credential: int) -> int | None:
@@ -183,7 +189,7 @@ def _call_row(session: Session, admission: Admission) -> Row:
         inf if admission.rescue_at is None else admission.rescue_at,
         len(call.body),
         signed(call.fingerprint),
-        None if call.key is None else session.sealing.key_in(call.key),
+        None if call.key is None else session.sealing.key_forms(call.key)[0],
         admission.awaiter,
         call.stream,
         call.max_output_tokens,

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import msgspec
 
 from carpool.core.errors import IllegalMove, Misuse
-from carpool.core.lifecycle import BatchState, check_batch_move
+from carpool.core.lifecycle import BATCH_MOVES, BatchState, check_batch_move
 from carpool.core.model import Batch, Intent, Lane, OpenCalls
 from carpool.stores.operations.codec import batch_value, to_json
-from carpool.stores.operations.session import Session
-from carpool.stores.operations.statements import sources
+from carpool.stores.operations.session import Session, states_list
 
 FIELDS = frozenset(
     {"sent_at", "resolved_at", "provider_id", "expires_at", "ended_at", "clock_offset", "abandoned", "note", "unsent"}
@@ -21,7 +20,7 @@ LINES_PER_CHUNK = 2048
 BYTES_PER_CHUNK = 4_000_000
 
 
-def join(session: Session, engine: str, now: float, ttl: float, pulse: float | None) -> bool:
+def join(session: Session, engine: str, now: float, ttl: float, pulse: float | None = None) -> bool:
     alive = _alive(session, engine, now)
     session.run("join", {"engine": engine, "now": now, "ttl": ttl, "pulse": ttl if pulse is None else pulse})
     return alive
@@ -41,7 +40,7 @@ def lead(session: Session, engine: str, accounts: Sequence[str], now: float) -> 
     session.alone()
     if not _alive(session, engine, now):
         return set()
-    asked = to_json(list(accounts))
+    asked = to_json(accounts)
     session.run("lead", {"engine": engine, "accounts": asked, "now": now})
     return {row[0] for row in session.rows("led", {"engine": engine, "accounts": asked})}
 
@@ -50,7 +49,7 @@ def leaders(session: Session, now: float) -> dict[str, str]:
     return dict(session.rows("leaders", {"now": now}))
 
 
-def take_over(session: Session, engine: str, credentials: Iterable[str], now: float) -> int:
+def take_over(session: Session, engine: str, credentials: Sequence[str], now: float) -> int:
     session.alone()
     known = to_json(session.known_credentials(credentials))
     taken = session.run("take_batches", {"engine": engine, "credentials": known, "now": now}).rowcount
@@ -104,7 +103,8 @@ def lines(session: Session, batch: int, after: int) -> list[tuple[int, bytes]]:
 
 def move(session: Session, batch: int, target: BatchState, changes: Mapping[str, object], owner: str | None) -> Batch:
     assignments = ", ".join(filter(None, ("state = ?", _assignments(changes))))
-    statement = session.sql["move_batch"].replace("{changes}", assignments).replace("{sources}", sources(target))
+    sources = states_list(source for source, targets in BATCH_MOVES.items() if target in targets)
+    statement = session.sql["move_batch"].replace("{changes}", assignments).replace("{sources}", sources)
     if session.execute(statement, [target.value, *_values(session, changes), batch]).rowcount == 0:
         check_batch_move(_existing(session, batch).state, target)
     moved = _existing(session, batch)  # the UPDATE locks the row, so no one else changes it in this transaction
@@ -122,7 +122,7 @@ def annotate(session: Session, batch: int, changes: Mapping[str, object]) -> Non
 
 
 def release(
-    session: Session, batch: int, target: BatchState, lane: Lane, now: float, reason: str, owner: str | None
+    session: Session, batch: int, target: BatchState, lane: Lane, now: float, reason: str, owner: str | None = None
 ) -> int:
     move(session, batch, target, {"abandoned": True} if target is BatchState.ABANDONED else {}, owner)
     bought = target is not BatchState.REFUSED  # a batch that was provably not bought does not count as a requeue

@@ -1,13 +1,29 @@
-"""Operations on stored calls: who awaits them, which are due, which may be removed."""
+"""Operations on stored calls: who awaits them, which are due, which may be removed; lists of calls and batches for
+display; virtual keys."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Mapping, Sequence
 
-from carpool.core.lifecycle import TicketState
-from carpool.core.model import Due, Lane, Outcome, Parcel, PoolView, Settled, TicketView
-from carpool.stores.operations.codec import BIGGEST, finite, outcome_row, settled_value, to_json
-from carpool.stores.operations.session import Session
+import msgspec
+
+from carpool.core.keys import Profile, VirtualKey
+from carpool.core.lifecycle import BatchState, TicketState
+from carpool.core.model import Batch, CallRow, Due, Lane, Outcome, Parcel, PoolView, Settled, TicketView
+from carpool.stores.operations.codec import (
+    BIGGEST,
+    Row,
+    batch_value,
+    call_value,
+    finite,
+    outcome_row,
+    settled_value,
+    to_json,
+)
+from carpool.stores.operations.session import Parameters, Session
+
+REACH = 50_000  # how many of the newest calls are searched for those of given credentials
+_PROFILE = msgspec.json.Decoder(Profile)
 
 
 def await_ticket(session: Session, ticket: int, awaiter: str | None) -> None:
@@ -25,15 +41,12 @@ def delivered(session: Session, tickets: Sequence[int], now: float) -> None:
 
 
 def outcome(session: Session, ticket: int, credential: str) -> Settled | None:
-    if ticket > BIGGEST:  # the text form can encode larger numbers than a ticket can have
-        return None
     row = session.row("outcome", (ticket, credential))
     return None if row is None else settled_value(session.sealing, row)
 
 
 def outcomes(session: Session, tickets: Sequence[int]) -> list[Settled]:
-    rows = session.rows("outcomes", (to_json(list(tickets)),))
-    return [settled_value(session.sealing, row) for row in rows]
+    return [settled_value(session.sealing, row) for row in session.rows("outcomes", (to_json(tickets),))]
 
 
 def parcel(session: Session, ticket: int) -> Parcel | None:
@@ -53,7 +66,7 @@ def views(session: Session, tickets: Sequence[int]) -> list[TicketView]:
 
 
 def cancel(session: Session, ticket: int, outcome: Outcome) -> bool:
-    number = session.next_outcome()
+    [(number,)] = session.rows("next_outcome")
     if session.run("cancel", {"at": outcome.at, "outcome": number, "ticket": ticket}).rowcount == 0:
         return False
     session.insert("insert_outcomes", [outcome_row(session.sealing, number, ticket, None, outcome)])
@@ -62,7 +75,7 @@ def cancel(session: Session, ticket: int, outcome: Outcome) -> bool:
     return True
 
 
-def pools(session: Session, credentials: Iterable[str]) -> list[PoolView]:
+def pools(session: Session, credentials: Sequence[str]) -> list[PoolView]:
     rows = session.rows("pools", (session.pools_of(credentials),))
     return [
         PoolView(number, session.pool_key(number), count, size, oldest, newest, finite(rescue))
@@ -70,13 +83,15 @@ def pools(session: Session, credentials: Iterable[str]) -> list[PoolView]:
     ]
 
 
-def due(session: Session, credentials: Iterable[str], until: float, limit: int, awaiter: str | None) -> list[Due]:
+def due(
+    session: Session, credentials: Sequence[str], until: float, limit: int, awaiter: str | None = None
+) -> list[Due]:
     known = to_json(session.known_credentials(credentials))
     rows = session.rows("due", {"credentials": known, "until": until, "limit": limit, "awaiter": awaiter})
     return [Due(ticket, TicketState(state), Lane(lane), *rest) for ticket, state, lane, *rest in rows]
 
 
-def next_due(session: Session, credentials: Iterable[str], awaiter: str | None) -> float | None:
+def next_due(session: Session, credentials: Sequence[str], awaiter: str | None = None) -> float | None:
     queries = [{"credential": number, "awaiter": awaiter} for number in session.known_credentials(credentials)]
     return min((row[0] for query in queries if (row := session.row("next_due", query)) is not None), default=None)
 
@@ -105,3 +120,79 @@ def retain(session: Session, before: float, undelivered_before: float, limit: in
     session.run("remove_calls", parameters)
     session.run("add_tally", ("tickets.settled", -len(tickets)))
     return len(tickets)
+
+
+# ------------------------------------------------------------ lists for display
+
+
+def listed_calls(
+    session: Session,
+    before: int | None,
+    state: TicketState | None,
+    limit: int,
+    credentials: Sequence[str] | None = None,
+) -> list[CallRow]:
+    query: dict[str, object] = {"before": BIGGEST if before is None else before, "limit": limit}
+    if credentials is not None:
+        own = {"credentials": _numbers(session, credentials), "state": state.value if state else "", "reach": REACH}
+        return _listed(session, "newest_own", query | own)
+    if state is None:
+        return _listed(session, "newest_calls", query)
+    if state is TicketState.SETTLED:
+        return _listed(session, "newest_settled", query)
+    return _listed(session, "newest_open", query | {"state": state.value})
+
+
+def listed_call(session: Session, ticket: int, credentials: Sequence[str] | None = None) -> CallRow | None:
+    if credentials is None:
+        rows = _listed(session, "one_call", {"ticket": ticket})
+    else:
+        rows = _listed(session, "one_own_call", {"ticket": ticket, "credentials": _numbers(session, credentials)})
+    return rows[0] if rows else None
+
+
+def listed_batches(
+    session: Session, before: int | None, state: BatchState | None, limit: int, credentials: Sequence[str] | None = None
+) -> list[Batch]:
+    query = {"before": BIGGEST if before is None else before, "state": state.value if state else "", "limit": limit}
+    own = {"credentials": None if credentials is None else _numbers(session, credentials)}
+    rows = session.rows("listed_batches", query | own)
+    return [batch_value(session.sealing, row, session.pool_key(row[1])) for row in rows]
+
+
+def _numbers(session: Session, credentials: Sequence[str]) -> str:
+    return to_json(session.known_credentials(credentials))
+
+
+def _listed(session: Session, which: str, query: Parameters) -> list[CallRow]:
+    statement = session.sql["listed_calls"].replace("{found}", session.sql[which])
+    return [call_value(session.sealing, row) for row in session.execute(statement, query).fetchall()]
+
+
+# ------------------------------------------------------------ virtual keys
+# Changes are numbered, so that a cache is reloaded only after a change.
+
+
+def keys(session: Session, known: int | None = None) -> tuple[int, list[VirtualKey]] | None:
+    row = session.row("keys_version")
+    version = 0 if row is None else row[0]
+    return None if version == known else (version, all_keys(session))
+
+
+def all_keys(session: Session) -> list[VirtualKey]:
+    """Returns the keys. The columns are the fields of a key, in order; the eighth is its profile."""
+    rows: list[Row] = [(*row[:7], _PROFILE.decode(row[7]), *row[8:]) for row in session.rows("virtual_keys")]
+    return [VirtualKey(*row) for row in rows]
+
+
+def write_keys(session: Session, changed: Sequence[VirtualKey]) -> None:
+    for key in changed:
+        described = (key.digest, key.uid, key.name, key.hint, key.provider, key.env, key.owner, to_json(key.profile))
+        session.run("write_key", (*described, key.created_at, key.expires_at, key.ends_at, key.ended))
+    session.run("next_keys_version")
+
+
+def used_keys(session: Session, uses: Mapping[str, float]) -> None:
+    """Records uses without a new change number: caches need not be reloaded, since access does not depend on it."""
+    for digest, at in uses.items():
+        session.run("used_key", {"digest": digest, "at": at})

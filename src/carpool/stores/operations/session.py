@@ -1,18 +1,32 @@
 """The session that operations run on: a connection, its named statements, and cached ids of credentials, texts and
-pools."""
+pools.
+
+The statements are read from the files in `stores/sql`. Sets of states in them are filled in from the lifecycle tables,
+so that the guards of UPDATE statements always match the tables.
+"""
 
 from __future__ import annotations
 
+import re
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from functools import cache
+from importlib.resources import files
 from typing import Any, Protocol
 
 from carpool.core.errors import StoreError
+from carpool.core.lifecycle import TICKET_OPERATIONS, UNFINISHED, BatchState
 from carpool.core.model import PoolKey
-from carpool.stores.encryption import PLAIN, Sealing
+from carpool.stores.encryption import PLAIN, SALT, Sealing, check_sealing, new_salt, open_sealing
 from carpool.stores.operations.codec import Row, headers_text, headers_value, to_json
 
 Parameters = Sequence[Any] | Mapping[str, Any]
+Transaction = Callable[[], AbstractContextManager[object]]
+
+
+def no_store(name: str) -> str:
+    return f"There is no store at {name}. Name one with --store or --config; carpool serve makes it when it starts."
 
 
 class Ran(Protocol):
@@ -32,6 +46,7 @@ class Session(ABC):
         self.sql = sql
         self.sealing = sealing
         self.awaiters: set[str] = set()  # every engine that this session ever wrote as awaiter of a call
+        self.doubted: frozenset[str] = frozenset()  # engines that may be dead or alive, as of the last `bury`
         self._credentials: dict[str, int] = {}
         self._words: dict[str, int] = {}
         self._numbers: dict[PoolKey, int] = {}
@@ -52,30 +67,19 @@ class Session(ABC):
     def departed(self, now: float) -> list[str]:
         """Returns the engines that are stored as awaiters of calls and are not alive."""
 
-    @abstractmethod
-    def bury(self) -> None:
+    # A database that several processes share overrides these; with one process there is nothing to lock or to doubt.
+
+    def bury(self) -> None:  # noqa: B027
         """Marks engines that are provably gone as dead and releases the tickets they await, if the database can tell.
-        Engines that may be dead or alive are in doubt until the next call."""
+        Engines that may be dead or alive are `doubted` until the next call."""
 
-    @abstractmethod
-    def doubtful(self, fingerprints: str) -> list[int]:
-        """Returns those of the fingerprints that belong to an undelivered call whose awaiter was in doubt at the last
-        `bury`."""
-
-    @abstractmethod
-    def in_doubt(self, fingerprint: int, credential: int, newcomer: str | None) -> bool:
-        """Whether this credential has such a call. `newcomer`, the engine that asks, knows that it is alive itself."""
-
-    @abstractmethod
-    def next_outcome(self) -> int: ...
-
-    @abstractmethod
-    def alone(self) -> None:
+    def alone(self) -> None:  # noqa: B027
         """Locks succession (leadership, takeover) against other processes until the transaction ends."""
 
-    @abstractmethod
-    def hold(self, tickets: str) -> None:
+    def hold(self, tickets: str) -> None:  # noqa: B027
         """Locks these calls against other processes until the transaction ends."""
+
+    # running named statements
 
     def run(self, statement: str, parameters: Parameters = ()) -> Ran:
         return self.execute(self.sql[statement], parameters)
@@ -90,6 +94,25 @@ class Session(ABC):
 
     def rows(self, statement: str, parameters: Parameters = ()) -> list[Row]:
         return self.run(statement, parameters).fetchall()
+
+    # metadata
+
+    def meta(self, name: str) -> str | None:
+        row = self.row("meta", (name,))
+        return None if row is None else str(row[0])
+
+    def make_meta(self, name: str, value: str) -> str:
+        """Stores the value unless there is one; returns the stored value."""
+        self.run("make_meta", (name, value))
+        return self.meta(name) or value
+
+    def unseal(self, secret: bytes, *, encrypt: bool) -> None:
+        """Sets `sealing`. Each store has its own salt, so one secret gives each a different key."""
+        salt = self.meta(SALT)
+        check_sealing(salt, self.name, encrypt=encrypt)
+        if salt is None and encrypt:
+            salt = self.make_meta(SALT, new_salt())
+        self.sealing = open_sealing(salt, secret, self.name, encrypt=encrypt)
 
     # cached ids
 
@@ -115,8 +138,10 @@ class Session(ABC):
     def pool(self, key: PoolKey) -> int:
         number = self._numbers.get(key)
         if number is None:
-            number = self._numbers[key] = self.new_id("insert_pool", self._pool_row(key))
-            self._pools[number] = key
+            headers = self.sealing.text_in(headers_text(key.headers))
+            row = (self.credential(key.credential), key.provider, key.dialect, key.endpoint, headers)
+            number = self.new_id("insert_pool", (*row, key.model, key.size_class, key.deadline_class))
+            self._numbers[key], self._pools[number] = number, key
         return number
 
     def pool_key(self, number: int) -> PoolKey:
@@ -129,19 +154,62 @@ class Session(ABC):
         wanted = set(names)
         return to_json([number for number, key in self._pools.items() if key.credential in wanted])
 
-    def _pool_row(self, key: PoolKey) -> Row:
-        return (
-            self.credential(key.credential),
-            key.provider,
-            key.dialect,
-            key.endpoint,
-            self.sealing.text_in(headers_text(key.headers)),
-            key.model,
-            key.size_class,
-            key.deadline_class,
-        )
-
     def _pool_value(self, row: Row) -> PoolKey:
         _, provider, dialect, credential, endpoint, headers, model, size_class, deadline_class = row
         pairs = headers_value(self.sealing.text_out(headers))
         return PoolKey(provider, dialect, credential, endpoint, pairs, model, size_class, deadline_class)
+
+
+# ------------------------------------------------------------ statements
+
+_LIVE = "(SELECT name FROM engines WHERE pulse_until >= :now)"
+_UNDELIVERED = (
+    "SELECT id FROM calls WHERE state = 'queued' UNION ALL SELECT id FROM calls WHERE state = 'boarded' "
+    "UNION ALL SELECT id FROM calls WHERE state = 'sending' "
+    "UNION ALL SELECT id FROM calls INDEXED BY calls_unclaimed WHERE state = 'settled' AND delivered_at IS NULL"
+)
+_FILES = ("calls.sql", "batches.sql", "ledger.sql", "listing.sql", "keys.sql")
+
+
+def states_list(states: Iterable[str]) -> str:
+    return ", ".join(f"'{state}'" for state in states)
+
+
+def _sources(operation: str) -> str:
+    """The states from which an operation moves a ticket. SQLite uses a partial index only for the same `=`."""
+    states = sorted(TICKET_OPERATIONS[operation].sources)
+    return f"= '{states[0]}'" if len(states) == 1 else f"IN ({states_list(states)})"
+
+
+def load_statements(folder: str, live: str, words: Mapping[str, str]) -> dict[str, str]:
+    """Reads the named statements of a folder and substitutes the names in braces. `live` selects the live engines."""
+    unfinished = states_list(sorted(UNFINISHED))
+    words = {
+        **words,
+        "live": live,
+        "unfinished": unfinished,
+        "finished": states_list(state for state in BatchState if state not in UNFINISHED),  # as in the partial index
+        "orphan": (
+            f"CASE WHEN sender IS NOT NULL THEN sender NOT IN {live} ELSE awaiter IS NULL OR awaiter NOT IN {live} END"
+        ),
+        "aboard": f"EXISTS (SELECT 1 FROM batches b WHERE b.id = calls.batch AND b.state IN ({unfinished}))",  # noqa: S608
+    }
+    text = "".join((files("carpool.stores") / "sql" / folder / name).read_text("utf-8") for name in _FILES)
+    text = re.sub(r"\{from (\w+)\}", lambda match: _sources(match[1]), text)
+    for word, meaning in words.items():
+        text = text.replace("{" + word + "}", meaning)
+    parts = re.split(r"^-- name: (\w+)\n", text, flags=re.MULTILINE)
+    return {
+        name: "\n".join(line for line in body.splitlines() if not line.startswith("--")).strip()
+        for name, body in zip(parts[1::2], parts[2::2], strict=True)
+    }
+
+
+SQL: dict[str, str] = load_statements("", _LIVE, {"undelivered": _UNDELIVERED})
+
+
+@cache
+def migrations(folder: str = "") -> dict[int, str]:
+    """Returns the numbered schema files of a folder, in order."""
+    scripts = [file for file in (files("carpool.stores") / "sql" / folder).iterdir() if re.match(r"\d{4}_", file.name)]
+    return {int(file.name[:4]): file.read_text("utf-8") for file in sorted(scripts, key=lambda file: file.name)}

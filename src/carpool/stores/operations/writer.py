@@ -23,17 +23,16 @@ keep their place in the queue. `LARGEST_GROUP` limits how long the first job of 
 from __future__ import annotations
 
 import asyncio
-import sqlite3
 import threading
+from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Generator, Sequence
 from functools import cache
-from typing import Any, Protocol
+from typing import Any
 
 from msgspec import Struct
 
 from carpool.core.errors import CarpoolError, Closed, StoreError
 from carpool.stores.operations.session import Session
-from carpool.stores.sqlite.session import SqliteSession, translate
 
 Work = Callable[[Session, list[Any]], list[Any]]
 Told = Callable[[BaseException | None], None]  # called with None once written, or with the error
@@ -86,104 +85,54 @@ class Job(Struct, eq=False):
             self.future.set_result(result)
 
 
-class Driver(Protocol):
-    """Runs a group of jobs in one transaction."""
+class Groups(ABC):
+    """Runs groups of jobs, each in one transaction."""
 
-    def run(self, jobs: Sequence[Job]) -> None:
-        """Leaves a result or an error in every job. Never raises."""
-        ...
-
-
-class Writer(Protocol):
-    """Accepts jobs and runs them in order. An unhurried one keeps its place, but may wait for other jobs."""
-
-    def do(
-        self, work: Work, item: Any, weight: int = 1, *, relaxed: bool = False, unhurried: bool = False
-    ) -> Awaitable[Any]: ...
-
-    def hand(self, work: Work, item: Any, told: Told) -> None: ...
-
-    async def aclose(self) -> None: ...
-
-
-class Groups:
-    """Runs groups of jobs on SQLite, each in one transaction with a savepoint per run of jobs with the same work."""
-
-    def __init__(self, session: SqliteSession) -> None:
+    def __init__(self, session: Session) -> None:
         self._session = session
-        self._strict = True  # the `synchronous` setting with which the file was opened
         self.commits = 0
 
+    @abstractmethod
     def run(self, jobs: Sequence[Job]) -> None:
         """Leaves a result or an error in every job. Never raises."""
-        connection = self._session.connection
-        try:
-            self._sync(not all(job.relaxed for job in jobs))
-            connection.execute("BEGIN IMMEDIATE")
-            if len(jobs) == 1:  # the transaction itself serves as savepoint
-                self._work(jobs)
-            else:
-                for run in runs(jobs):
-                    self._savepoint(run)
-            connection.execute("COMMIT")
-            self.commits += 1
-        except Exception as error:  # noqa: BLE001  raised for the callers; it must not end the thread
-            self._undo(jobs, error)
 
-    def _sync(self, strictly: bool) -> None:
-        """Sets whether the next commit waits for the disk. A strict commit also syncs earlier relaxed ones."""
-        if strictly is not self._strict:
-            self._session.connection.execute(f"PRAGMA synchronous = {'FULL' if strictly else 'NORMAL'}")
-            self._strict = strictly
+    @abstractmethod
+    def _must_end(self, error: Exception) -> bool:
+        """Whether an error in a savepoint ends the whole transaction."""
 
-    def _savepoint(self, run: list[Job]) -> None:
-        connection = self._session.connection
-        connection.execute("SAVEPOINT job")
+    @abstractmethod
+    def _translate(self, error: Exception) -> StoreError | None:
+        """Translates an error of the driver; None for any other error."""
+
+    def _savepoint(self, run: Sequence[Job]) -> None:
+        """Runs jobs in a savepoint. If that fails, they are repeated one by one, so that only the faulty ones fail."""
+        session = self._session
+        session.execute("SAVEPOINT job")
         try:
-            self._work(run)
+            work(session, run)
         except Exception as error:
-            if not connection.in_transaction:  # SQLite rolled back the whole transaction: disk full, I/O error
+            if self._must_end(error):
                 raise
-            connection.execute("ROLLBACK TO job")
-            connection.execute("RELEASE job")
-            self._session.forget()
-            self._run_one_by_one(run, error)
+            session.execute("ROLLBACK TO job")
+            session.execute("RELEASE job")
+            session.forget()
+            if len(run) == 1:
+                run[0].error = self._callers_error(error)
+            else:
+                for job in run:
+                    self._savepoint([job])
             return
-        connection.execute("RELEASE job")
+        session.execute("RELEASE job")
 
-    def _work(self, run: Sequence[Job]) -> None:
-        work(self._session, run)
-
-    def _run_one_by_one(self, run: list[Job], error: Exception) -> None:
-        """Repeats the jobs of a failed run one by one, so that only the faulty ones fail."""
-        if len(run) == 1:
-            run[0].error = self._translate_error(error)
-            return
-        for job in run:
-            self._savepoint([job])
-
-    def _undo(self, jobs: Sequence[Job], error: Exception) -> None:
-        translated = self._translate_error(error)
-        try:
-            if self._session.connection.in_transaction:
-                self._session.connection.execute("ROLLBACK")
-            self._session.forget()
-        except sqlite3.Error as second:
-            translated = translate(second, self._session.name)
-        for job in jobs:
-            job.error = translated
-
-    def _translate_error(self, error: Exception) -> Exception:
+    def _callers_error(self, error: Exception) -> Exception:
+        """Returns the error to be raised for the callers."""
         if isinstance(error, CarpoolError):
             return error
-        if isinstance(error, sqlite3.Error):
-            translated = translate(error, self._session.name)
-        elif isinstance(error, OverflowError | UnicodeError):
+        if isinstance(error, OverflowError | UnicodeError):
             translated = StoreError(f"The store {self._session.name} can't hold such a value: {error}.")
-        else:
-            return error
-        translated.__cause__ = error
-        return translated
+            translated.__cause__ = error
+            return translated
+        return self._translate(error) or error
 
 
 def work(session: Session, run: Sequence[Job]) -> None:
@@ -220,86 +169,73 @@ class _Done:
         yield
 
 
-class InlineWriter:
-    """Runs each job immediately in the caller's thread and never suspends: for the deterministic simulator."""
+class Writer:
+    """Runs jobs in order: in one thread, which runs all that are waiting as one group; or, if it is not `threaded`, at
+    once in the caller's thread without ever suspending, for the deterministic simulator."""
 
-    def __init__(self, groups: Driver) -> None:
-        self._groups = groups
-        self._closed = False
-
-    def do(
-        self, work: Work, item: Any, weight: int = 1, *, relaxed: bool = False, unhurried: bool = False
-    ) -> Awaitable[Any]:
-        return _Done(self._run(Job(work, item, weight, relaxed)))
-
-    def hand(self, work: Work, item: Any, told: Told) -> None:
-        self._run(Job(work, item, relaxed=True, told=told)).resolve()
-
-    def _run(self, job: Job) -> Job:
-        if self._closed:
-            job.error = Closed("The store is closed.")
-        else:
-            self._groups.run([job])
-        return job
-
-    async def aclose(self) -> None:
-        self._closed = True
-
-
-class ThreadWriter:
-    """Passes jobs to one thread, which runs all that are waiting as one group."""
-
-    def __init__(self, groups: Driver) -> None:
+    def __init__(self, groups: Groups, *, threaded: bool) -> None:
         self._groups = groups
         self._lock = threading.Lock()
         self._wake = threading.Event()
         self._waiting: list[Job] = []
         self._called = False  # the thread was already woken for the waiting jobs
         self._closing = False
-        self._thread = threading.Thread(target=self._work, name="carpool-store", daemon=True)
-        self._thread.start()
+        self._thread: threading.Thread | None = None
+        if threaded:
+            self._thread = threading.Thread(target=self._work, name="carpool-store", daemon=True)
+            self._thread.start()
 
     def do(
         self, work: Work, item: Any, weight: int = 1, *, relaxed: bool = False, unhurried: bool = False
-    ) -> asyncio.Future[Any]:
+    ) -> Awaitable[Any]:
         """Queues a job. For an unhurried one the thread is not woken at once: that costs the caller more than the job
         itself."""
+        job = Job(work, item, weight, relaxed)
+        if self._thread is None:
+            self._run_here(job)
+            return _Done(job)
         loop = asyncio.get_running_loop()
-        future: asyncio.Future[Any] = loop.create_future()
+        job.future = loop.create_future()
+        self._queue(job, loop, unhurried)
+        return job.future
+
+    def hand(self, work: Work, item: Any, told: Told) -> None:
+        """Queues a relaxed, unhurried job that is not awaited; `told` is called on the event loop when it is done."""
+        job = Job(work, item, relaxed=True, told=told)
+        if self._thread is None:
+            self._run_here(job)
+            job.resolve()
+        else:
+            self._queue(job, asyncio.get_running_loop(), unhurried=True)
+
+    def _run_here(self, job: Job) -> None:
+        if self._closing:
+            job.error = Closed("The store is closed.")
+        else:
+            self._groups.run([job])
+
+    def _queue(self, job: Job, loop: asyncio.AbstractEventLoop, unhurried: bool) -> None:
+        job.loop = loop
         with self._lock:
             if self._closing:
-                future.set_exception(Closed("The store is closed."))
-                return future
-            self._waiting.append(Job(work, item, weight, relaxed, future, loop=loop))
+                job.error = Closed("The store is closed.")
+                loop.call_soon(job.resolve)
+                return
+            self._waiting.append(job)
             first, called = len(self._waiting) == 1, self._called
             self._called = called or not unhurried
         if unhurried and first:
             loop.call_later(UNHURRIED_S, self._wake.set)
         elif not unhurried and not called:
             self._wake.set()
-        return future
-
-    def hand(self, work: Work, item: Any, told: Told) -> None:
-        """Queues a relaxed, unhurried job that is not awaited; `told` is called on the event loop when it is done."""
-        loop = asyncio.get_running_loop()
-        job = Job(work, item, relaxed=True, told=told, loop=loop)
-        with self._lock:
-            if self._closing:
-                job.error = Closed("The store is closed.")
-            else:
-                self._waiting.append(job)
-            first = len(self._waiting) == 1
-        if job.error is not None:
-            loop.call_soon(job.resolve)
-        elif first:
-            loop.call_later(UNHURRIED_S, self._wake.set)
 
     async def aclose(self) -> None:
         """Finishes all queued jobs, then ends the thread."""
         with self._lock:
             self._closing = True
         self._wake.set()
-        await asyncio.get_running_loop().run_in_executor(None, self._thread.join)
+        if self._thread is not None:
+            await asyncio.get_running_loop().run_in_executor(None, self._thread.join)
 
     def _work(self) -> None:
         while True:
@@ -307,7 +243,7 @@ class ThreadWriter:
             self._wake.clear()
             while group := self._next_group():
                 self._groups.run(group)
-                _resolve(group)
+                _notify_callers(group)
             if self._closing and not self._waiting:
                 return
 
@@ -325,8 +261,8 @@ class ThreadWriter:
             return group
 
 
-def _resolve(group: list[Job]) -> None:
-    """Notifies the callers, with one call per event loop."""
+def _notify_callers(group: list[Job]) -> None:
+    """Resolves the jobs, with one call per event loop."""
     loops: dict[asyncio.AbstractEventLoop, list[Job]] = {}
     for job in group:
         if job.loop is not None:

@@ -4,28 +4,25 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, closing, contextmanager
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
 from functools import partial
-from typing import Self
+from typing import Any, Self
 
 import psycopg
 
 from carpool.core.errors import StoreError
 from carpool.core.keys import VirtualKey
 from carpool.core.model import Totals
-from carpool.stores.addresses import no_store
-from carpool.stores.encryption import check_sealing, open_sealing, salt_of
-from carpool.stores.operations import calls, keys, ledger
+from carpool.stores.encryption import SALT, check_sealing
+from carpool.stores.operations import calls, ledger
 from carpool.stores.operations.codec import Row
-from carpool.stores.operations.store import OperatedStore
-from carpool.stores.operations.writer import InlineWriter, ThreadWriter
-from carpool.stores.postgres.errors import translate
+from carpool.stores.operations.session import Transaction, no_store
+from carpool.stores.operations.store import OperatedStore, open_in_thread
 from carpool.stores.postgres.groups import PATIENCE_S, PostgresGroups
 from carpool.stores.postgres.notify import NotifyChannel
 from carpool.stores.postgres.opening import (
     Address,
-    PostgresMeta,
     address_of,
     connect,
     connect_first,
@@ -35,8 +32,7 @@ from carpool.stores.postgres.opening import (
     settle_secret,
     standing,
 )
-from carpool.stores.postgres.queries import for_driver, statements
-from carpool.stores.postgres.session import PostgresSession
+from carpool.stores.postgres.session import PostgresSession, for_driver, translate
 from carpool.stores.secret import secret_in
 
 __all__ = ["PostgresStore", "address_of", "exists", "inspect", "look", "open_alone"]
@@ -48,18 +44,17 @@ class PostgresStore(OperatedStore):
     One connection, in one thread, runs the queued operations in groups; another one sends and receives notifications.
     """
 
-    def __init__(
-        self, session: PostgresSession, secret: bytes, address: Address, threaded: bool, patience: float
-    ) -> None:
-        self._session = session
-        self._groups = PostgresGroups(session, partial(connect, address), patience)
-        super().__init__(ThreadWriter(self._groups) if threaded else InlineWriter(self._groups), secret)
+    durable = True
+
+    def __init__(self, opened: Opened, address: Address, threaded: bool, patience: float) -> None:
+        self._session, secret = opened
+        groups = PostgresGroups(self._session, partial(connect, address), patience)
+        super().__init__(groups, secret, threaded=threaded)
         self._released = False
         self._hearing: NotifyChannel | None = None
         if threaded:
-            callbacks = super()._notify_settled, super()._notify_pools, super()._notify_batches
-            sign_in = for_driver(session.sql["sign_in"])
-            self._hearing = NotifyChannel(partial(connect, address), address.schema, sign_in, *callbacks)
+            sign_in = for_driver(self._session.sql["sign_in"])
+            self._hearing = NotifyChannel(partial(connect, address), address.schema, sign_in, super().notify)
 
     @classmethod
     async def open(
@@ -77,17 +72,8 @@ class PostgresStore(OperatedStore):
         reached."""
         address = address_of(url)
         opening = partial(_open, address, secret, encrypt, own_clock)
-        opened = await _open_in_thread(opening) if threaded else opening()
-        return cls(*opened, address, threaded, patience)
-
-    @property
-    def durable(self) -> bool:
-        return True
-
-    @property
-    def commits(self) -> int:
-        """The number of committed transactions."""
-        return self._groups.commits
+        opened = await open_in_thread(opening, _close) if threaded else opening()
+        return cls(opened, address, threaded, patience)
 
     async def join(self, engine: str, now: float, ttl: float, pulse: float | None = None) -> bool:
         alive = await super().join(engine, now, ttl, pulse)
@@ -100,24 +86,14 @@ class PostgresStore(OperatedStore):
             self._hearing.stands_no_more_for(engine)
         await super().leave(engine)
 
-    def _notify_settled(self, tickets: Sequence[int]) -> None:
-        super()._notify_settled(tickets)
+    def notify(self, topic: str, names: Sequence[Any]) -> None:
+        super().notify(topic, names)
         if self._hearing is not None:
-            self._hearing.tell_settled(tickets)
-
-    def _notify_pools(self, credentials: Sequence[str]) -> None:
-        super()._notify_pools(credentials)
-        if self._hearing is not None:
-            self._hearing.tell_pools(credentials)
-
-    def _notify_batches(self, batches: Sequence[int]) -> None:
-        super()._notify_batches(batches)
-        if self._hearing is not None:
-            self._hearing.tell_batches(batches)
+            self._hearing.tell(topic, names)
 
     async def aclose(self) -> None:
         """Finishes all queued writes, then closes the connections. May be called twice."""
-        await self._writer.aclose()
+        await self.writer.aclose()
         if not self._released:
             self._released = True
             if self._hearing is not None:
@@ -126,38 +102,26 @@ class PostgresStore(OperatedStore):
 
 
 Opened = tuple[PostgresSession, bytes]
-Transaction = Callable[[], AbstractContextManager[object]]
 
 
-async def _open_in_thread(open_store: partial[Opened]) -> Opened:
-    """Opens in another thread. If the caller is cancelled meanwhile, the connection is closed."""
-    opening = asyncio.get_running_loop().run_in_executor(None, open_store)
-    try:
-        return await asyncio.shield(opening)
-    except asyncio.CancelledError:
-        opening.add_done_callback(_discard)
-        raise
-
-
-def _discard(opening: asyncio.Future[Opened]) -> None:
-    if not opening.cancelled() and opening.exception() is None:
-        opening.result()[0].connection.close()
+def _close(opened: Opened) -> None:
+    opened[0].connection.close()
 
 
 def _open(address: Address, secret: bytes | None, encrypt: bool, own_clock: bool) -> Opened:
     connection = connect_first(address)
     try:
         migrate(connection, address)
-        meta = PostgresMeta(connection)
-        secret = settle_secret(meta, secret, address, os.environ)
-        sealing = open_sealing(meta, secret, address.name, encrypt=encrypt)
+        session = PostgresSession(connection, address.name, own_clock=own_clock)
+        secret = settle_secret(session, secret, address, os.environ)
+        session.unseal(secret, encrypt=encrypt)
     except psycopg.Error as error:
         connection.close()
         raise translate(error, address.name) from None
     except BaseException:
         connection.close()
         raise
-    return PostgresSession(connection, address.name, statements(own_clock), sealing), secret
+    return session, secret
 
 
 @contextmanager
@@ -202,10 +166,10 @@ def inspect(url: str, *, encrypt: bool) -> list[VirtualKey]:
                 secret_in(os.environ)
                 check_sealing(None, address.name, encrypt=encrypt)
                 return []
-            meta = PostgresMeta(connection)
-            find_secret(meta, None, address, os.environ)
-            check_sealing(salt_of(meta), address.name, encrypt=encrypt)
-            return keys.all_keys(PostgresSession(connection, address.name, statements(own_clock=True)))
+            session = PostgresSession(connection, address.name)
+            find_secret(session, None, address, os.environ)
+            check_sealing(session.meta(SALT), address.name, encrypt=encrypt)
+            return calls.all_keys(session)
         except psycopg.Error as error:
             raise translate(error, address.name) from None
 
@@ -217,7 +181,7 @@ def look(url: str) -> tuple[list[Totals], Mapping[str, int]]:
         try:
             _check_there(connection, address)
             connection.execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
-            session = PostgresSession(connection, address.name, statements(own_clock=True))
+            session = PostgresSession(connection, address.name)
             return ledger.totals(session), calls.counts(session)
         except psycopg.Error as error:
             raise translate(error, address.name) from None

@@ -35,12 +35,11 @@ import psycopg
 from psycopg.pq import TransactionStatus
 
 from carpool.core.backoff import backoff
-from carpool.core.errors import CarpoolError, StoreError
-from carpool.stores.operations import batches, calls, keys, ledger, listing, settling
+from carpool.core.errors import StoreError
+from carpool.stores.operations import batches, calls, ledger
 from carpool.stores.operations.codec import BIGGEST, Row, to_json
-from carpool.stores.operations.writer import Job, Work, each, runs, work
-from carpool.stores.postgres.errors import again, lost, state_of, translate
-from carpool.stores.postgres.session import PostgresSession
+from carpool.stores.operations.writer import Groups, Job, Work, each, runs, work
+from carpool.stores.postgres.session import PostgresSession, again, lost, state_of, translate
 
 PATIENCE_S = 30.0  # how long a group waits for a server that can't be reached
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.02, 1.0
@@ -53,8 +52,8 @@ _READS = frozenset(
         *(calls.outcome, calls.outcomes, calls.parcel, calls.views, calls.pools, calls.due, calls.next_due),
         *(calls.counts, batches.still_mine, batches.lines, batches.batches, batches.batch, batches.open_calls),
         *(batches.unmentioned, batches.known_provider_ids, batches.suspects, batches.leaders),
-        *(ledger.attempts, ledger.totals, ledger.entries, ledger.recall, keys.keys),
-        *(listing.listed_calls, listing.listed_call, listing.listed_batches),
+        *(ledger.attempts, ledger.totals, ledger.entries, ledger.recall, calls.keys),
+        *(calls.listed_calls, calls.listed_call, calls.listed_batches),
     )
 )
 
@@ -67,7 +66,7 @@ _CHANGES: dict[Work, Callable[[Any], Iterable[int]]] = {
     each(calls.cancel): lambda item: (item[0],),
     each(ledger.start_sending): lambda item: (item[0].ticket,),
     each(ledger.stop_sending): lambda item: (item[0],),
-    settling.settle: lambda item: (settlement.ticket for settlement in item[0]),
+    ledger.settle: lambda item: (settlement.ticket for settlement in item[0]),
 }
 
 
@@ -89,24 +88,24 @@ class _StillOpen(Exception):
     """The server has not ended a transaction whose connection broke."""
 
 
-class PostgresGroups:
+class PostgresGroups(Groups):
     """Runs groups of jobs, each in one transaction, and reconnects if the connection breaks."""
+
+    _session: PostgresSession
 
     def __init__(
         self, session: PostgresSession, connect: Callable[[], psycopg.Connection[Row]], patience: float = PATIENCE_S
     ) -> None:
-        self._session = session
+        super().__init__(session)
         self._connect = connect
         self._patience = patience
         self._pausing = threading.Event()
         self._away = False  # a group ran out of patience: until the server is back, others wait only briefly
         self._number: str | None = None  # of the transaction whose COMMIT was sent and not answered yet
         self._backend = 0  # the pid of its backend process
-        self.commits = 0
         self.reconnects = 0
 
     def run(self, jobs: Sequence[Job]) -> None:
-        """Leaves a result or an error in every job. Never raises."""
         last_error: Exception = StoreError(f"The store {self._session.name} did not answer.")
         careful, tries = False, 0
         for pause in self._pauses():
@@ -196,11 +195,10 @@ class PostgresGroups:
         number = self._begin(jobs)
         if len(jobs) > 1 and (tickets := _changed(jobs)):
             self._session.hold(to_json(tickets))
-        if careful:
-            for run in runs(jobs):
+        for run in runs(jobs):
+            if careful:
                 self._savepoint(run)
-        else:
-            for run in runs(jobs):
+            else:
                 work(self._session, run)
         self._number = number
         self._session.connection.execute("COMMIT")
@@ -219,44 +217,20 @@ class PostgresGroups:
         self._backend = connection.info.backend_pid
         return str((cursor.fetchone() or ("",))[0])
 
-    def _savepoint(self, run: list[Job]) -> None:
-        connection = self._session.connection
-        connection.execute("SAVEPOINT job")
-        try:
-            work(self._session, run)
-        except Exception as error:
-            if connection.closed or again(error):
-                raise
-            connection.execute("ROLLBACK TO job; RELEASE job")
-            self._session.forget()
-            self._run_one_by_one(run, error)
-            return
-        connection.execute("RELEASE job")
-
-    def _run_one_by_one(self, run: list[Job], error: Exception) -> None:
-        """Repeats the jobs of a failed run one by one, so that only the faulty ones fail."""
-        if len(run) == 1:
-            run[0].error = self._translate_error(error)
-            return
-        for job in run:
-            self._savepoint([job])
-
     def _fail(self, jobs: Sequence[Job], error: Exception) -> None:
         self._number = None
         self._away = self._session.connection.closed
-        translated = self._translate_error(error)
+        translated = self._callers_error(error)
         for job in jobs:
             job.error = translated
 
-    def _translate_error(self, error: Exception) -> Exception:
-        if isinstance(error, CarpoolError):
-            return error
-        if isinstance(error, OverflowError | UnicodeError):
-            translated = StoreError(f"The store {self._session.name} can't hold such a value: {error}.")
-        elif isinstance(error, psycopg.Error) or again(error):
-            translated = translate(error, self._session.name)
-        else:
-            return error
+    def _must_end(self, error: Exception) -> bool:
+        return self._session.connection.closed or again(error)
+
+    def _translate(self, error: Exception) -> StoreError | None:
+        if not (isinstance(error, psycopg.Error) or again(error)):
+            return None
+        translated = translate(error, self._session.name)
         if not state_of(error).startswith(("22", "23")):  # such an error may quote the data
             translated.__cause__ = error
         return translated

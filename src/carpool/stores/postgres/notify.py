@@ -11,20 +11,22 @@ import os
 import selectors
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
 
 import psycopg
 
 from carpool.core.backoff import backoff
 from carpool.stores.operations.codec import Row, to_json
+from carpool.stores.operations.store import BATCHES, POOLS, SETTLED
 
 _PAYLOAD = 7_900  # bytes; the server's limit is just below 8,000
-_SETTLED, _POOLS, _BATCHES = "s", "p", "b"
-_FORGET_ABOVE = 50_000  # with more unsent tickets than this, send only that some were settled
+_LETTERS = {SETTLED: "s", POOLS: "p", BATCHES: "b"}  # the first letter of a payload
+_FORGET_ABOVE = 50_000  # with more unsent names than this, send only that something has happened
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.05, 2.0
 
 
 class NotifyChannel:
-    """Sends and receives notifications. `settled`, `pools` and `batches` are called in its thread with what other
+    """Sends and receives notifications. `notify` is called in its thread with a topic and the names that other
     processes sent."""
 
     def __init__(
@@ -32,22 +34,17 @@ class NotifyChannel:
         connect: Callable[[], psycopg.Connection[Row]],
         schema: str,
         sign_in: str,
-        settled: Callable[[Sequence[int]], None],
-        pools: Callable[[Sequence[str]], None],
-        batches: Callable[[Sequence[int]], None],
+        notify: Callable[[str, Sequence[Any]], None],
     ) -> None:
         self._connect = connect
         self._channel = f"carpool_{schema}"[:63]
         self._sign_in = sign_in
-        self._on_settled, self._on_pools, self._on_batches = settled, pools, batches
+        self._notify = notify
         self._engines: set[str] = set()  # the engines of this process: alive as long as this connection
         self._unsigned = False
         self._lock = threading.Lock()
-        self._tickets: list[int] = []
-        self._untold = False  # there were too many tickets to list, or sending failed
-        self._credentials: set[str] = set()
-        self._anything = False
-        self._batches: set[int] = set()
+        self._unsent: dict[str, dict[str, None]] = {topic: {} for topic in _LETTERS}  # names by topic, in order
+        self._unnamed: set[str] = set()  # topics with too many names to list, with none, or with a failure to send
         self._woken = False
         self._closing = threading.Event()
         self.hears = threading.Event()  # set while the connection is up and listening
@@ -70,22 +67,13 @@ class NotifyChannel:
         with self._lock:
             self._engines.discard(engine)
 
-    def tell_settled(self, tickets: Sequence[int]) -> None:
+    def tell(self, topic: str, names: Sequence[object]) -> None:
         with self._lock:
-            self._tickets += tickets
-            if len(self._tickets) > _FORGET_ABOVE:
-                self._tickets, self._untold = [], True
-            self._wake()
-
-    def tell_pools(self, credentials: Sequence[str]) -> None:
-        with self._lock:
-            self._credentials.update(credentials)
-            self._anything = self._anything or not credentials
-            self._wake()
-
-    def tell_batches(self, batches: Sequence[int]) -> None:
-        with self._lock:
-            self._batches.update(batches)
+            unsent = self._unsent[topic]
+            unsent.update(dict.fromkeys(map(str, names)))
+            if not names or len(unsent) > _FORGET_ABOVE:
+                unsent.clear()
+                self._unnamed.add(topic)
             self._wake()
 
     def _wake(self) -> None:
@@ -113,8 +101,8 @@ class NotifyChannel:
                     self.backend, self._unsigned, failed = connection.info.backend_pid, True, 0
                     self.hears.set()
                     if not first:
-                        self._on_settled(())
-                        self._on_pools(())
+                        self._notify(SETTLED, ())
+                        self._notify(POOLS, ())
                     first = False
                     self._attend(connection)
             except psycopg.Error:
@@ -139,13 +127,11 @@ class NotifyChannel:
             if self._woken:
                 os.read(self._reading, 1)
                 self._woken = False
-            payloads = [*_packed(_SETTLED, map(str, self._tickets)), *_packed(_POOLS, sorted(self._credentials))]
-            payloads += _packed(_BATCHES, map(str, sorted(self._batches)))
-            payloads += [_SETTLED] * self._untold + [_POOLS] * self._anything
+            payloads = [text for topic in _LETTERS for text in _packed(_LETTERS[topic], self._unsent[topic])]
+            payloads += [_LETTERS[topic] for topic in sorted(self._unnamed)]
             unsigned, self._unsigned = self._unsigned, False
             engines = sorted(self._engines)
-            self._tickets, self._credentials, self._batches = [], set(), set()
-            self._untold = self._anything = False
+            self._unsent, self._unnamed = {topic: {} for topic in _LETTERS}, set()
         try:
             if unsigned and engines:
                 connection.execute(self._sign_in, (to_json(engines),))
@@ -153,21 +139,18 @@ class NotifyChannel:
                 connection.execute("SELECT pg_notify(%s, told) FROM unnest(%s::text[]) told", (self._channel, payloads))
         except psycopg.Error:
             with self._lock:  # after the reconnect, others are told that something has happened
-                self._untold = self._anything = True
+                self._unnamed |= {SETTLED, POOLS}
             raise
 
     def _hear(self, connection: psycopg.Connection[Row]) -> None:
         payloads = [notify.payload for notify in connection.notifies(timeout=0) if notify.pid != self.backend]
-        tickets = [int(ticket) for text in payloads if text[0] == _SETTLED for ticket in text[2:].split()]
-        if tickets:
-            self._on_settled(tickets)
-        if _SETTLED in payloads:
-            self._on_settled(())
-        if batches := [int(batch) for text in payloads if text[0] == _BATCHES for batch in text[2:].split()]:
-            self._on_batches(batches)
-        pools = [text[2:].split() for text in payloads if text[0] == _POOLS]
-        if pools:
-            self._on_pools(() if [] in pools else sorted({name for names in pools for name in names}))
+        for topic, letter in _LETTERS.items():
+            texts = [text for text in payloads if text[0] == letter]
+            names = list(dict.fromkeys(name for text in texts for name in text[2:].split()))
+            if names:
+                self._notify(topic, names if topic == POOLS else [int(name) for name in names])
+            if letter in texts:  # something without names
+                self._notify(topic, ())
 
 
 def _packed(kind: str, names: Iterable[str]) -> Iterator[str]:

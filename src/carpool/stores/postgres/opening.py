@@ -7,6 +7,7 @@ import re
 import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from urllib.parse import parse_qsl, unquote, urlencode, urlsplit
 from uuid import uuid4
@@ -17,11 +18,13 @@ from psycopg.types.numeric import Int8BinaryDumper, Int8Dumper
 from carpool.core.errors import ConfigError, StoreError, StoreTooNew, WrongSecret
 from carpool.stores import secret as secrets
 from carpool.stores.operations.codec import Row
-from carpool.stores.postgres.errors import hopeless, translate
-from carpool.stores.postgres.queries import for_driver, migrations, statements
+from carpool.stores.operations.session import Session
+from carpool.stores.operations.session import migrations as numbered_migrations
+from carpool.stores.postgres.session import hopeless, translate
 
 OLDEST_SERVER = 140000
 SCHEMA = "carpool"
+migrations = partial(numbered_migrations, "postgres")
 _OPENING_PAUSES = (0.1, 0.2, 0.4, 0.8)  # the server may be starting up
 
 # A process that is stopped in the middle of a transaction loses its locks after 5 s. Every frequent query has an index;
@@ -158,35 +161,21 @@ def _set_version(connection: psycopg.Connection[Row], number: int, script: str) 
         )
 
 
-class PostgresMeta:
-    def __init__(self, connection: psycopg.Connection[Row]) -> None:
-        self._connection = connection
-        self._sql = statements(own_clock=True)
-
-    def get(self, name: str) -> str | None:
-        row = self._connection.execute(for_driver(self._sql["meta"]), (name,)).fetchone()
-        return None if row is None else str(row[0])
-
-    def make(self, name: str, value: str) -> str:
-        self._connection.execute(for_driver(self._sql["make_meta"]), (name, value))
-        return self.get(name) or value
-
-
-def settle_secret(meta: PostgresMeta, given: bytes | None, address: Address, env: Mapping[str, str]) -> bytes:
+def settle_secret(session: Session, given: bytes | None, address: Address, env: Mapping[str, str]) -> bytes:
     """Returns the store's secret after checking it. If the secret is not configured, it is kept in a file in the user's
     config folder, named after the store, for other processes of this user on this machine."""
-    identity = meta.make("store_id", uuid4().hex)
-    known = find_secret(meta, given, address, env)
+    identity = session.make_meta("store_id", uuid4().hex)
+    known = find_secret(session, given, address, env)
     secret = known or secrets.load_secret_at(_secret_file(identity, env), env)
-    kept = meta.make("secret_check", secrets.check_value(secret))
+    kept = session.make_meta("secret_check", secrets.check_value(secret))
     secrets.verify(secret, kept, address.name)
     return secret
 
 
-def find_secret(meta: PostgresMeta, given: bytes | None, address: Address, env: Mapping[str, str]) -> bytes | None:
+def find_secret(session: Session, given: bytes | None, address: Address, env: Mapping[str, str]) -> bytes | None:
     """Returns the secret that this store was created with; None if it has none yet. Creates nothing."""
-    file = _secret_file(meta.get("store_id") or "", env)
-    kept = meta.get("secret_check")
+    file = _secret_file(session.meta("store_id") or "", env)
+    kept = session.meta("secret_check")
     secret = given or secrets.find_secret_at(file, env)
     if kept is None:
         return secret
@@ -200,9 +189,5 @@ def find_secret(meta: PostgresMeta, given: bytes | None, address: Address, env: 
 
 
 def _secret_file(identity: str, env: Mapping[str, str]) -> Path:
-    return _folder(env) / f"{identity}.secret"
-
-
-def _folder(env: Mapping[str, str]) -> Path:
     base = env.get("XDG_CONFIG_HOME") or os.path.expanduser("~/.config")  # noqa: PTH111
-    return Path(base) / "carpool"
+    return Path(base) / "carpool" / f"{identity}.secret"

@@ -37,7 +37,7 @@ DELETE FROM leaders
 DELETE FROM engines WHERE lease_until < :before AND pulse_until < :before
 
 -- name: void_owners
-UPDATE batches SET owner = '' WHERE state NOT IN ('collected', 'refused', 'void', 'lost') AND owner <> ''
+UPDATE batches SET owner = '' WHERE state NOT IN ({finished}) AND owner <> ''
 
 -- name: void_awaiters
 UPDATE calls SET awaiter = NULL WHERE awaiter IS NOT NULL AND id IN ({undelivered})
@@ -51,7 +51,7 @@ UPDATE batches SET owner = :engine,
     THEN max(:now, coalesce((SELECT lease_until FROM engines WHERE name = batches.owner), :now))
     ELSE resolved_at END,
   state = CASE WHEN state = 'submitting' AND NOT unsent THEN 'unknown' ELSE state END
-WHERE state NOT IN ('collected', 'refused', 'void', 'lost')
+WHERE state NOT IN ({finished})
   AND owner NOT IN {live}
   AND credential IN (SELECT value FROM json_each(:credentials))
 
@@ -62,7 +62,7 @@ UPDATE calls SET
   state = CASE WHEN {aboard} THEN 'boarded' WHEN lane = 'batch' THEN 'queued' ELSE state END,
   batch = CASE WHEN {aboard} THEN batch END,
   sender = NULL
-WHERE state = 'sending' AND (lane = 'batch' OR sender IS NOT NULL) AND {orphan}
+WHERE state {from return_orphans} AND (lane = 'batch' OR sender IS NOT NULL) AND {orphan}
 
 -- name: engines
 SELECT name FROM engines WHERE pulse_until >= ?
@@ -84,12 +84,12 @@ LIMIT 1
 
 -- name: claim
 UPDATE calls SET state = 'boarded', batch = :batch
-WHERE state IN ({into_boarded}) AND id IN (
+WHERE state {from claim} AND id IN (
   SELECT id FROM (
     SELECT id, row_number() OVER pressing AS place, sum(bytes) OVER pressing AS total
     FROM (
       SELECT id, bytes, rescue_at, arrived FROM calls
-      WHERE state = 'queued' AND pool = :pool AND lane = 'batch'
+      WHERE state {from claim} AND pool = :pool AND lane = 'batch'
         AND (rescue_at > :at OR awaiter IS NULL)
       ORDER BY rescue_at, arrived, id LIMIT :max_count
     )
@@ -115,12 +115,12 @@ FROM batches WHERE id = ?
 -- name: batches
 SELECT id, pool, nonce, state, owner, count, bytes, intended_at, sent_at, resolved_at, provider_id, expires_at,
   ended_at, clock_offset, abandoned, note, unsent
-FROM batches WHERE owner = ? AND state NOT IN ('collected', 'refused', 'void', 'lost')
+FROM batches WHERE owner = ? AND state NOT IN ({finished})
 ORDER BY id
 
 -- name: unfinished_named
 SELECT b.id FROM pools p CROSS JOIN batches b ON b.credential = p.credential AND b.pool = p.id
-WHERE p.provider = :provider AND b.provider_id = :provider_id AND b.state NOT IN ('collected', 'refused', 'void', 'lost')
+WHERE p.provider = :provider AND b.provider_id = :provider_id AND b.state NOT IN ({finished})
 ORDER BY b.id
 
 -- name: still_mine
@@ -148,7 +148,7 @@ WHERE c.batch = ? AND c.batch IS NOT NULL AND c.id > ? AND c.id <= ? ORDER BY c.
 -- name: release_boarded
 UPDATE calls SET state = 'queued', batch = NULL, lane = :lane, reason = :reason, requeues = requeues + :bought,
   rescue_at = CASE :lane WHEN 'batch' THEN rescue_at ELSE min(rescue_at, :now) END
-WHERE batch = :batch AND batch IS NOT NULL AND state = 'boarded'
+WHERE batch = :batch AND batch IS NOT NULL AND state {from release_boarded}
 
 -- name: release_sending
 UPDATE calls SET batch = NULL

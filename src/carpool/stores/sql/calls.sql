@@ -93,7 +93,7 @@ FROM json_each(?) j CROSS JOIN calls c ON c.id = j.value WHERE c.state <> 'settl
 -- No client will fetch the outcome, so the call counts as delivered and is not adopted.
 -- name: cancel
 UPDATE calls SET state = 'settled', settled_at = :at, outcome = :outcome, delivered_at = 0
-WHERE id = :ticket AND state = 'queued'
+WHERE id = :ticket AND state {from cancel}
 
 -- name: pools
 SELECT pool, count(*), sum(bytes), min(arrived), max(arrived), min(rescue_at) FROM calls
@@ -117,14 +117,14 @@ ORDER BY rescue_at LIMIT 1
 -- name: start_sending
 UPDATE calls SET state = 'sending', sender = :engine, reason = :reason
 WHERE id = :ticket AND (
-  state IN ({into_sending})
+  state {from start_sending}
   OR (state = 'sending' AND (sender IS NULL OR sender = :engine OR sender NOT IN {live}))
 )
 RETURNING tags
 
 -- name: stop_sending
 UPDATE calls SET state = 'boarded', rescue_at = coalesce(deadline, 9e999), sender = NULL
-WHERE id = ? AND state = 'sending' AND {aboard}
+WHERE id = ? AND state {from stop_sending} AND {aboard}
 
 -- name: call_counts
 SELECT 'queued', count(*) FROM calls WHERE state = 'queued'

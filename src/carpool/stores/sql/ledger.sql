@@ -22,7 +22,7 @@ SELECT coalesce(max(id), 0) + 1 FROM outcomes
 -- name: settle_calls
 UPDATE calls SET state = 'settled', settled_at = :now, sender = NULL, outcome = :first + j.key
 FROM json_each(:tickets) j
-WHERE calls.id = j.value AND calls.state IN ({into_settled})
+WHERE calls.id = j.value AND calls.state {from settle_calls}
 
 -- name: insert_outcomes
 INSERT INTO outcomes (id, ticket, purchase, kind, status, at, lane, reason, headers, batch, body) VALUES {rows}
@@ -33,7 +33,7 @@ UPDATE calls SET state = 'queued', batch = NULL, lane = r.lane, reason = r.reaso
 FROM (
   SELECT value ->> 0 AS ticket, value ->> 1 AS lane, value ->> 2 AS reason FROM json_each(:requeues)
 ) r
-WHERE calls.id = r.ticket AND (calls.state = 'queued' OR calls.state IN ({into_queued}))
+WHERE calls.id = r.ticket AND (calls.state = 'queued' OR calls.state {from requeue_calls})
 
 -- name: unboard_calls
 UPDATE calls SET batch = NULL WHERE id IN (SELECT value FROM json_each(?)) AND state = 'sending'

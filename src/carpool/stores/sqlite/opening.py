@@ -1,19 +1,30 @@
-"""Opens a SQLite file: checks, pragmas, migrations, the secret's check value."""
+"""Opens a SQLite store: checks, file lock, pragmas, migrations, the secret, recovery.
+
+Before anything is created or changed, `inspect_file` checks whether the store can be opened, and if not, why: a refusal
+leaves no file behind and does not touch the files of another program. Then the lock is taken: only one process may use
+the file, so all engines that are stored in it are dead, and what they owned is free. Last, the attempts on `now` that a
+crash left beside the file are entered in the ledger.
+"""
 
 from __future__ import annotations
 
+import fcntl
 import os
 import sqlite3
-from contextlib import closing
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from functools import partial
 from pathlib import Path
 
-from carpool.core.errors import StoreCorrupt, StoreError, StoreTooNew, StoreUnwritable
+from carpool.core.errors import ConfigError, StoreCorrupt, StoreError, StoreLocked, StoreTooNew, StoreUnwritable
 from carpool.core.keys import VirtualKey
 from carpool.stores import secret as secrets
-from carpool.stores.encryption import check_sealing, salt_of
-from carpool.stores.operations import keys
-from carpool.stores.operations.statements import SQL, migrations
-from carpool.stores.secret import find_secret, verify_found
+from carpool.stores.encryption import SALT, check_sealing
+from carpool.stores.operations import calls
+from carpool.stores.operations.ledger import record
+from carpool.stores.operations.session import Transaction, migrations, no_store
+from carpool.stores.secret import find_secret, load_secret
+from carpool.stores.sqlite.attempts import forget, left_behind
 from carpool.stores.sqlite.session import SqliteSession, translate
 
 APPLICATION_ID = 0x63617270  # "carp", so that another program's database is recognised
@@ -33,17 +44,41 @@ _PRAGMAS = (
 )
 
 
-def check_path(path: str) -> None:
-    """Raises with an explanation if no store can be at this path, before any file is created."""
-    file = Path(path)
-    if file.is_dir():
-        raise StoreUnwritable(f"{path} is a directory. Name a file in it, such as {path.rstrip('/')}/carpool.db.")
-    if not file.parent.is_dir():
-        raise StoreUnwritable(f"The directory {file.parent} does not exist. Make it, or choose another store.")
-    if not os.access(file.parent, os.W_OK | os.X_OK):
-        raise StoreUnwritable(f"The directory {file.parent} can't be written. Check its permissions.")
-    if file.exists() and not os.access(file, os.R_OK | os.W_OK):
-        raise StoreUnwritable(f"{path} can't be read and written. Check its permissions.")
+class FileLock:
+    """Held from `acquire` to `release`. The lock file contains the holder's pid, for the error message only."""
+
+    def __init__(self, path: str) -> None:
+        self._store = path
+        self._path = f"{path}.lock"
+        self._descriptor: int | None = None
+
+    def acquire(self) -> None:
+        try:
+            descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        except OSError as error:
+            raise StoreUnwritable(
+                f"The store {self._store} can't be locked: {self._path} can't be written ({error.strerror})."
+            ) from error
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            holder = os.read(descriptor, 20).decode("ascii", "replace").strip() or "unknown"
+            os.close(descriptor)
+            raise StoreLocked(
+                f"The store {self._store} is in use by process {holder}. Stop that process, or choose another store."
+            ) from None
+        except OSError as error:
+            os.close(descriptor)
+            raise StoreUnwritable(f"{self._path} can't be locked ({error.strerror}). Use a local disk.") from error
+        os.ftruncate(descriptor, 0)
+        os.pwrite(descriptor, str(os.getpid()).encode(), 0)
+        self._descriptor = descriptor
+
+    def release(self) -> None:
+        # The file stays: after a removal, two processes could lock two different files of the same name.
+        if self._descriptor is not None:
+            os.close(self._descriptor)
+            self._descriptor = None
 
 
 def connect(path: str | None) -> sqlite3.Connection:
@@ -52,7 +87,10 @@ def connect(path: str | None) -> sqlite3.Connection:
         raise StoreError(f"SQLite {sqlite3.sqlite_version} is too old: 3.38 or newer is needed.")
     if path is not None:
         check_header(path)
-        _make_private(path)
+        try:  # private, because it holds prompts; SQLite gives its other files the same mode
+            os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
+        except OSError as error:
+            raise StoreUnwritable(f"{path} can't be written ({error.strerror}). Check its permissions.") from error
     connection = sqlite3.connect(
         path or ":memory:", isolation_level=None, check_same_thread=False, cached_statements=512
     )
@@ -85,14 +123,6 @@ def check_header(path: str) -> None:
         raise StoreCorrupt(f"{path} is not a store: it is no SQLite file. Choose another file, or move it away.")
 
 
-def _make_private(path: str) -> None:
-    """Creates the file with mode 0600, because it holds prompts. SQLite gives its other files the same mode."""
-    try:
-        os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
-    except OSError as error:
-        raise StoreUnwritable(f"{path} can't be written ({error.strerror}). Check its permissions.") from error
-
-
 def migrate(connection: sqlite3.Connection, name: str) -> None:
     """Brings the schema up to date, all steps in one transaction."""
     version = version_of(connection, name)
@@ -100,18 +130,12 @@ def migrate(connection: sqlite3.Connection, name: str) -> None:
     newest = max(steps)
     if version == newest:
         return
-    connection.execute("BEGIN IMMEDIATE")
-    try:
+    with immediate(connection):
         for number in range(version + 1, newest + 1):
             for statement in _split(steps[number]):
                 connection.execute(statement)
         connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
         connection.execute(f"PRAGMA user_version = {newest}")
-        connection.execute("COMMIT")
-    except BaseException:
-        if connection.in_transaction:
-            connection.execute("ROLLBACK")
-        raise
 
 
 def version_of(connection: sqlite3.Connection, name: str) -> int:
@@ -141,41 +165,22 @@ def _split(script: str) -> list[str]:
     return statements
 
 
-class SqliteMeta:
-    def __init__(self, connection: sqlite3.Connection) -> None:
-        self._connection = connection
-
-    def get(self, name: str) -> str | None:
-        row = self._connection.execute(SQL["meta"], (name,)).fetchone()
-        return None if row is None else str(row[0])
-
-    def make(self, name: str, value: str) -> str:
-        self._connection.execute(SQL["make_meta"], (name, value))
-        return self.get(name) or value
-
-
-def check_secret(connection: sqlite3.Connection, secret: bytes, name: str) -> None:
-    secrets.verify(secret, SqliteMeta(connection).make("secret_check", secrets.check_value(secret)), name)
-
-
-def void_the_dead(connection: sqlite3.Connection) -> None:
-    """Ends the leases and claims of all earlier users of the file: we hold the lock, so they are dead."""
-    connection.execute("BEGIN IMMEDIATE")
-    for statement in ("void_engines", "void_leaders", "void_owners", "void_awaiters", "void_senders"):
-        connection.execute(SQL[statement])
-    connection.execute("COMMIT")
-
-
 # ------------------------------------------------------------ inspection
-# Checks without any change whether a store can be opened, and if not, why. Opening a store does this first, so that a
-# refusal leaves no file behind and does not touch the files of another program.
 
 
 def real_path(path: str) -> str:
     """Resolves links, so that all names of one file share one lock. Raises if no store can be at that path."""
     try:
         real = os.path.realpath(path)
-        check_path(real)
+        file = Path(real)
+        if file.is_dir():
+            raise StoreUnwritable(f"{real} is a directory. Name a file in it, such as {real.rstrip('/')}/carpool.db.")
+        if not file.parent.is_dir():
+            raise StoreUnwritable(f"The directory {file.parent} does not exist. Make it, or choose another store.")
+        if not os.access(file.parent, os.W_OK | os.X_OK):
+            raise StoreUnwritable(f"The directory {file.parent} can't be written. Check its permissions.")
+        if file.exists() and not os.access(file, os.R_OK | os.W_OK):
+            raise StoreUnwritable(f"{real} can't be read and written. Check its permissions.")
     except (OSError, ValueError) as error:  # too long a name, a zero byte
         raise StoreUnwritable(f"{path!r} can't be a file ({error}). Choose another store.") from error
     return real
@@ -189,29 +194,129 @@ def is_there(real: str) -> bool:
 
 def inspect_file(real: str, secret: bytes | None = None, *, encrypt: bool = False) -> list[VirtualKey]:
     """Raises what opening the store would raise, except for a lock held by another process. Returns its keys."""
-    if not is_there(real):
-        return _inspect_new(real, encrypt)
-    check_header(real)
-    try:
-        with closing(connect_to_read(real)) as connection:
-            return _inspect(connection, real, secret, encrypt)
-    except sqlite3.Error as error:
-        raise translate(error, real) from error
-
-
-def _inspect_new(real: str, encrypt: bool) -> list[VirtualKey]:
+    if is_there(real):
+        check_header(real)
+        try:
+            with closing(connect_to_read(real)) as connection:
+                if version_of(connection, real) > 0:
+                    return _inspect(SqliteSession(connection, real), secret, encrypt)
+        except sqlite3.Error as error:
+            raise translate(error, real) from error
     find_secret(real, os.environ)
     check_sealing(None, real, encrypt=encrypt)
     return []
 
 
-def _inspect(connection: sqlite3.Connection, real: str, secret: bytes | None, encrypt: bool) -> list[VirtualKey]:
-    if version_of(connection, real) == 0:
-        return _inspect_new(real, encrypt)
-    meta = SqliteMeta(connection)
-    check = meta.get("secret_check")  # read before the secret, which a process that creates the store writes first
-    verify_found(secret or find_secret(real, os.environ), check, real)
-    check_sealing(salt_of(meta), real, encrypt=encrypt)
-    if not connection.execute("SELECT 1 FROM sqlite_schema WHERE name = 'virtual_keys'").fetchone():
+def _inspect(session: SqliteSession, secret: bytes | None, encrypt: bool) -> list[VirtualKey]:
+    check = session.meta("secret_check")  # read before the secret, which a process that creates the store writes first
+    secrets.verify_found(secret or find_secret(session.name, os.environ), check, session.name)
+    check_sealing(session.meta(SALT), session.name, encrypt=encrypt)
+    if not session.execute("SELECT 1 FROM sqlite_schema WHERE name = 'virtual_keys'").fetchone():
         return []
-    return keys.all_keys(SqliteSession(connection, real, numbers=False))
+    return calls.all_keys(session)
+
+
+# ------------------------------------------------------------ opening
+
+Opened = tuple[SqliteSession, FileLock | None, bytes]
+
+
+def open_file(path: str | None, secret: bytes | None = None, encrypt: bool = False) -> Opened:
+    """Opens or creates a store; `path` None means in memory. Without a `secret`, uses the one from the environment or
+    from the file beside the store."""
+    if path is None:
+        secret = secret or load_secret(None, os.environ)
+        return _open_session(None, secret, encrypt), None, secret
+    real = real_path(path)
+    inspect_file(real, secret, encrypt=encrypt)
+    lock = FileLock(real)
+    lock.acquire()
+    try:
+        secret = secret or load_secret(real, os.environ)
+        return _open_session(real, secret, encrypt), lock, secret
+    except BaseException:
+        lock.release()
+        raise
+
+
+def close(opened: Opened) -> None:
+    session, lock, _ = opened
+    session.connection.close()
+    if lock is not None:
+        lock.release()
+
+
+def _open_session(path: str | None, secret: bytes, encrypt: bool) -> SqliteSession:
+    name = path or "in memory"
+    try:
+        connection = connect(path)
+        try:
+            migrate(connection, name)
+            session = SqliteSession(connection, name)
+            check_secret(session, secret)
+            _recover(session, path, secret, encrypt)
+        except BaseException:
+            connection.close()
+            raise
+    except sqlite3.Error as error:
+        raise translate(error, name) from error
+    return session
+
+
+def check_secret(session: SqliteSession, secret: bytes) -> None:
+    secrets.verify(secret, session.make_meta("secret_check", secrets.check_value(secret)), session.name)
+
+
+def _recover(session: SqliteSession, path: str | None, secret: bytes, encrypt: bool) -> None:
+    """Ends the leases and claims of all earlier users of the file: we hold the lock, so they are dead. Enters the
+    attempts on `now` that a crash left out of the ledger."""
+    with immediate(session.connection):
+        for statement in ("void_engines", "void_leaders", "void_owners", "void_awaiters", "void_senders"):
+            session.run(statement)
+    session.unseal(secret, encrypt=encrypt)
+    session.forget()
+    if path is not None:
+        if entries := left_behind(path):
+            with immediate(session.connection):
+                record(session, entries)
+        forget(path)
+
+
+@contextmanager
+def immediate(connection: sqlite3.Connection) -> Iterator[None]:
+    """A transaction that takes the write lock when it begins."""
+    connection.execute("BEGIN IMMEDIATE")
+    try:
+        yield
+        connection.execute("COMMIT")
+    finally:
+        if connection.in_transaction:
+            connection.execute("ROLLBACK")
+
+
+@contextmanager
+def open_alone(path: str | None, *, make: bool) -> Iterator[tuple[SqliteSession, bytes, Transaction]]:
+    """Opens a session for managing keys, with its secret and a transaction that locks the keys, even while another
+    process uses the store. A missing store is created only with `make`."""
+    if path is None:
+        raise ConfigError("Keys are kept in a store, and one in memory is gone at once. Name the store's file.")
+    real = real_path(path)
+    there = is_there(real)
+    if not there and not make:
+        raise StoreError(no_store(path))
+    inspect_file(real)
+    try:
+        if there:
+            with closing(connect(real)) as connection:
+                if version_of(connection, real) == max(migrations()):
+                    session, secret = SqliteSession(connection, real), load_secret(real, os.environ)
+                    check_secret(session, secret)
+                    yield session, secret, partial(immediate, connection)
+                    return
+        opened = open_file(real)  # creating or migrating a store requires that no other process has it open
+        try:
+            yield opened[0], opened[2], partial(immediate, opened[0].connection)
+        finally:
+            close(opened)
+    except sqlite3.Error as error:
+        raise translate(error, real) from error

@@ -1,4 +1,4 @@
-"""A session on a SQLite connection."""
+"""A session on a SQLite connection, its groups of jobs, and its errors."""
 
 from __future__ import annotations
 
@@ -8,10 +8,9 @@ from functools import cache
 from itertools import chain
 
 from carpool.core.errors import StoreCorrupt, StoreError, StoreLocked, StoreUnwritable
-from carpool.stores.encryption import PLAIN, Sealing
 from carpool.stores.operations.codec import Row
-from carpool.stores.operations.session import Parameters, Session
-from carpool.stores.operations.statements import SQL
+from carpool.stores.operations.session import SQL, Parameters, Session
+from carpool.stores.operations.writer import Groups, Job, runs, work
 
 # Every step of a statement releases the GIL, and it may take 5 ms to get it back from a busy event loop. So one
 # statement inserts many rows; using only a few sizes keeps the cache of prepared statements small.
@@ -19,14 +18,12 @@ _SIZES = (8192, 4096, 2048, 1024, 512, 256, 128, 32, 8, 2, 1)
 
 
 class SqliteSession(Session):
-    def __init__(
-        self, connection: sqlite3.Connection, name: str, sealing: Sealing = PLAIN, *, numbers: bool = True
-    ) -> None:
-        super().__init__(name, SQL, sealing)
+    """Only one process uses the file, with one transaction at a time. `forget` must be called before ids are used."""
+
+    def __init__(self, connection: sqlite3.Connection, name: str) -> None:
+        super().__init__(name, SQL)
         self.connection = connection
         self._most_values = connection.getlimit(sqlite3.SQLITE_LIMIT_VARIABLE_NUMBER)  # per statement
-        if numbers:
-            self.forget()
 
     def execute(self, text: str, parameters: Parameters = ()) -> sqlite3.Cursor:
         return self.connection.execute(text, parameters)
@@ -52,38 +49,66 @@ class SqliteSession(Session):
     def departed(self, now: float) -> list[str]:
         return sorted(self.awaiters - {row[0] for row in self.rows("engines", (now,))})
 
-    # Only one process uses the file, with one transaction at a time, so there is nothing to lock.
-
-    def alone(self) -> None:
-        pass
-
-    def hold(self, tickets: str) -> None:
-        pass
-
     def forget(self) -> None:
         self._credentials = dict(self.rows("credentials"))
         self._words = {self.sealing.text_out(text): number for text, number in self.rows("words")}
         self._pools = {row[0]: self._pool_value(row) for row in self.rows("all_pools")}
         self._numbers = {key: number for number, key in self._pools.items()}
 
-    def bury(self) -> None:
-        """Does nothing: engines of earlier processes were voided when the file was opened."""
-
-    def doubtful(self, fingerprints: str) -> list[int]:
-        return []
-
-    def in_doubt(self, fingerprint: int, credential: int, newcomer: str | None) -> bool:
-        return False
-
-    def next_outcome(self) -> int:
-        row = self.row("next_outcome")
-        return 1 if row is None else row[0]
-
 
 @cache
 def _with_rows(statement: str, rows: int, columns: int) -> str:
     placeholders = f"({', '.join('?' * columns)})"
     return SQL[statement].replace("{rows}", ", ".join([placeholders] * rows))
+
+
+class SqliteGroups(Groups):
+    """Runs each group in one transaction, with a savepoint per run of jobs with the same work."""
+
+    _session: SqliteSession
+
+    def __init__(self, session: SqliteSession) -> None:
+        super().__init__(session)
+        self._strict = True  # the `synchronous` setting with which the file was opened
+
+    def run(self, jobs: Sequence[Job]) -> None:
+        connection = self._session.connection
+        try:
+            strict = not all(job.relaxed for job in jobs)
+            if strict is not self._strict:  # a strict commit also syncs earlier relaxed ones
+                connection.execute(f"PRAGMA synchronous = {'FULL' if strict else 'NORMAL'}")
+                self._strict = strict
+            connection.execute("BEGIN IMMEDIATE")
+            if len(jobs) == 1:  # the transaction itself serves as savepoint
+                work(self._session, jobs)
+            else:
+                for run in runs(jobs):
+                    self._savepoint(run)
+            connection.execute("COMMIT")
+            self.commits += 1
+        except Exception as error:  # noqa: BLE001  raised for the callers; it must not end the thread
+            self._undo(jobs, error)
+
+    def _undo(self, jobs: Sequence[Job], error: Exception) -> None:
+        translated = self._callers_error(error)
+        try:
+            if self._session.connection.in_transaction:
+                self._session.connection.execute("ROLLBACK")
+            self._session.forget()
+        except sqlite3.Error as second:
+            translated = translate(second, self._session.name)
+        for job in jobs:
+            job.error = translated
+
+    def _must_end(self, error: Exception) -> bool:
+        return not self._session.connection.in_transaction  # SQLite rolled it back: disk full, I/O error
+
+    def _translate(self, error: Exception) -> StoreError | None:
+        if not isinstance(error, sqlite3.Error):
+            return None
+        translated = translate(error, self._session.name)
+        translated.__cause__ = error
+        return translated
 
 
 # ------------------------------------------------------------ errors

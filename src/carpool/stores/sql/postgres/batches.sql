@@ -65,7 +65,7 @@ UPDATE batches SET owner = :engine,
     THEN greatest(:now, coalesce((SELECT :now + lease_until - {clock} FROM engines WHERE name = batches.owner), :now))
     ELSE resolved_at END,
   state = CASE WHEN state = 'submitting' AND NOT unsent THEN 'unknown' ELSE state END
-WHERE state NOT IN ('collected', 'refused', 'void', 'lost')
+WHERE state NOT IN ({finished})
   AND owner NOT IN {live}
   AND credential = {numbers :credentials}
 
@@ -77,7 +77,7 @@ UPDATE calls SET
   batch = CASE WHEN {aboard} THEN batch END,
   sender = NULL
 WHERE id IN (
-  SELECT id FROM calls WHERE state = 'sending' AND (lane = 'batch' OR sender IS NOT NULL) AND {orphan} ORDER BY id
+  SELECT id FROM calls WHERE state {from return_orphans} AND (lane = 'batch' OR sender IS NOT NULL) AND {orphan} ORDER BY id
   FOR NO KEY UPDATE
 )
 
@@ -111,12 +111,12 @@ LIMIT 1
 
 -- name: claim
 UPDATE calls SET state = 'boarded', batch = :batch
-WHERE state IN ({into_boarded}) AND id IN (
+WHERE state {from claim} AND id IN (
   SELECT id FROM (
     SELECT id, row_number() OVER pressing AS place, sum(bytes) OVER pressing AS total
     FROM (
       SELECT id, bytes, rescue_at, arrived FROM calls
-      WHERE state = 'queued' AND pool = :pool AND lane = 'batch'
+      WHERE state {from claim} AND pool = :pool AND lane = 'batch'
         AND (rescue_at > :at OR awaiter IS NULL)
       ORDER BY rescue_at, arrived, id LIMIT :max_count FOR NO KEY UPDATE SKIP LOCKED
     ) waiting
@@ -142,12 +142,12 @@ FROM batches WHERE id = ?
 -- name: batches
 SELECT id, pool, nonce, state, owner, count, bytes, intended_at, sent_at, resolved_at, provider_id, expires_at,
   ended_at, clock_offset, abandoned, note, unsent
-FROM batches WHERE owner = ? AND state NOT IN ('collected', 'refused', 'void', 'lost')
+FROM batches WHERE owner = ? AND state NOT IN ({finished})
 ORDER BY id
 
 -- name: unfinished_named
 SELECT b.id FROM pools p JOIN batches b ON b.credential = p.credential AND b.pool = p.id
-WHERE p.provider = :provider AND b.provider_id = :provider_id AND b.state NOT IN ('collected', 'refused', 'void', 'lost')
+WHERE p.provider = :provider AND b.provider_id = :provider_id AND b.state NOT IN ({finished})
 ORDER BY b.id
 
 -- name: still_mine
@@ -177,7 +177,7 @@ UPDATE calls SET state = 'queued', batch = NULL, lane = :lane, reason = :reason,
   requeues = requeues + :bought::boolean::integer,
   rescue_at = CASE :lane WHEN 'batch' THEN rescue_at ELSE least(rescue_at, :now) END
 WHERE id IN (
-  SELECT id FROM calls WHERE batch = :batch AND batch IS NOT NULL AND state = 'boarded' ORDER BY id FOR NO KEY UPDATE
+  SELECT id FROM calls WHERE batch = :batch AND batch IS NOT NULL AND state {from release_boarded} ORDER BY id FOR NO KEY UPDATE
 )
 
 -- name: release_sending

@@ -125,7 +125,7 @@ FROM json_array_elements_text(?::json) WITH ORDINALITY j JOIN calls c ON c.id = 
 WHERE c.state <> 'settled' ORDER BY j.ordinality
 
 -- name: cancel
-UPDATE calls SET state = 'settled', settled_at = :at, delivered_at = 0 WHERE id = :ticket AND state = 'queued'
+UPDATE calls SET state = 'settled', settled_at = :at, delivered_at = 0 WHERE id = :ticket AND state {from cancel}
 
 -- name: pools
 SELECT pool, count(*), sum(bytes)::bigint, min(arrived), max(arrived), min(rescue_at) FROM calls
@@ -149,14 +149,14 @@ ORDER BY rescue_at LIMIT 1
 -- name: start_sending
 UPDATE calls SET state = 'sending', sender = :engine, reason = :reason
 WHERE id = :ticket AND (
-  state IN ({into_sending})
+  state {from start_sending}
   OR (state = 'sending' AND (sender IS NULL OR sender = :engine OR sender NOT IN {live}))
 )
 RETURNING tags
 
 -- name: stop_sending
 UPDATE calls SET state = 'boarded', rescue_at = coalesce(deadline, 'Infinity'), sender = NULL
-WHERE id = ? AND state = 'sending' AND {aboard}
+WHERE id = ? AND state {from stop_sending} AND {aboard}
 
 -- name: call_counts
 SELECT state, count(*) FROM calls WHERE state = 'queued' GROUP BY state

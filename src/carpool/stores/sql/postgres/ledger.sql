@@ -14,9 +14,13 @@ SELECT (
 SELECT coalesce(json_agg(json_build_array(e.ticket, e.purchase, e.lane, e.kind, e.paid, e.would_have_paid)), '[]')::text
 FROM entries e WHERE e.ticket = {numbers ?}
 
+-- PostgreSQL finds outcomes by ticket and needs no number.
+-- name: next_outcome
+SELECT 0
+
 -- name: settle_calls
 UPDATE calls SET state = 'settled', settled_at = :now, sender = NULL
-WHERE id = {numbers :tickets} AND state IN ({into_settled})
+WHERE id = {numbers :tickets} AND state {from settle_calls}
 
 -- name: insert_outcomes
 INSERT INTO outcomes (ticket, purchase, kind, status, at, lane, reason, headers, batch, body) VALUES {rows}
@@ -29,7 +33,7 @@ FROM (
   SELECT (value ->> 0)::bigint AS ticket, value ->> 1 AS lane, (value ->> 2)::bigint AS reason
   FROM json_array_elements(:requeues::json)
 ) r
-WHERE calls.id = r.ticket AND (calls.state = 'queued' OR calls.state IN ({into_queued}))
+WHERE calls.id = r.ticket AND (calls.state = 'queued' OR calls.state {from requeue_calls})
 
 -- name: unboard_calls
 UPDATE calls SET batch = NULL
