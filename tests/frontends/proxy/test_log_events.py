@@ -153,6 +153,26 @@ async def test_failed_looks_are_told_once(caplog: pytest.LogCaptureFixture, monk
         assert over.endswith(", 4 tries.")
 
 
+async def test_a_batch_that_the_provider_forgets_is_bought_again(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As when the provider is killed and starts anew: its calls are answered while they wait, and who asks sees why."""
+    monkeypatch.setattr("carpool.planners.tracking.DOUBT_S", 0.3)
+    monkeypatch.setattr("carpool.engine.batch.follow.FAILED_POLL_S", 0.05)
+    async with reported(MockConfig(batch_latency=Constant(0.2))) as (stage, told):
+        stage.mock.script("batch_forgotten")
+        answer = await stage.post(ask("anew"), **BATCH)
+        assert (answer.status_code, answer.headers["x-carpool-lane"]) == (200, "batch")
+        assert names(told).count("bought") == 2
+        [lost] = [message for message in warned(caplog) if "is lost" in message]
+        assert lost.endswith("the provider does not know it any more. 1 call of it is bought again.")
+        url = f"{stage.url}/carpool/calls/{answer.headers['x-carpool-ticket']}/purchases"
+        first, second = (await stage.http.get(url, headers={"x-api-key": "k"})).json()["purchases"]
+        assert (first["batch_state"], first["paid"]) == ("abandoned", None)
+        assert second["batch"] == answer.headers["x-carpool-batch"] != first["batch"]
+        assert second["paid"]
+
+
 async def test_a_create_of_unknown_fate_is_told(caplog: pytest.LogCaptureFixture) -> None:
     async with reported(MockConfig(batch_latency=Constant(0.2))) as (stage, told):
         stage.mock.script("create_accepted_cut")

@@ -360,7 +360,7 @@ def _abandoned(event: BatchAbandoned) -> str:
 
 def _lost(event: BatchLost) -> str:
     lost = f"batch {event.batch} ({event.provider_id}) is lost: {event.reason.rstrip('.')}"
-    return f"{lost}. {_calls(event.count)} of it are bought again."
+    return f"{lost}. {_calls(event.count)} of it {'is' if event.count == 1 else 'are'} bought again."
 
 
 def _retention(event: RetentionNear) -> str:
