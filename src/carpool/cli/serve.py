@@ -32,7 +32,15 @@ from carpool.cli.listen import (
     reached,
     reserve,
 )
-from carpool.cli.process import Discreet, collect_rarely, give_back_large_blocks, keeping_quiet, on_loop, room
+from carpool.cli.process import (
+    Discreet,
+    collect_rarely,
+    give_back_large_blocks,
+    keeping_quiet,
+    on_loop,
+    room,
+    trim_heap,
+)
 from carpool.cli.setup import (
     HttpClients,
     Start,
@@ -51,6 +59,7 @@ from carpool.config.values import ConnectionLimits
 from carpool.core.clock import SystemClock
 from carpool.core.errors import CarpoolError, ConfigError
 from carpool.engine import Engine, Keyring, Upstream
+from carpool.engine.tasks import BackgroundTasks
 from carpool.frontends.proxy import Proxy
 from carpool.frontends.proxy.http.connection import Connection
 from carpool.frontends.proxy.log import EventLogger, JsonFormatter, LogWriter, Noted, Tell, as_json, as_text, to_stream
@@ -187,12 +196,15 @@ async def _serve(listener: socket.socket, config: Config, way: Way) -> None:
             line.tell("ready", *holding)
 
     collect_rarely()
+    background = BackgroundTasks()
+    background.spawn(trim_heap(clock), "trim heap")
     try:
         server = ProxyServer(_config(proxy, room(config.limits)), end, config.serving.tls, begun)
         if line is not None:  # a worker ends when its supervisor does
             line.lost.add_done_callback(lambda _: setattr(server, "should_exit", True))
         await server.serve([listener])
     finally:
+        background.abort()
         await engine.close(0.0)
         await http_clients.aclose()
         end_log()

@@ -15,6 +15,7 @@ from subprocess import DEVNULL, PIPE
 import psutil
 import pytest
 
+from carpool.cli.process import TRIM_EVERY_S
 from carpool.mock import Constant, MockConfig, serve
 from tests.support.call_endings import LIMITS, WAYS, House, scripted, walk
 
@@ -23,6 +24,7 @@ MOST_GROWTH = 10 * MB  # two bodies
 CALLS = int(os.environ.get("CARPOOL_MEMORY_CALLS", "20"))  # of five megabytes each, in each way
 WARM_UP = 20  # fills what is kept on purpose: the cache of the store has 64 MB
 ROUNDS = 2  # a heap finds its size once, by as much as was held at a time; what is never given back grows every time
+STABLE = int(TRIM_EVERY_S * 1.5 / 0.05)  # looks at the memory
 KEY = {"HOUSE_KEY": "k"}
 
 
@@ -59,12 +61,12 @@ async def _carpool(*arguments: str) -> asyncio.subprocess.Process:
 
 
 async def settled(process: psutil.Process, most: int = 0) -> int:
-    """Its memory, when that has stopped to change, or is as little as `most`. What ends on its side may end a moment
-    after its client has heard of it."""
+    """Its memory, when that is as little as `most` or has not changed for longer than the time between two trimmings of
+    its heap. What ends on its side may end a moment after its client has heard of it."""
     seen: list[int] = []
-    while len(seen) < 200:
+    while len(seen) < 400:
         seen.append(process.memory_info().rss)
-        if seen[-1] <= most or (len(seen) >= 6 and max(seen[-6:]) - min(seen[-6:]) < MB):
+        if seen[-1] <= most or (len(seen) >= STABLE and max(seen[-STABLE:]) - min(seen[-STABLE:]) < MB):
             break
         await asyncio.sleep(0.05)
     return seen[-1]
