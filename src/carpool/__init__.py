@@ -52,8 +52,7 @@ from carpool.engine.events import (
     TroubleOver,
 )
 from carpool.engine.stats import Stats
-from carpool.frontends.library.blocking import Fleet
-from carpool.frontends.library.dispatcher import FleetDispatcher
+from carpool.frontends.library.fleet import Fleet, FleetDispatcher
 from carpool.frontends.library.transport import transport
 from carpool.planners.policy import RoutingPolicy
 

@@ -15,14 +15,13 @@ from anthropic import AsyncAnthropic
 from carpool.core.clock import SystemClock
 from carpool.dialects import get as get_dialect
 from carpool.engine import Engine, Upstream
-from carpool.frontends.library.dispatcher import build_engine
+from carpool.frontends.library.exchange import start_engine
 from carpool.frontends.proxy import Proxy
 from carpool.frontends.proxy.http.connection import Connection
 from carpool.frontends.proxy.waiting import Patience
 from carpool.http import Http1Client
 from carpool.mock import Constant, MockAnthropic, MockConfig, MockServer, serve
 from carpool.planners.policy import RoutingPolicy
-from carpool.stores import open_store
 
 MODEL = "claude-haiku-4-5"
 IMPATIENT = Patience(stream_head_s=0.05, ping_s=0.05)  # the rest as in earnest
@@ -71,8 +70,7 @@ async def staged(
     clock, wire = SystemClock(), Http1Client()
     async with nullcontext(beside) if beside else serve(config) as mock, httpx2.AsyncClient(timeout=20) as http:
         upstream = Upstream("anthropic", mock.url, get_dialect("anthropic"), wire)
-        engine = build_engine(await open_store(store), clock, upstream, policy, None, ())
-        await engine.start()
+        engine = await start_engine(store, clock, {upstream.provider: upstream}, policy, None, ())
         proxy = Proxy(
             engine, {upstream.provider: upstream}, clock, on_disconnect=policy.on_disconnect, patience=patience, **more
         )

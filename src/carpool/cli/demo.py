@@ -35,7 +35,7 @@ from carpool.core.errors import ConfigError
 from carpool.core.model import Totals
 from carpool.engine import Event
 from carpool.engine.events import BatchSubmitted
-from carpool.frontends.library.dispatcher import FleetDispatcher
+from carpool.frontends.library.fleet import FleetDispatcher
 from carpool.mock import Constant, MockAnthropic, MockConfig, MockServer, Uniform
 from carpool.mock import serve as serve_mock
 from carpool.planners.policy import RoutingPolicy

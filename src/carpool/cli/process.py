@@ -19,7 +19,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from carpool.config.values import ConnectionLimits
+from carpool.config import ConnectionLimits
 from carpool.core.ports import Clock
 from carpool.core.tracebacks import safe_traceback
 

@@ -54,8 +54,7 @@ from carpool.cli.setup import (
     upstreams_of,
 )
 from carpool.cli.workers import supervise
-from carpool.config import Config
-from carpool.config.values import ConnectionLimits
+from carpool.config import Config, ConnectionLimits
 from carpool.core.clock import SystemClock
 from carpool.core.errors import CarpoolError, ConfigError
 from carpool.engine import Engine, Keyring, Upstream

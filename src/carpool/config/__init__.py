@@ -1,9 +1,9 @@
-"""The typed contents of `carpool.yaml`. `layers` merges the file, environment variables and flags; `parse` and
-`network` check every section and build the types of `values`. Unknown keys are errors.
+"""The typed contents of `carpool.yaml`. `layers` merges the file, environment variables and flags; `sections` and
+`providers` check every section and build its types. Unknown keys are errors.
 """
 
 from carpool.config.layers import Flag
-from carpool.config.parse import SECTIONS, read_config, secret_in
-from carpool.config.values import Config, Provider, Serving, Tls
+from carpool.config.providers import Provider, secret_in
+from carpool.config.sections import Config, ConnectionLimits, Serving, Tls, read_config
 
-__all__ = ["SECTIONS", "Config", "Flag", "Provider", "Serving", "Tls", "read_config", "secret_in"]
+__all__ = ["Config", "ConnectionLimits", "Flag", "Provider", "Serving", "Tls", "read_config", "secret_in"]

@@ -1,5 +1,4 @@
-"""Merge the config file, environment variables and flags; the later wins. The origin of every key is kept for
-errors."""
+"""Merge the config file, environment variables and flags; the later wins. Errors name the origin of a key."""
 
 from __future__ import annotations
 
@@ -9,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from carpool.core.errors import ConfigError
-from carpool.core.settings import known, load, mapping, value_of
+from carpool.core.settings import Check, check, known, load, mapping, value_of
 from carpool.planners.policy import same_setting, section_keys, sections
 
 PREFIX = "CARPOOL_"
@@ -42,6 +41,16 @@ class ConfigDocument:
 
     def shown(self, path: str) -> str:
         return self.names.get(path, path)
+
+    def section(self, name: str) -> Mapping[object, object]:
+        return mapping(self.sections.get(name), f"The section {name}")
+
+    def checked(self, section: str, key: str, rule: Check) -> Any:
+        """The value of a key; None if it is not set. Raises `ConfigError` if the rule does not allow it."""
+        value = self.section(section).get(key)
+        if value is not None:
+            check(rule, value, self.shown(f"{section}.{key}"))
+        return value
 
     def put(self, path: tuple[str, ...], value: object, shown: str) -> None:
         """Set a key, replacing its value, and remove other keys for the same setting."""
@@ -118,7 +127,7 @@ def _known_key(key: str, allowed: Iterable[str], prefix: str, name: str) -> None
     known(key.upper(), [candidate.upper() for candidate in allowed], prefix, name)
 
 
-def _provider(said: str, document: ConfigDocument) -> str:
+def _provider(written: str, document: ConfigDocument) -> str:
     """Match the provider in a variable's name, which has no dashes and no lower-case letters, to a configured one."""
-    listed = mapping(document.sections.get("providers"), "The section providers")
-    return next((str(one) for one in listed if str(one).lower().replace("-", "_") == said), said)
+    listed = map(str, document.section("providers"))
+    return next((name for name in listed if name.lower().replace("-", "_") == written), written)

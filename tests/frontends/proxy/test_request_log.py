@@ -7,7 +7,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from carpool.config.values import ConnectionLimits
+from carpool.config import ConnectionLimits
 from carpool.core.keys import Profile
 from carpool.core.model import Lane
 from carpool.frontends.proxy.http.connection import Connection

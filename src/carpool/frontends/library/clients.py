@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from importlib import import_module
+from types import ModuleType
 from typing import Any
 
 from carpool.core.errors import BadParams, WrongClient
 from carpool.core.ports import HttpClient
 from carpool.dialects import OPENAI, compatible_provider, speaking
 from carpool.engine import Upstream
-from carpool.frontends.library.exchange import flavour
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,17 +30,28 @@ class SdkKind:
     path: str = ""  # to append to the client's base URL
 
     def fits(self, client: Any) -> bool:
-        if not (hasattr(client, self.sign) and hasattr(client, "copy")):
-            return False
-        return self.package is None or self.package in _packages(client)
+        packages = {parent.__module__.partition(".")[0] for parent in type(client).__mro__}
+        return hasattr(client, self.sign) and hasattr(client, "copy") and self.package in (None, *packages)
 
-    @property
-    def sdk(self) -> str:
-        return self.package or self.dialect
+    def upstream(self, client: Any, http_client: HttpClient, vendor: str | None) -> Upstream:
+        """The provider of a client. `vendor` names an OpenAI-compatible one that neither client nor host
+        identifies."""
+        base_url = str(client.base_url).rstrip("/") + self.path
+        if self.dialect != OPENAI.name:
+            if vendor is not None:
+                raise WrongClient(f"`vendor` is for OpenAI's wire, and an {self.asyncio} speaks another: leave it out.")
+            return Upstream(self.dialect, base_url, speaking(self.dialect, base_url), http_client)
+        provider = compatible_provider(base_url, vendor or self.vendor)
+        return Upstream(provider.name, base_url, speaking(self.dialect, base_url, provider.name), http_client)
 
-
-def _packages(client: Any) -> set[str]:
-    return {parent.__module__.partition(".")[0] for parent in type(client).__mro__}
+    def create(self, client: Any, params: Mapping[str, Any], endpoint: str | None) -> Any:
+        """The SDK method for these parameters: that of the named endpoint, or the one that they fit."""
+        if endpoint is not None and endpoint not in self.endpoints:
+            raise BadParams(f"{str(endpoint)[:60]!r} is no endpoint here: name one of {', '.join(self.endpoints)}.")
+        resource = client
+        for part in (endpoint or self.default(params)).split("."):
+            resource = getattr(resource, part)
+        return resource.create
 
 
 def _openai_endpoint(params: Mapping[str, Any]) -> str:
@@ -84,56 +96,32 @@ KINDS = (
 )
 
 
-def kind_of(client: Any) -> SdkKind | None:
-    return next((kind for kind in KINDS if kind.fits(client)), None)
-
-
-def upstream_of(client: Any, http_client: HttpClient, vendor: str | None) -> Upstream:
-    """The provider of a client. `vendor` names an OpenAI-compatible one that neither client nor host identifies."""
-    kind = known_kind(client)
-    base_url = str(client.base_url).rstrip("/") + kind.path
-    if kind.dialect != OPENAI.name:
-        if vendor is not None:
-            raise WrongClient(f"`vendor` is for OpenAI's wire, and an {kind.asyncio} speaks another: leave it out.")
-        return Upstream(kind.dialect, base_url, speaking(kind.dialect, base_url), http_client)
-    provider = compatible_provider(base_url, vendor or kind.vendor)
-    return Upstream(provider.name, base_url, speaking(kind.dialect, base_url, provider.name), http_client)
-
-
-def known_kind(client: Any) -> SdkKind:
-    """The kind of a client that `http_flavour` accepted."""
-    kind = kind_of(client)
-    assert kind is not None
-    return kind
-
-
-def create_of(client: Any, params: Mapping[str, Any], endpoint: str | None = None) -> Any:
-    """The SDK method for these parameters: that of the named endpoint, or the one that they fit."""
-    kind = known_kind(client)
-    if endpoint is not None and endpoint not in kind.endpoints:
-        raise BadParams(f"{str(endpoint)[:60]!r} is no endpoint here: name one of {', '.join(kind.endpoints)}.")
-    resource = client
-    for part in (endpoint or kind.default(params)).split("."):
-        resource = getattr(resource, part)
-    return resource.create
-
-
-def http_flavour(client: Any, way: str) -> Any:
-    """The HTTP library of an SDK client, httpx or httpx2. Raises `WrongClient` for anything else."""
-    inner, kind = inner_http(client), kind_of(client)
-    lib = flavour(inner, way)
+def known_client(client: Any, way: str) -> tuple[ModuleType, SdkKind]:
+    """The HTTP library of an SDK client, httpx or httpx2, and its kind. Raises `WrongClient` unless it is a supported
+    client whose HTTP client has the class `way`."""
+    inner, kind = inner_http(client), next((kind for kind in KINDS if kind.fits(client)), None)
+    lib = _library(inner, way)
     if lib is not None and kind is not None:
-        return lib
+        return lib, kind
     name = f"{type(client).__module__.partition('.')[0]}.{type(client).__name__}"
     wanted = [sdk.asyncio if way == "AsyncClient" else sdk.blocking for sdk in ([kind] if kind else KINDS)]
-    if kind is not None and flavour(inner, "Client") is not None:
+    if kind is not None and _library(inner, "Client") is not None:
         raise WrongClient(f"{name} is a blocking client. Use carpool.Fleet with it, or an {wanted[0]} here.")
-    if kind is not None and flavour(inner, "AsyncClient") is not None:
+    if kind is not None and _library(inner, "AsyncClient") is not None:
         raise WrongClient(f"{name} is an asyncio client. Use carpool.FleetDispatcher with it, or an {wanted[0]} here.")
-    ways = " or an ".join(f"{sdk.sdk}.{text}" for sdk, text in zip(KINDS, wanted, strict=False))
+    ways = " or an ".join(f"{sdk.package or sdk.dialect}.{text}" for sdk, text in zip(KINDS, wanted, strict=False))
     raise WrongClient(f"carpool sends through an {ways}, and this is a {name}.")
 
 
 def inner_http(client: Any) -> Any:
     """The HTTP client inside an SDK client. All supported SDKs keep it in the same private attribute."""
     return getattr(client, "_client", None)
+
+
+def _library(client: Any, kind: str) -> ModuleType | None:
+    """The library, httpx or httpx2, of a client of class `kind`; None for any other client."""
+    for parent in type(client).__mro__:
+        root = parent.__module__.partition(".")[0]
+        if root in ("httpx", "httpx2") and parent.__name__ == kind:
+            return import_module(root)
+    return None

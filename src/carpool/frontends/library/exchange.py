@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+import threading
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping
 from concurrent.futures import CancelledError
 from dataclasses import dataclass, field
 from functools import cache
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -16,11 +18,14 @@ from msgspec.structs import replace
 from carpool.core.errors import CarpoolError, Closed, NotConnected, TimedOut, WireError
 from carpool.core.model import Call, Headers, Lane, Value
 from carpool.core.ports import Clock, RawRequest
+from carpool.core.prices import PriceBook
 from carpool.core.upstream import versioned
-from carpool.engine import Engine, Passage, PendingCall, Reply, Upstream
+from carpool.engine import Engine, Hook, Keyring, Passage, PendingCall, Probe, Reply, Upstream
 from carpool.frontends.intake import answer_headers, failure, make_call, passing_headers
 from carpool.frontends.library.fast_path import Draft, Settled
 from carpool.planners.access.options import PREFIX, Options, from_headers
+from carpool.planners.policy import RoutingPolicy
+from carpool.stores import open_store
 
 # ------------------------------------------------------------ responses
 # Built with the library of the request: `httpx` or `httpx2`.
@@ -41,26 +46,18 @@ class Flow:
     status: int
     headers: Headers = field(repr=False)
     chunks: AsyncIterator[bytes]
-    end: Callable[[], Awaitable[None]]  # gives the response up, even if no chunk was read
-
-    async def aclose(self) -> None:
-        await self.end()
+    end: Callable[[], Coroutine[Any, Any, None]]  # gives the response up, even if no chunk was read
 
 
-def async_response(lib: ModuleType, answer: Flow | Whole, request: Any) -> Any:
-    if isinstance(answer, Whole):
-        return lib.Response(answer.status, headers=list(answer.headers), content=answer.body)
-    stream = _async_stream(lib)(answer, request)
-    return lib.Response(answer.status, headers=list(answer.headers), stream=stream)
-
-
-def blocking_response(
-    lib: ModuleType, answer: Flow | Whole, request: Any, loop: asyncio.AbstractEventLoop | None
+def http_response(
+    lib: ModuleType, answer: Flow | Whole, request: Any, loop: asyncio.AbstractEventLoop | None = None
 ) -> Any:
+    """Builds a response of `lib`. `loop` is the engine's, if the client blocks another thread."""
+    headers = list(answer.headers)
     if isinstance(answer, Whole):
-        return lib.Response(answer.status, headers=list(answer.headers), content=answer.body)
-    stream = _blocking_stream(lib)(answer, request, loop)
-    return lib.Response(answer.status, headers=list(answer.headers), stream=stream)
+        return lib.Response(answer.status, headers=headers, content=answer.body)
+    stream = _async_stream(lib)(answer, request) if loop is None else _blocking_stream(lib)(answer, request, loop)
+    return lib.Response(answer.status, headers=headers, stream=stream)
 
 
 @cache
@@ -78,7 +75,7 @@ def _async_stream(lib: ModuleType) -> Any:
                 raise http_error(lib, error, self._request) from error
 
         async def aclose(self) -> None:
-            await self._flow.aclose()
+            await self._flow.end()
 
     return Stream
 
@@ -93,13 +90,13 @@ def _blocking_stream(lib: ModuleType) -> Any:
 
         def __iter__(self) -> Iterator[bytes]:
             try:
-                while (chunk := wait_for(_next(self._flow.chunks), self._loop)) is not None:
+                while (chunk := wait_for(_next_chunk(self._flow.chunks), self._loop)) is not None:
                     yield chunk
             except WireError as error:
                 raise http_error(lib, error, self._request) from error
 
         def close(self) -> None:
-            wait_for(self._flow.aclose(), self._loop)
+            wait_for(self._flow.end(), self._loop)
 
     return Stream
 
@@ -129,9 +126,67 @@ def wait_for(work: Any, loop: asyncio.AbstractEventLoop) -> Any:
         raise
 
 
-async def _next(chunks: AsyncIterator[bytes]) -> bytes | None:
+async def _next_chunk(chunks: AsyncIterator[bytes]) -> bytes | None:
     return await anext(chunks, None)
 
+
+# ------------------------------------------------------------ engines
+
+
+async def start_engine(
+    store_url: str | Path | None,
+    clock: Clock,
+    upstreams: Mapping[str, Upstream],
+    policy: RoutingPolicy,
+    prices: PriceBook | None,
+    hooks: tuple[Hook, ...],
+    probe: Probe | None = None,
+) -> Engine:
+    store = await open_store(store_url)
+    try:
+        engine = Engine(
+            store=store,
+            clock=clock,
+            upstreams=upstreams,
+            keyring=Keyring(store.pepper),
+            policy=policy,
+            prices=prices,
+            hooks=hooks,
+            probe=probe,
+        )
+        await engine.start()
+    except BaseException:
+        await store.aclose()
+        raise
+    return engine
+
+
+class EngineThread:
+    """An event loop in a thread of its own, for the engine of a blocking frontend."""
+
+    def __init__(self) -> None:
+        self.loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self.loop.run_forever, name="carpool", daemon=True)
+        self._thread.start()
+
+    def run(self, work: Any) -> Any:
+        return wait_for(work, self.loop)
+
+    def stop(self) -> None:
+        self.loop.call_soon_threadsafe(self.loop.stop)
+        self._thread.join()
+        self.loop.close()
+
+
+async def cancel_unfinished() -> None:
+    """Cancels calls on `now` that took too long: their threads must not wait forever."""
+    unfinished = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in unfinished:
+        task.cancel()
+    await asyncio.gather(*unfinished, return_exceptions=True)
+
+
+# ------------------------------------------------------------ calls
 
 CARRIED = "carpool.error"  # request extension that holds carpool's own error
 HELLO = "x-carpool-hello"  # header of a request that only registers its credential
@@ -161,12 +216,22 @@ class InProcessExchange:
         self._clock = clock
         self._default = default
 
-    def relative(self, path: str) -> str:
-        """The path relative to the provider's base URL."""
+    def convert(self, request: Any, body: bytes) -> tuple[RawRequest, Options, Settled | None]:
+        """Converts an httpx request. Returns it with its options, and its result if it has one."""
+        headers = tuple((name.lower(), value) for name, value in request.headers.multi_items())
+        header_options = from_headers(tuple(pair for pair in headers if pair[0] != HELLO))
+        kept = tuple(pair for pair in headers if not pair[0].startswith(PREFIX))
+        path = request.url.path
         base = "/" + self._upstream.base_url.split("://", 1)[-1].partition("/")[2].strip("/")
-        if base == "/":
-            return path
-        return f"/v1{path.removeprefix(base)}" if versioned(base) else path.removeprefix(base)
+        if base != "/":
+            path = ("/v1" if versioned(base) else "") + path.removeprefix(base)
+        raw = RawRequest(request.method, path, request.url.query.decode("ascii"), kept, body)
+        submission = current.get()
+        if submission is None:
+            return raw, header_options, None
+        if submission.draft is not None:
+            submission.draft.learn_request(raw, header_options)
+        return raw, submission.options.over(header_options), submission.settled
 
     def introduce(self, raw: RawRequest) -> None:
         secret = self._upstream.dialect.secret(raw.headers)
@@ -204,7 +269,8 @@ class InProcessExchange:
         if call.stream:
             passage = await self._engine.forward(replace(call, body=body), default=self._default)
             if isinstance(passage, Passage):
-                return Flow(passage.status, _passage_headers(passage), passage.chunks, passage.chunks.aclose)
+                headers = (*passage.headers, *passing_headers(passage))
+                return Flow(passage.status, headers, passage.chunks, passage.chunks.aclose)
         return self._whole(
             self._delivered(await self._engine.submit_pending(call, self._default, "cancel")), call.stream
         )
@@ -232,31 +298,12 @@ class InProcessExchange:
         return Whole(outcome.status, (*kept, ("content-type", "text/event-stream; charset=utf-8")), events)
 
 
-def raw_request(exchange: InProcessExchange, request: Any, body: bytes) -> tuple[RawRequest, Options, Settled | None]:
-    """Converts an httpx request. Returns it with its options, and its result if it has one."""
-    headers = tuple((name.lower(), value) for name, value in request.headers.multi_items())
-    header_options = from_headers(_without_hello(headers))
-    kept = tuple(pair for pair in headers if not pair[0].startswith(PREFIX))
-    path = exchange.relative(request.url.path)
-    raw = RawRequest(request.method, path, request.url.query.decode("ascii"), kept, body)
-    submission = current.get()
-    if submission is None:
-        return raw, header_options, None
-    if submission.draft is not None:
-        submission.draft.learn_request(raw, header_options)
-    return raw, submission.options.over(header_options), submission.settled
-
-
-def _without_hello(headers: Headers) -> Headers:
-    return tuple(pair for pair in headers if pair[0] != HELLO)
-
-
 def async_transport(lib: ModuleType, exchange: InProcessExchange) -> Any:
     """A transport for `lib.AsyncClient`, where lib is httpx or httpx2."""
 
     class CarpoolTransport(lib.AsyncBaseTransport):  # type: ignore[misc, name-defined]
         async def handle_async_request(self, request: Any) -> Any:
-            raw, options, settled = raw_request(exchange, request, await request.aread())
+            raw, options, settled = exchange.convert(request, await request.aread())
             if HELLO in request.headers:
                 exchange.introduce(raw)
                 return lib.Response(200, content=b"{}", headers={"content-type": "application/json"})
@@ -266,7 +313,7 @@ def async_transport(lib: ModuleType, exchange: InProcessExchange) -> Any:
                 raise http_error(lib, error, request) from error
             except CarpoolError as error:
                 return lib.Response(error.status, **exchange.refusal(error, request))
-            return async_response(lib, answer, request)
+            return http_response(lib, answer, request)
 
     return CarpoolTransport()
 
@@ -276,7 +323,7 @@ def blocking_transport(lib: ModuleType, exchange: InProcessExchange, loop: async
 
     class CarpoolTransport(lib.BaseTransport):  # type: ignore[misc, name-defined]
         def handle_request(self, request: Any) -> Any:
-            raw, options, settled = raw_request(exchange, request, request.read())
+            raw, options, settled = exchange.convert(request, request.read())
             if HELLO in request.headers:
                 loop.call_soon_threadsafe(exchange.introduce, raw)
                 return lib.Response(200, content=b"{}", headers={"content-type": "application/json"})
@@ -286,19 +333,6 @@ def blocking_transport(lib: ModuleType, exchange: InProcessExchange, loop: async
                 raise http_error(lib, error, request) from error
             except CarpoolError as error:
                 return lib.Response(error.status, **exchange.refusal(error, request))
-            return blocking_response(lib, answer, request, loop)
+            return http_response(lib, answer, request, loop)
 
     return CarpoolTransport()
-
-
-def _passage_headers(passage: Passage) -> Headers:
-    return (*passage.headers, *passing_headers(passage))
-
-
-def flavour(client: Any, kind: str) -> ModuleType | None:
-    """The library, httpx or httpx2, of a client of class `kind`; None for any other client."""
-    for parent in type(client).__mro__:
-        root = parent.__module__.partition(".")[0]
-        if root in ("httpx", "httpx2") and parent.__name__ == kind:
-            return __import__(root)
-    return None

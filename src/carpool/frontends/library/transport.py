@@ -1,24 +1,48 @@
-"""`carpool.transport()`: a transport for an SDK's `httpx` or `httpx2` client that batches calls in the process."""
+"""`carpool.transport()`: a transport for an SDK's `httpx` or `httpx2` client that batches calls in the process.
+
+`Transport` is the transport; `Host` behind it has one engine on one loop, for all base URLs of its clients.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Awaitable, Coroutine, Mapping
+from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType, TracebackType
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
-from carpool.core.errors import CarpoolError, Closed, NotStarted, WireError
-from carpool.core.model import Lane
+from carpool.core.clock import SystemClock
+from carpool.core.errors import BadCall, CarpoolError, Closed, NotStarted, TimedOut, WireError, WrongClient
+from carpool.core.model import Headers, Lane
+from carpool.core.ports import Dialect, HttpClient, HttpRequest, RawRequest
 from carpool.core.prices import PriceBook
-from carpool.dialects import compatible_provider
-from carpool.engine import Hook, Stats
-from carpool.frontends.library.dispatcher import make_options
-from carpool.frontends.library.exchange import async_response, blocking_response, http_error, wait_for
-from carpool.frontends.library.host import Host, Settings, check_through, refusal
+from carpool.dialects import ANTHROPIC, COMPATIBLE_PROVIDERS, DIALECTS, OPENAI, compatible_provider, speaking
+from carpool.engine import Engine, Hook, Stats, Upstream
+from carpool.frontends.library.exchange import (
+    EngineThread,
+    Flow,
+    InProcessExchange,
+    Whole,
+    cancel_unfinished,
+    http_error,
+    http_response,
+    start_engine,
+)
+from carpool.frontends.library.fleet import make_options
+from carpool.frontends.proxy.http.asgi import NO_RETRY, end_to_end
+from carpool.http import Http1Client, HttpxClient, ThreadedHttpxClient
+from carpool.planners.access.options import PREFIX, Options, from_headers
 from carpool.planners.policy import RoutingPolicy
+
+HOMES = {ANTHROPIC.name: "https://api.anthropic.com"} | {
+    name: provider.home.removesuffix("/v1") for name, provider in COMPATIBLE_PROVIDERS.items()
+}
+DAY = 86_400.0
+
+T = TypeVar("T")
 
 
 def transport(
@@ -44,33 +68,34 @@ def transport(
     own. `vendor` names the OpenAI-compatible provider, if the host does not identify it. The engine starts with the
     first request, and closes with the client that uses the transport.
     """
-    check_through(through)
+    methods = ("build_request", "handle_request", "handle_async_request")
+    if through is not None and not any(hasattr(through, method) for method in methods):
+        raise WrongClient(f"carpool can't send through {type(through).__name__}: give it an httpx client or transport.")
     if vendor is not None:
         compatible_provider("", vendor)  # raises if there is no such provider
     defaults, chosen = make_options(None, budget, None, lane, tags, None), policy or RoutingPolicy()
-    return Transport(Settings(defaults, chosen, store, tuple(hooks), prices, through, close_timeout, vendor))
+    return Transport(Host(defaults, chosen, store, tuple(hooks), prices, through, close_timeout, vendor))
 
 
 class Transport:
     """Responds with the HTTP library of the request. The engine of an asyncio client runs on that client's loop,
     that of a blocking client in a separate thread; the first request decides."""
 
-    def __init__(self, settings: Settings) -> None:
-        self._settings = settings
-        self._host: Host | None = None
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._thread: threading.Thread | None = None
+    def __init__(self, host: Host) -> None:
+        self._host = host
+        self._loop: asyncio.AbstractEventLoop | None = None  # of an asyncio client
+        self._thread: EngineThread | None = None  # of a blocking client
         self._lock, self._thread_lock = asyncio.Lock(), threading.Lock()
         self._closed = False
 
     @property
     def stats(self) -> Stats:
         """Calls, batches and costs since the first request."""
-        return Stats() if self._host is None else self._host.engine.stats
+        return Stats() if self._host.engine is None else self._host.engine.stats
 
     def metrics(self) -> dict[str, int]:
         """The statistics as named counters, under the policy's prefix."""
-        policy = self._settings.policy
+        policy = self._host.policy
         return self.stats.metrics(policy.metrics_prefix, policy.track_sync_batch_split)
 
     def _check_open(self) -> None:
@@ -83,24 +108,23 @@ class Transport:
         lib = _library(request)
         body = await request.aread()
         try:
-            answer = await (await self._host_on_this_loop()).answer(request, body)
+            await self._start_on_this_loop()
+            answer = await self._host.answer(request, body)
         except WireError as error:
             raise http_error(lib, error, request) from error
         except CarpoolError as error:
             answer = refusal(error, request)
-        return async_response(lib, answer, request)
+        return http_response(lib, answer, request)
 
-    async def _host_on_this_loop(self) -> Host:
-        """The engine on this loop. The first request starts it."""
-        loop = asyncio.get_running_loop()
-        if self._loop not in (None, loop):
+    async def _start_on_this_loop(self) -> None:
+        """Starts the engine with the first request."""
+        if self._thread is not None or self._loop not in (None, asyncio.get_running_loop()):
             raise NotStarted("This transport runs on another event loop, or in threads. Make one for each.")
-        self._loop = loop
+        self._loop = asyncio.get_running_loop()
         async with self._lock:
             self._check_open()
-            if self._host is None:
-                self._host = await Host.start(self._settings, blocking=False)
-            return self._host
+            if self._host.engine is None:
+                await self._host.start(blocking=False)
 
     async def __aenter__(self) -> Self:
         return self
@@ -112,12 +136,11 @@ class Transport:
 
     async def aclose(self) -> None:
         """Accepts no more calls and waits briefly for open ones. A file store keeps the rest."""
-        if self._closed or self._loop not in (None, asyncio.get_running_loop()):
+        if self._closed or self._thread is not None or self._loop not in (None, asyncio.get_running_loop()):
             return
         async with self._lock:
             self._closed = True
-        if self._host is not None:
-            await self._host.stop()
+        await self._host.stop()
 
     # ------------------------------------------------------------ threads
 
@@ -125,27 +148,25 @@ class Transport:
         lib = _library(request)
         body = request.read()
         try:
-            host, loop = self._host_in_thread()
-            answer = wait_for(host.answer(request, body), loop)
+            thread = self._start_in_thread()
+            answer = thread.run(self._host.answer(request, body))
         except WireError as error:
             raise http_error(lib, error, request) from error
         except CarpoolError as error:
-            answer = refusal(error, request)
-        return blocking_response(lib, answer, request, self._loop)
+            return http_response(lib, refusal(error, request), request)
+        return http_response(lib, answer, request, thread.loop)
 
-    def _host_in_thread(self) -> tuple[Host, asyncio.AbstractEventLoop]:
-        """The engine in its thread. The first request starts both."""
+    def _start_in_thread(self) -> EngineThread:
+        """Starts the thread and the engine with the first request."""
         with self._thread_lock:
             self._check_open()
-            if self._loop is None:
-                self._loop = asyncio.new_event_loop()
-                self._thread = threading.Thread(target=self._loop.run_forever, name="carpool", daemon=True)
-                self._thread.start()
-            if self._thread is None:
+            if self._loop is not None:
                 raise NotStarted("This transport serves an asyncio client. Make another one for a blocking client.")
-            if self._host is None:
-                self._host = wait_for(Host.start(self._settings, blocking=True), self._loop)
-            return self._host, self._loop
+            if self._thread is None:
+                self._thread = EngineThread()
+            if self._host.engine is None:
+                self._thread.run(self._host.start(blocking=True))
+            return self._thread
 
     def __enter__(self) -> Self:
         return self
@@ -158,24 +179,172 @@ class Transport:
     def close(self) -> None:
         """Like `aclose`, for threads."""
         with self._thread_lock:
-            if self._closed or (self._thread is None and self._loop is not None):
+            if self._closed or self._loop is not None:
                 return
             self._closed = True
-        if self._thread is None or self._loop is None:
-            return
-        wait_for(self._end(), self._loop)
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join()
-        self._loop.close()
+        if self._thread is not None:
+            self._thread.run(self._end())
+            self._thread.stop()
 
     async def _end(self) -> None:
-        if self._host is not None:
-            await self._host.stop()
-        unfinished = asyncio.all_tasks() - {asyncio.current_task()}
-        for task in unfinished:  # calls on `now` that took too long: their threads must not wait forever
-            task.cancel()
-        await asyncio.gather(*unfinished, return_exceptions=True)
+        await self._host.stop()
+        await cancel_unfinished()
 
 
 def _library(request: Any) -> ModuleType:
     return import_module(type(request).__module__.partition(".")[0])
+
+
+class Host:
+    """One engine on one loop, with an upstream for every base URL in its requests."""
+
+    http_client: HttpClient
+
+    def __init__(
+        self,
+        defaults: Options,
+        policy: RoutingPolicy,
+        store: str | Path | None,
+        hooks: tuple[Hook, ...],
+        prices: PriceBook | None,
+        through: Any,
+        close_timeout: float,
+        vendor: str | None,
+    ) -> None:
+        self.policy = policy
+        self.engine: Engine | None = None
+        self._defaults = defaults
+        self._store = store
+        self._hooks = hooks
+        self._prices = prices
+        self._through = through
+        self._close_timeout = close_timeout
+        self._vendor = vendor
+        self._clock = SystemClock()
+        self._upstreams: dict[str, Upstream] = {}
+        self._exchanges: dict[tuple[str, str], InProcessExchange] = {}
+        self._own_client: Any = None  # the httpx client over a transport of the user
+
+    async def start(self, *, blocking: bool) -> None:
+        through = self._through
+        if through is None:
+            self.http_client = Http1Client()
+        else:
+            if hasattr(through, "handle_request" if blocking else "handle_async_request"):
+                through = self._own_client = _client_over(through, "Client" if blocking else "AsyncClient")
+            self.http_client = ThreadedHttpxClient(through) if blocking else HttpxClient(through)
+        self.engine = await start_engine(
+            self._store, self._clock, self._upstreams, self.policy, self._prices, self._hooks
+        )
+
+    async def stop(self) -> None:
+        if self.engine is None:
+            return
+        await self.engine.close(self._close_timeout)
+        await self.http_client.aclose()
+        if hasattr(self._own_client, "aclose"):
+            await self._own_client.aclose()
+        elif self._own_client is not None:
+            self._own_client.close()
+
+    async def answer(self, request: Any, body: bytes) -> Flow | Whole:
+        """Answers a request. Raises a `WireError` only if the client would get one without carpool, too."""
+        headers = tuple((name.lower(), value) for name, value in request.headers.multi_items())
+        options = from_headers(headers).over(self._defaults)
+        kept = tuple(pair for pair in headers if not pair[0].startswith(PREFIX))
+        if request.url.scheme not in ("http", "https"):
+            raise BadCall(f"carpool sends over http and https, and not over {request.url.scheme[:20]!r}.")
+        path, _, query = request.url.raw_path.decode("ascii").partition("?")
+        prefix, _, rest = path.rpartition("/v1/")
+        raw = RawRequest(request.method, f"/v1/{rest}", query, kept, body)
+        dialect = _dialect_of(raw.method, raw.path)
+        if dialect is None:
+            return await _with_read_timeout(self._pass(request, kept, body), request)
+        exchange = self._exchange(dialect, f"{request.url.scheme}://{request.url.netloc.decode('ascii')}{prefix}")
+        timed = options.budget is not None or options.deadline is not None
+        if not timed and options.key is None and options.lane in (None, Lane.NOW):
+            # It asks nothing of carpool: then call and errors are as without carpool.
+            return await _with_read_timeout(self._send_directly(exchange, raw, options, request), request)
+        try:
+            answer = await exchange.handle(raw, options)
+        except WireError as error:
+            return refusal(error, request)
+        if answer.status < 400:
+            return answer
+        headers = (*answer.headers, NO_RETRY)  # carpool retried within the budget: the SDK must not retry
+        if isinstance(answer, Whole):
+            return Whole(answer.status, headers, answer.body)
+        return replace(answer, headers=headers)
+
+    def _exchange(self, dialect: Dialect, base_url: str) -> InProcessExchange:
+        key = (dialect.name, base_url)
+        if key not in self._exchanges:
+            name = compatible_provider(base_url, self._vendor).name if dialect is OPENAI else dialect.name
+            provider = name if base_url == HOMES[name] else f"{name}@{base_url}"
+            configured = speaking(dialect.name, base_url, name if dialect is OPENAI else None)
+            upstream = Upstream(provider, base_url, configured, self.http_client)
+            self._upstreams[provider] = upstream
+            assert self.engine is not None
+            self._exchanges[key] = InProcessExchange(self.engine, upstream, self._clock, default=Lane.NOW)
+        return self._exchanges[key]
+
+    async def _send_directly(
+        self, exchange: InProcessExchange, raw: RawRequest, options: Options, request: Any
+    ) -> Flow | Whole:
+        try:
+            call = exchange.understood(raw, options)
+        except BadCall:  # it asks nothing of carpool, and the provider reports the error best
+            return await self._pass(request, raw.headers, raw.body)
+        return await exchange.carry(call, raw.body)
+
+    async def _pass(self, request: Any, headers: Headers, body: bytes) -> Flow:
+        """Passes a request through that carpool does not understand."""
+        timeout = _read_timeout(request) or DAY
+        response = await self.http_client.send(
+            HttpRequest(request.method, str(request.url), tuple(end_to_end(headers)), body, timeout)
+        )
+        return Flow(response.status, response.headers, response.chunks(), response.aclose)
+
+
+def _client_over(transport: Any, kind: str) -> Any:
+    for parent in type(transport).__mro__:
+        root = parent.__module__.partition(".")[0]
+        if root in ("httpx", "httpx2"):
+            return getattr(import_module(root), kind)(transport=transport)
+    raise WrongClient(f"carpool can't send through {type(transport).__name__}: give it an httpx client or transport.")
+
+
+def _read_timeout(request: Any) -> float | None:
+    """The client's read timeout. It does not apply to calls with a budget, which wait for their answer."""
+    return (request.extensions.get("timeout") or {}).get("read")
+
+
+async def _with_read_timeout(work: Coroutine[Any, Any, Flow | Whole], request: Any) -> Flow | Whole:
+    seconds, host = _read_timeout(request), request.url.host
+    answer = await _in_time(work, seconds, host)
+    return answer if isinstance(answer, Whole) else replace(answer, chunks=_timed_chunks(answer.chunks, seconds, host))
+
+
+async def _timed_chunks(chunks: AsyncIterator[bytes], seconds: float | None, host: str) -> AsyncIterator[bytes]:
+    while (chunk := await _in_time(anext(chunks, None), seconds, host)) is not None:
+        yield chunk
+
+
+async def _in_time(work: Awaitable[T], seconds: float | None, host: str) -> T:
+    try:
+        async with asyncio.timeout(seconds):
+            return await work
+    except TimeoutError as error:
+        raise TimedOut(f"{host} was silent for too long.") from error
+
+
+def _dialect_of(method: str, path: str) -> Dialect | None:
+    """The dialect of a request, by its path; None if carpool does not understand it."""
+    return next((dialect for dialect in DIALECTS.values() if dialect.handles(method, path)), None)
+
+
+def refusal(error: CarpoolError, request: Any) -> Whole:
+    """carpool's own error as a response, because an SDK would treat an exception as a broken connection and retry."""
+    dialect = _dialect_of(request.method, f"/v1/{request.url.path.rpartition('/v1/')[2]}") or ANTHROPIC
+    body = dialect.error(error.status, error.code, str(error))
+    return Whole(error.status, (("content-type", "application/json"), NO_RETRY), body)

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 import pytest
 
-from carpool.config.values import ConnectionLimits
+from carpool.config import ConnectionLimits
 from carpool.frontends.intake import latin
 from carpool.frontends.proxy.http.connection import Connection
 from carpool.planners.policy import RoutingPolicy

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 import pytest
 
-from carpool.config.values import ConnectionLimits
+from carpool.config import ConnectionLimits
 from carpool.core.keys import revoked
 from carpool.frontends.proxy.http.connection import LARGEST, MOST, MOST_AT_ONCE, Connection, KnownHeads
 from carpool.frontends.proxy.log import LogLine

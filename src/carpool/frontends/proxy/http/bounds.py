@@ -15,7 +15,7 @@ import httptools
 from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
-from carpool.config.values import ConnectionLimits
+from carpool.config import ConnectionLimits
 from carpool.frontends.proxy.http.liveness import pace_of
 from carpool.frontends.proxy.http.responses import MALFORMED, REFUSED, RequestRefused
 

@@ -1,0 +1,353 @@
+"""The library frontend: `FleetDispatcher` for asyncio, and `Fleet`, the same for threads. Every lane returns the SDK's
+own response type."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from datetime import datetime
+from pathlib import Path
+from types import TracebackType
+from typing import Any, ClassVar, NoReturn, Self
+
+from carpool.core.clock import SystemClock
+from carpool.core.errors import BadCall, BadParams, CarpoolError, Closed, NotStarted, WireError
+from carpool.core.model import Lane
+from carpool.core.ports import HttpClient
+from carpool.core.prices import PriceBook
+from carpool.engine import Engine, Hook, Probe, Stats
+from carpool.frontends.library.clients import inner_http, known_client
+from carpool.frontends.library.exchange import (
+    CARRIED,
+    HELLO,
+    EngineThread,
+    InProcessExchange,
+    Submission,
+    async_transport,
+    blocking_transport,
+    cancel_unfinished,
+    current,
+    start_engine,
+)
+from carpool.frontends.library.fast_path import FastPath
+from carpool.http import HttpxClient, ThreadedHttpxClient
+from carpool.planners.access.options import Options, parse_key, parse_lane
+from carpool.planners.policy import RoutingPolicy, parse_budget
+
+
+class _FleetBase:
+    _CLIENT_CLASS: ClassVar[str]  # of httpx
+
+    def __init__(
+        self,
+        client: Any,
+        *,
+        policy: RoutingPolicy | None = None,
+        store: str | Path | None = None,
+        hooks: tuple[Hook, ...] | list[Hook] = (),
+        prices: PriceBook | None = None,
+        close_timeout: float = 10.0,
+        probe: Probe | None = None,
+        vendor: str | None = None,
+    ) -> None:
+        self._client = client
+        self._lib, self._kind = known_client(client, self._CLIENT_CLASS)
+        self.policy = policy or RoutingPolicy()
+        self._store_url = store
+        self._hooks = tuple(hooks)
+        self._prices = prices
+        self._close_timeout = close_timeout
+        self._probe = probe
+        self._vendor = vendor
+        self._engine: Engine | None = None
+        self._closed = False
+
+    @property
+    def stats(self) -> Stats:
+        """Calls, batches and costs since the start."""
+        return Stats() if self._engine is None else self._engine.stats
+
+    def metrics(self) -> dict[str, int]:
+        """The statistics as named counters, under the policy's prefix."""
+        return self.stats.metrics(self.policy.metrics_prefix, self.policy.track_sync_batch_split)
+
+    async def _start_engine(self, http_client: HttpClient) -> None:
+        clock = SystemClock()
+        upstream = self._kind.upstream(self._client, http_client, self._vendor)
+        upstreams = {upstream.provider: upstream}
+        self._engine = await start_engine(
+            self._store_url, clock, upstreams, self.policy, self._prices, self._hooks, self._probe
+        )
+        self._exchange = InProcessExchange(self._engine, upstream, clock)
+
+    def _send_through(self, http: Any) -> None:
+        """Makes copies of the SDK client that send through the engine."""
+        self._without_retries = self._client.copy(http_client=http, max_retries=0, timeout=None)
+        self._with_retries = self._client.copy(http_client=http, timeout=None)
+        self._quick = FastPath(self._without_retries)
+        # The first request gives the engine the client's credential, so that persisted calls can proceed at once.
+        self._hello = {"cast_to": object, "body": {}, "options": {"headers": {HELLO: "1"}}}
+
+
+class FleetDispatcher(_FleetBase):
+    """Buys the calls of a fleet through your own SDK client, each at the lowest price that its deadline allows.
+
+    ``async with FleetDispatcher(AsyncAnthropic(), policy=RoutingPolicy(...), store="fleet.db") as fleet:``
+
+    `client` is an `AsyncAnthropic`, an `AsyncOpenAI` or an `AsyncGroq`. Everything is sent through it, so its TLS,
+    proxies, auth and base URL apply. `vendor` names the OpenAI-compatible provider (such as "mistral"), if the base
+    URL does not identify it.
+    `store`: None keeps the calls in memory; a path keeps them in a file, where they survive a crash.
+    `hooks` are called with every event. `close_timeout` bounds the end of the `async with` block, in seconds.
+    `probe` is awaited at every named point of a call's processing, so that tests can stop the process there.
+    """
+
+    _CLIENT_CLASS = "AsyncClient"
+
+    async def __aenter__(self) -> Self:
+        if self._closed or self._engine is not None:
+            raise Closed("This dispatcher was used already. Make a new one.")
+        self._loop = asyncio.get_running_loop()
+        await self._start_engine(HttpxClient(inner_http(self._client)))
+        self._send_through(self._lib.AsyncClient(transport=async_transport(self._lib, self._exchange)))
+        with suppress(TypeError):  # a client without a default key: its first call brings one
+            await self._without_retries.post(self._kind.hello, **self._hello)
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def close(self, timeout: float | None = None) -> None:
+        """Accepts no more calls and waits up to `timeout` seconds for open ones. A file store keeps the rest."""
+        if self._engine is not None and not self._closed:
+            self._closed = True
+            await self._engine.close(self._close_timeout if timeout is None else timeout)
+
+    async def submit(
+        self,
+        *,
+        latency_budget_ms: float | None = None,
+        budget: str | float | None = None,
+        deadline: datetime | None = None,
+        lane: Lane | str | None = None,
+        tags: Mapping[str, str] | None = None,
+        key: str | None = None,
+        force_sync: bool = False,
+        endpoint: str | None = None,
+        **params: Any,
+    ) -> Any:
+        """Submits one call, with the parameters of the SDK's own `create`. Returns the SDK's own type.
+
+        For an `AsyncAnthropic` that is `messages.create`. For an `AsyncOpenAI` it is `chat.completions.create` if there
+        are `messages`, else `responses.create`; `endpoint` names another ("embeddings", "completions").
+
+        One of `latency_budget_ms`, `budget` ("10m") or `deadline` says how long it may take. Without any, it goes into
+        a batch and takes as long as the provider needs. `lane` forces a lane. `key` is an idempotency key: calls with
+        the same key are one call. `stream=True` uses `now`.
+        """
+        if self._closed:
+            raise Closed("This dispatcher is closed and takes no more calls. Make a new one.")
+        if self._engine is None:
+            raise NotStarted("Use the dispatcher inside `async with FleetDispatcher(client) as fleet:`.")
+        if asyncio.get_running_loop() is not self._loop:
+            raise NotStarted("This dispatcher runs on another event loop. Use it where it was entered.")
+        if force_sync or (params.get("stream") and lane is None):
+            lane = Lane.NOW
+        options = make_options(latency_budget_ms, budget, deadline, lane, tags, key)
+        if _sdk_retries(options):
+            return await self._through_sdk(self._with_retries, params, Submission(options), endpoint)
+        draft, settled = self._quick.draft(params) if endpoint is None else None, None
+        if draft is not None and draft.raw is not None:
+            settled = await self._exchange.settled(draft.raw, draft.options(options))
+            if (message := draft.message(settled)) is not None:
+                return message
+        return await self._through_sdk(self._without_retries, params, Submission(options, draft, settled), endpoint)
+
+    async def _through_sdk(
+        self, client: Any, params: dict[str, Any], submission: Submission, endpoint: str | None
+    ) -> Any:
+        create = self._kind.create(client, params, endpoint)
+        with _submitting(submission):
+            message = await create(**params)
+        if submission.draft is not None:
+            submission.draft.learn_answer(message)
+        return message
+
+    async def submit_sync(self, **params: Any) -> Any:
+        """Submits one call on `now`, at full price."""
+        return await self.submit(force_sync=True, **params)
+
+    async def submit_batch(self, **params: Any) -> Any:
+        """Submits one call by batch, however long that takes. With a budget, it is rescued when time runs out."""
+        return await self.submit(**{"lane": Lane.BATCH, **params})
+
+
+class Fleet(_FleetBase):
+    """`FleetDispatcher` for blocking code: submit from as many threads as you like; they pool together. The engine runs
+    in a thread of its own.
+
+    ``with Fleet(Anthropic(), store="fleet.db") as fleet: fleet.submit(budget="10m", model=..., ...)``
+    """
+
+    _CLIENT_CLASS = "Client"
+    _thread: EngineThread | None = None
+
+    def __enter__(self) -> Self:
+        if self._closed or self._thread is not None:
+            raise Closed("This fleet was used already. Make a new one.")
+        self._thread = EngineThread()
+        try:
+            self._thread.run(self._start())
+        except BaseException:
+            self._thread.stop()
+            raise
+        transport = blocking_transport(self._lib, self._exchange, self._thread.loop)
+        self._send_through(self._lib.Client(transport=transport))
+        with suppress(TypeError):  # a client without a default key: its first call brings one
+            self._without_retries.post(self._kind.hello, **self._hello)
+        return self
+
+    async def _start(self) -> None:
+        self._http_client = ThreadedHttpxClient(inner_http(self._client))
+        await self._start_engine(self._http_client)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self, timeout: float | None = None) -> None:
+        """Accepts no more calls and waits up to `timeout` seconds for open ones. A file store keeps the rest."""
+        if self._engine is None or self._thread is None or self._closed:
+            return
+        self._closed = True
+        self._thread.run(self._end(self._engine, self._close_timeout if timeout is None else timeout))
+        self._thread.stop()
+
+    async def _end(self, engine: Engine, timeout: float) -> None:
+        await engine.close(timeout)
+        await cancel_unfinished()
+        await self._http_client.aclose()
+
+    def submit(
+        self,
+        *,
+        latency_budget_ms: float | None = None,
+        budget: str | float | None = None,
+        deadline: datetime | None = None,
+        lane: Lane | str | None = None,
+        tags: Mapping[str, str] | None = None,
+        key: str | None = None,
+        force_sync: bool = False,
+        endpoint: str | None = None,
+        **params: Any,
+    ) -> Any:
+        """Submits one call, like `FleetDispatcher.submit`, and waits for the answer."""
+        if self._closed:
+            raise Closed("This fleet is closed and takes no more calls. Make a new one.")
+        if self._engine is None or self._thread is None:
+            raise NotStarted("Use the fleet inside `with Fleet(client) as fleet:`.")
+        if force_sync or (params.get("stream") and lane is None):
+            lane = Lane.NOW
+        options = make_options(latency_budget_ms, budget, deadline, lane, tags, key)
+        if _sdk_retries(options):
+            return self._through_sdk(self._with_retries, params, Submission(options), endpoint)
+        draft, settled = self._quick.draft(params) if endpoint is None else None, None
+        if draft is not None and draft.raw is not None:
+            settled = self._thread.run(self._exchange.settled(draft.raw, draft.options(options)))
+            if (message := draft.message(settled)) is not None:
+                return message
+        return self._through_sdk(self._without_retries, params, Submission(options, draft, settled), endpoint)
+
+    def _through_sdk(self, client: Any, params: dict[str, Any], submission: Submission, endpoint: str | None) -> Any:
+        create = self._kind.create(client, params, endpoint)
+        with _submitting(submission):
+            message = create(**params)
+        if submission.draft is not None:
+            submission.draft.learn_answer(message)
+        return message
+
+    def submit_sync(self, **params: Any) -> Any:
+        """Submits one call on `now`, at full price."""
+        return self.submit(force_sync=True, **params)
+
+    def submit_batch(self, **params: Any) -> Any:
+        """Submits one call by batch, however long that takes. With a budget, it is rescued when time runs out."""
+        return self.submit(**{"lane": Lane.BATCH, **params})
+
+
+# ---------------------------------------------------------------- options
+
+
+def make_options(
+    latency_budget_ms: float | None,
+    budget: str | float | None,
+    deadline: datetime | None,
+    lane: Lane | str | None,
+    tags: Mapping[str, str] | None,
+    key: str | None,
+) -> Options:
+    if sum(value is not None for value in (latency_budget_ms, budget, deadline)) > 1:
+        raise BadCall("Say how long the call may take only once: latency_budget_ms, budget or deadline.")
+    if deadline is not None and (not isinstance(deadline, datetime) or deadline.tzinfo is None):
+        raise BadCall("A deadline is a datetime with a time zone, such as datetime.now(UTC) + timedelta(minutes=10).")
+    if not isinstance(tags, Mapping | None):
+        raise BadCall(f"Tags are names with values, such as {{'team': 'ci'}}, and not a {type(tags).__name__}.")
+    if latency_budget_ms is not None:
+        budget = f"{latency_budget_ms}ms"
+    return Options(
+        budget=None if budget is None else parse_budget(str(budget)),
+        deadline=None if deadline is None else deadline.timestamp(),
+        lane=None if lane is None else parse_lane(lane),
+        tags={str(name): str(value) for name, value in (tags or {}).items()},
+        key=None if key is None else parse_key(key),
+    )
+
+
+def _sdk_retries(options: Options) -> bool:
+    """Whether the SDK retries: only a call on `now` without a budget, never one that may be batched."""
+    return options.lane is Lane.NOW and options.budget is None and options.deadline is None and options.key is None
+
+
+# ---------------------------------------------------------------- errors
+
+
+@contextmanager
+def _submitting(submission: Submission) -> Iterator[None]:
+    """Hands a submission to the transport below the SDK, and translates the SDK's errors."""
+    token = current.set(submission)
+    try:
+        yield
+    except Exception as error:  # noqa: BLE001  translated and raised again
+        _raise_translated(error)
+    finally:
+        current.reset(token)
+
+
+def _raise_translated(error: Exception) -> NoReturn:
+    cause = _translated(error)
+    if isinstance(cause, CarpoolError) and not isinstance(cause, BadParams):
+        raise cause from cause.__cause__  # its own cause, not the SDK's wrapper
+    raise cause from error.__cause__
+
+
+def _translated(error: Exception) -> Exception:
+    """carpool's own error if the SDK wrapped one; other SDK errors unchanged; a TypeError as `BadParams`."""
+    request = getattr(getattr(error, "response", None), "request", None)
+    if request is not None and isinstance(carried := request.extensions.get(CARRIED), CarpoolError):
+        return carried
+    cause: BaseException | None = error
+    while cause is not None:
+        if isinstance(cause, WireError):
+            return error  # the SDK has its own types for an unreachable provider
+        if isinstance(cause, CarpoolError):
+            return cause
+        cause = cause.__cause__
+    if isinstance(error, UnicodeError):  # its message would show the body
+        return BadParams("The SDK can't make a request of these parameters: a text is not valid Unicode.")
+    if isinstance(error, TypeError | ValueError | RecursionError):
+        return BadParams(f"The SDK can't make a request of these parameters: {error}")
+    return error
