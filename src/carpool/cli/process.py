@@ -73,7 +73,7 @@ _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # of mallopt(3)
 LARGE = 256 << 10  # bytes: few calls are larger
 MOST_UNUSED = 4 << 20  # bytes at the end of the heap
 TRIM_EVERY_S = 2.0
-WORTH_TRIMMING = 16 << 20  # bytes more than after the last trimming
+WORTH_TRIMMING = 6 << 20  # bytes that are unused since the last trimming
 
 
 def collect_rarely() -> None:
@@ -98,19 +98,45 @@ async def trim_heap(clock: Clock) -> None:
     """Return free pages inside the heap to the system, again and again. `give_back_large_blocks` covers blocks of the
     size of a body; the pieces in which bodies are received and sent are smaller, and one live object above them keeps
     the free pages below it. Trimming takes about 0.2 ms per megabyte, so it waits until there is much to return."""
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None
-    lowest = 0
-    while trim is not None:
+    libc = ctypes.CDLL(None)
+    if sys.platform != "linux" or not hasattr(libc, "mallinfo2"):  # glibc has it since 2.33
+        return
+    libc.mallinfo2.restype = _Mallinfo
+    lowest = _unused_bytes(libc)
+    while True:
         await clock.sleep(TRIM_EVERY_S)
-        resident = _resident_bytes()
-        if resident - lowest > WORTH_TRIMMING:
-            trim(0)
-            resident = lowest = _resident_bytes()
-        lowest = min(lowest, resident)
+        unused = _unused_bytes(libc)
+        if unused - lowest > WORTH_TRIMMING:
+            libc.malloc_trim(0)
+            lowest = _unused_bytes(libc)
+        lowest = min(lowest, unused)
 
 
-def _resident_bytes() -> int:
-    return int(Path("/proc/self/statm").read_bytes().split()[1]) * resource.getpagesize()
+class _Mallinfo(ctypes.Structure):
+    """`struct mallinfo2` of glibc: sizes in bytes."""
+
+    _fields_ = tuple(
+        (name, ctypes.c_size_t)
+        for name in (
+            "arena",
+            "ordblks",
+            "smblks",
+            "hblks",
+            "hblkhd",
+            "usmblks",
+            "fsmblks",
+            "uordblks",
+            "fordblks",
+            "keep",
+        )
+    )
+
+
+def _unused_bytes(libc: ctypes.CDLL) -> int:
+    """Resident memory that is not allocated through malloc: code, Python's own arenas, and free pages of the heap."""
+    info = libc.mallinfo2()
+    resident = int(Path("/proc/self/statm").read_bytes().split()[1]) * resource.getpagesize()
+    return int(resident - info.uordblks - info.hblkhd)
 
 
 # ------------------------------------------------------------ open files
