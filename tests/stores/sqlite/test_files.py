@@ -13,7 +13,9 @@ import stat
 import subprocess
 import sys
 import tempfile
+from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -40,6 +42,7 @@ from tests.support.stores import (
     T0,
     admission,
     admit,
+    admit_one,
     attempt,
     board,
     entry,
@@ -100,7 +103,7 @@ async def test_a_restart_takes_over_at_once_even_under_the_same_name(path: str) 
         2: (TicketState.BOARDED, False),
         3: (TicketState.QUEUED, False),
     }
-    assert (await again.admit(admission(4, fingerprint=3 * 7919, awaiter=OTHER))).ticket == 3
+    assert (await admit_one(again, admission(4, fingerprint=3 * 7919, awaiter=OTHER))).ticket == 3
     await again.aclose()
 
 
@@ -180,7 +183,7 @@ async def test_a_store_of_every_earlier_version_is_brought_up_to_date(path: str)
     assert parcel is not None
     assert (parcel.body, parcel.model, parcel.reason) == (b"body 2", "a-model", "it can wait")
     assert [(line.ticket, line.purchase, line.paid) for line in await store.entries(1)] == [(1, 7, 50)]
-    assert (await store.admit(admission(3))).fresh
+    assert (await admit_one(store, admission(3))).fresh
     counts = await store.counts()
     assert (counts["tickets.queued"], counts["tickets.settled"]) == (2, 1)
     await store.aclose()
@@ -239,7 +242,7 @@ async def test_a_store_of_version_2_keeps_everything(path: str, encrypt: bool) -
     assert [line.reason for line in await store.entries(1)] == ["why"]
     assert await store.recall("cannot_batch") == {"c": "why"}
     assert await store.keys() == (0, [])
-    returned = await store.admit(admission(3, credential="c", key="mine", fingerprint=11))
+    returned = await admit_one(store, admission(3, credential="c", key="mine", fingerprint=11))
     assert (returned.fresh, returned.ticket, returned.outcome) == (False, 1, answer)
     await store.record(entry(9, -1, credential="d", paid=6, would=6))  # one that stood as unknown is completed
     assert [(row.unknown, row.paid) for row in await store.totals(["d"])] == [(0, 36), (0, 4)]
@@ -349,9 +352,9 @@ async def test_a_full_disk_fails_the_callers_and_nothing_else(path: str) -> None
     pages = connection.execute("PRAGMA page_count").fetchone()[0]
     connection.execute(f"PRAGMA max_page_count = {pages}")
     with pytest.raises(StoreUnwritable, match="disk is full"):
-        await store.admit(admission(2, body=b"x" * 1_000_000))
+        await admit_one(store, admission(2, body=b"x" * 1_000_000))
     connection.execute("PRAGMA max_page_count = 1000000")
-    assert (await store.admit(admission(2, body=b"x" * 1_000_000, credential="new"))).fresh
+    assert (await admit_one(store, admission(2, body=b"x" * 1_000_000, credential="new"))).fresh
     assert (await store.counts())["tickets.queued"] == 2
     await store.aclose()
 
@@ -405,10 +408,10 @@ async def test_a_foreign_lock_fails_in_bounded_time_and_passes(path: str) -> Non
     foreign = sqlite3.connect(path, isolation_level=None)
     foreign.execute("BEGIN IMMEDIATE")
     with pytest.raises(StoreLocked, match="Another program"):
-        await store.admit(admission(1))
+        await admit_one(store, admission(1))
     foreign.execute("COMMIT")
     foreign.close()
-    assert (await store.admit(admission(1))).fresh
+    assert (await admit_one(store, admission(1))).fresh
     await store.aclose()
 
 
@@ -434,6 +437,20 @@ async def test_an_opening_that_is_cancelled_lets_go_of_the_lock(path: str) -> No
         else:
             break
     await store.aclose()
+
+
+def test_a_store_that_is_created_meanwhile_is_not_taken_for_another_programs(path: str) -> None:
+    class Watched(sqlite3.Connection):
+        def execute(self, sql: str, *parameters: Any) -> sqlite3.Cursor:
+            cursor = super().execute(sql, *parameters)
+            if sql == "PRAGMA application_id":
+                opening.migrate(creating, path)
+            return cursor
+
+    with closing(opening.connect(path)) as creating, closing(sqlite3.connect(path, factory=Watched)) as reading:
+        reading.isolation_level = None
+        assert opening.version_of(reading, path) == 0
+        assert opening.version_of(reading, path) == max(migrations())
 
 
 # ---------------------------------------------------------------- looking in from outside
@@ -489,7 +506,7 @@ async def test_a_peek_while_a_write_is_under_way_sees_what_was_committed(path: s
     assert await seen(path) == (0, 1, 0)
     foreign.execute("ROLLBACK")
     foreign.close()
-    assert (await store.admit(admission(2))).fresh  # and nobody holds anything
+    assert (await admit_one(store, admission(2))).fresh  # and nobody holds anything
     await store.aclose()
 
 

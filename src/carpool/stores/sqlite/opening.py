@@ -140,9 +140,13 @@ def migrate(connection: sqlite3.Connection, name: str) -> None:
 
 def version_of(connection: sqlite3.Connection, name: str) -> int:
     """Returns the schema version. Raises if the file belongs to another program or to a newer carpool."""
-    version = int(connection.execute("PRAGMA user_version").fetchone()[0])
-    owner = int(connection.execute("PRAGMA application_id").fetchone()[0])
-    foreign = connection.execute("SELECT count(*) FROM sqlite_schema").fetchone()[0] > 0
+    connection.execute("BEGIN")  # all three from one snapshot: another process may be creating the store
+    try:
+        version = int(connection.execute("PRAGMA user_version").fetchone()[0])
+        owner = int(connection.execute("PRAGMA application_id").fetchone()[0])
+        foreign = connection.execute("SELECT count(*) FROM sqlite_schema").fetchone()[0] > 0
+    finally:
+        connection.execute("ROLLBACK")
     if owner != APPLICATION_ID and foreign:
         raise StoreCorrupt(f"{name} is a database of another program. Choose another file for the store.")
     newest = max(migrations())
