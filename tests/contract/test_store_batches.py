@@ -18,6 +18,7 @@ from tests.support.stores import (
     T0,
     admission,
     admit,
+    admit_one,
     attempt,
     board,
     counted,
@@ -423,7 +424,7 @@ async def test_calls_on_now_of_the_dead_stay_where_they_are(store: Store) -> Non
     await store.take_over(OTHER, [CRED], T0)
     [view] = await store.views([1])
     assert (view.state, view.awaited) == (TicketState.SENDING, False)
-    again = await store.admit(admission(2, fingerprint=7919, lane=Lane.NOW, awaiter=OTHER))
+    again = await admit_one(store, admission(2, fingerprint=7919, lane=Lane.NOW, awaiter=OTHER))
     assert (again.ticket, again.state) == (1, TicketState.SENDING)
     assert await store.start_sending(attempt(1, 2), OTHER, T0)
 
@@ -463,10 +464,10 @@ async def test_calls_of_the_dead_can_be_adopted_settled_or_not(store: Store) -> 
     await admit(store, 1, 2)
     await store.settle([Settlement(2, outcome())], T0)
     await store.leave(ME)
-    assert (await store.admit(admission(3, fingerprint=7919))).fresh  # not before somebody took over
+    assert (await admit_one(store, admission(3, fingerprint=7919))).fresh  # not before somebody took over
     await store.take_over(OTHER, [], T0)
-    assert (await store.admit(admission(4, fingerprint=7919))).ticket == 1
-    assert (await store.admit(admission(5, fingerprint=2 * 7919))).outcome == outcome()
+    assert (await admit_one(store, admission(4, fingerprint=7919))).ticket == 1
+    assert (await admit_one(store, admission(5, fingerprint=2 * 7919))).outcome == outcome()
 
 
 async def test_every_state_has_a_road() -> None:

@@ -19,6 +19,7 @@ from tests.support.stores import (
     T0,
     admission,
     admit,
+    admit_one,
     attempt,
     board,
     counted,
@@ -32,8 +33,8 @@ from tests.support.stores import (
 
 
 async def test_a_fresh_call_waits_in_its_pool_or_is_on_its_way(store: Store) -> None:
-    waiting = await store.admit(admission(1))
-    going = await store.admit(admission(2, lane=Lane.NOW))
+    waiting = await admit_one(store, admission(1))
+    going = await admit_one(store, admission(2, lane=Lane.NOW))
     assert (waiting.ticket, waiting.fresh, waiting.state, waiting.lane) == (1, True, TicketState.QUEUED, Lane.BATCH)
     assert (going.fresh, going.state, going.lane) == (True, TicketState.SENDING, Lane.NOW)
     assert waiting.deadline == T0 + 900
@@ -41,9 +42,9 @@ async def test_a_fresh_call_waits_in_its_pool_or_is_on_its_way(store: Store) -> 
 
 
 async def test_a_known_key_is_the_same_call_with_the_newcomers_deadline(store: Store) -> None:
-    await store.admit(admission(1, key="k", fingerprint=5))
-    again = await store.admit(
-        admission(2, key="k", fingerprint=5, deadline=T0 + 99, rescue_at=T0 + 9, awaiter=OTHER, reason="again")
+    await admit_one(store, admission(1, key="k", fingerprint=5))
+    again = await admit_one(
+        store, admission(2, key="k", fingerprint=5, deadline=T0 + 99, rescue_at=T0 + 9, awaiter=OTHER, reason="again")
     )
     assert (again.ticket, again.fresh, again.deadline) == (1, False, T0 + 99)
     [due] = await store.due([CRED], T0 + 9, 10)
@@ -55,30 +56,30 @@ async def test_a_known_key_is_the_same_call_with_the_newcomers_deadline(store: S
 
 
 async def test_a_known_key_gives_its_outcome_even_after_delivery(store: Store) -> None:
-    await store.admit(admission(1, key="k", fingerprint=5))
+    await admit_one(store, admission(1, key="k", fingerprint=5))
     await store.settle([Settlement(1, outcome())], T0)
     await store.delivered([1], T0)
-    again = await store.admit(admission(2, key="k", fingerprint=5, deadline=T0 + 5, arrived=T0 + 10_000))
+    again = await admit_one(store, admission(2, key="k", fingerprint=5, deadline=T0 + 5, arrived=T0 + 10_000))
     assert (again.ticket, again.state, again.outcome) == (1, TicketState.SETTLED, outcome())
     assert again.deadline == T0 + 900  # a settled call keeps its own
 
 
 async def test_another_call_under_a_known_key_is_a_conflict(store: Store) -> None:
-    await store.admit(admission(1, key="k", fingerprint=5))
+    await admit_one(store, admission(1, key="k", fingerprint=5))
     with pytest.raises(KeyConflict):
-        await store.admit(admission(2, key="k", fingerprint=6))
+        await admit_one(store, admission(2, key="k", fingerprint=6))
     assert await counted(store, "tickets.queued") == 1
 
 
 async def test_keys_of_different_credentials_are_different_keys(store: Store) -> None:
-    await store.admit(admission(1, key="k", fingerprint=5))
-    other = await store.admit(admission(2, key="k", fingerprint=6, credential=STRANGER))
+    await admit_one(store, admission(1, key="k", fingerprint=5))
+    other = await admit_one(store, admission(2, key="k", fingerprint=6, credential=STRANGER))
     assert other.fresh
 
 
 async def test_equal_calls_from_live_connections_are_never_joined(store: Store) -> None:
-    await store.admit(admission(1, fingerprint=5))
-    assert (await store.admit(admission(2, fingerprint=5))).fresh
+    await admit_one(store, admission(1, fingerprint=5))
+    assert (await admit_one(store, admission(2, fingerprint=5))).fresh
 
 
 async def test_a_call_whose_client_is_gone_is_adopted_once_the_oldest_first(store: Store) -> None:
@@ -86,26 +87,26 @@ async def test_a_call_whose_client_is_gone_is_adopted_once_the_oldest_first(stor
     await admit(store, 2, fingerprint=5, arrived=T0 + 1)
     await store.await_ticket(1, None)
     await store.await_ticket(2, None)
-    first = await store.admit(admission(3, fingerprint=5, deadline=None, rescue_at=None))
-    second = await store.admit(admission(4, fingerprint=5))
-    third = await store.admit(admission(5, fingerprint=5))
+    first = await admit_one(store, admission(3, fingerprint=5, deadline=None, rescue_at=None))
+    second = await admit_one(store, admission(4, fingerprint=5))
+    third = await admit_one(store, admission(5, fingerprint=5))
     assert [one.ticket for one in (first, second, third)] == [2, 1, 5]
     assert (first.fresh, first.deadline, third.fresh) == (False, None, True)
 
 
 async def test_only_the_same_credential_adopts(store: Store) -> None:
     await admit(store, 1, fingerprint=5, awaiter=None)
-    assert (await store.admit(admission(2, fingerprint=5, credential=STRANGER))).fresh
+    assert (await admit_one(store, admission(2, fingerprint=5, credential=STRANGER))).fresh
 
 
 async def test_an_undelivered_outcome_is_adopted(store: Store) -> None:
     await admit(store, 1, fingerprint=5)
     await store.settle([Settlement(1, outcome())], T0)
-    assert (await store.admit(admission(2, fingerprint=5))).fresh  # somebody still awaits it
+    assert (await admit_one(store, admission(2, fingerprint=5))).fresh  # somebody still awaits it
     await store.await_ticket(1, None)
-    adopted = await store.admit(admission(3, fingerprint=5))
+    adopted = await admit_one(store, admission(3, fingerprint=5))
     assert (adopted.ticket, adopted.outcome) == (1, outcome())
-    assert (await store.admit(admission(4, fingerprint=5))).fresh
+    assert (await admit_one(store, admission(4, fingerprint=5))).fresh
 
 
 async def test_an_outcome_stays_adoptable_as_often_as_its_client_leaves_without_it(store: Store) -> None:
@@ -113,21 +114,21 @@ async def test_an_outcome_stays_adoptable_as_often_as_its_client_leaves_without_
     await store.settle([Settlement(1, outcome())], T0)
     for ticket in (2, 3, 4):
         await store.stop_awaiting(1, ME)
-        adopted = await store.admit(admission(ticket, fingerprint=5))
+        adopted = await admit_one(store, admission(ticket, fingerprint=5))
         assert (adopted.ticket, adopted.outcome) == (1, outcome())
     await store.delivered([1], T0)
     await store.stop_awaiting(1, ME)
-    assert (await store.admit(admission(5, fingerprint=5))).fresh
+    assert (await admit_one(store, admission(5, fingerprint=5))).fresh
 
 
 async def test_who_lost_its_client_does_not_take_the_ticket_from_another_engine(store: Store) -> None:
     """Its client may have come back elsewhere before this engine found out that it was gone here."""
     await admit(store, 1, fingerprint=5, awaiter=None)
-    await store.admit(admission(2, fingerprint=5, awaiter=OTHER))
+    await admit_one(store, admission(2, fingerprint=5, awaiter=OTHER))
     await store.stop_awaiting(1, ME)
-    assert (await store.admit(admission(3, fingerprint=5))).fresh
+    assert (await admit_one(store, admission(3, fingerprint=5))).fresh
     await store.stop_awaiting(1, OTHER)
-    assert (await store.admit(admission(4, fingerprint=5))).ticket == 1
+    assert (await admit_one(store, admission(4, fingerprint=5))).ticket == 1
 
 
 @pytest.mark.parametrize(("retry", "later", "given"), [(True, 59.0, True), (True, 61.0, False), (False, 1.0, False)])
@@ -137,7 +138,7 @@ async def test_a_delivered_outcome_is_given_again_to_a_marked_retry_within_a_min
     await admit(store, 1, fingerprint=5)
     await store.settle([Settlement(1, outcome())], T0)
     await store.delivered([1], T0)
-    again = await store.admit(admission(2, fingerprint=5, retry=retry, arrived=T0 + later))
+    again = await admit_one(store, admission(2, fingerprint=5, retry=retry, arrived=T0 + later))
     assert (again.ticket == 1) is given
     assert (again.outcome == outcome()) is given
 
@@ -146,18 +147,20 @@ async def test_an_adopted_call_that_was_due_stays_due(store: Store) -> None:
     batch = await board(store, [1])
     await store.release(batch.id, BatchState.REFUSED, Lane.NOW, T0 + 7, "refused")
     await store.await_ticket(1, None)
-    await store.admit(admission(2, fingerprint=7919, lane=Lane.NOW, rescue_at=None))
+    await admit_one(store, admission(2, fingerprint=7919, lane=Lane.NOW, rescue_at=None))
     assert [due.ticket for due in await store.due([CRED], T0 + 7, 10)] == [1]
 
 
 async def test_any_64_bit_fingerprint_will_do(store: Store) -> None:
     await admit(store, 1, fingerprint=2**64 - 1, awaiter=None)
-    assert (await store.admit(admission(2, fingerprint=2**64 - 1))).ticket == 1
+    assert (await admit_one(store, admission(2, fingerprint=2**64 - 1))).ticket == 1
 
 
 async def test_a_ticket_number_used_twice_is_a_store_error_for_its_caller_only(store: Store) -> None:
     await admit(store, 1)
-    results = await asyncio.gather(*(store.admit(admission(ticket)) for ticket in (2, 1, 3)), return_exceptions=True)
+    results = await asyncio.gather(
+        *(admit_one(store, admission(ticket)) for ticket in (2, 1, 3)), return_exceptions=True
+    )
     assert isinstance(results[1], StoreError)
     assert await counted(store, "tickets.queued") == 3
 
@@ -211,7 +214,7 @@ async def test_only_a_queued_call_can_be_cancelled(store: Store) -> None:
 async def test_a_cancelled_call_is_adopted_by_nobody(store: Store) -> None:
     await admit(store, 1, fingerprint=5, awaiter=None)
     await store.cancel(1, outcome("cancelled"))
-    assert (await store.admit(admission(2, fingerprint=5, retry=True))).fresh
+    assert (await admit_one(store, admission(2, fingerprint=5, retry=True))).fresh
 
 
 @pytest.mark.parametrize("retry", [True, False])
@@ -221,7 +224,7 @@ async def test_a_cancelled_call_is_adopted_by_nobody_when_its_client_leaves_afte
     await admit(store, 1, fingerprint=5)
     await store.cancel(1, outcome("cancelled"))
     await store.await_ticket(1, None)
-    assert (await store.admit(admission(2, fingerprint=5, retry=retry))).fresh
+    assert (await admit_one(store, admission(2, fingerprint=5, retry=retry))).fresh
     assert (await store.outcome(1, CRED)).outcome == outcome("cancelled")
     assert await store.retain(T0 + 61, T0, 10) == 1  # and it is kept no longer than the delivered
 
@@ -431,7 +434,7 @@ async def test_retention_takes_the_delivered_and_the_very_old(store: Store) -> N
     assert len(await store.views([5, 6])) == 2
     assert len(await store.entries(1)) == len(await store.entries(4)) == 1
     assert await counted(store, "tickets.settled") == 2
-    assert (await store.admit(admission(1, fingerprint=1))).fresh  # the number is free, nothing is left behind
+    assert (await admit_one(store, admission(1, fingerprint=1))).fresh  # the number is free, nothing is left behind
 
 
 async def test_retention_goes_in_small_steps(store: Store) -> None:
@@ -446,7 +449,7 @@ async def test_retention_frees_the_key(store: Store) -> None:
     await store.settle([Settlement(1, outcome())], T0)
     await store.delivered([1], T0)
     await store.retain(T0 + 1, T0, 10)
-    assert (await store.admit(admission(2, key="k", fingerprint=6))).fresh
+    assert (await admit_one(store, admission(2, key="k", fingerprint=6))).fresh
 
 
 async def test_retention_spares_calls_of_unfinished_batches(store: Store) -> None:
@@ -496,7 +499,7 @@ async def test_bought_counts_what_was_ever_bought(store: Store) -> None:
 
 
 async def test_a_closed_store_says_so_and_closes_twice(store: Store) -> None:
-    pending = [asyncio.ensure_future(store.admit(admission(ticket))) for ticket in range(1, 20)]
+    pending = [asyncio.ensure_future(admit_one(store, admission(ticket))) for ticket in range(1, 20)]
     await asyncio.sleep(0)
     await asyncio.gather(store.aclose(), store.aclose())
     assert all([(await one).fresh for one in pending])

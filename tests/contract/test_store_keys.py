@@ -8,7 +8,7 @@ from carpool.core.keys import Profile, VirtualKey, new_key, revoked, rotated
 from carpool.core.lifecycle import BatchState, TicketState
 from carpool.core.model import Lane
 from carpool.core.ports import Store
-from tests.support.stores import CRED, STRANGER, T0, admission, board, entry, settlement
+from tests.support.stores import CRED, STRANGER, T0, admission, admit_one, board, entry, settlement
 
 PROFILE = Profile(60.0, Lane.BATCH, 3600.0, True, (Lane.NOW, Lane.BATCH), {"team": "cï"}, True)
 
@@ -71,9 +71,9 @@ async def test_a_rotation_is_one_change(store: Store) -> None:
 
 
 async def test_one_credential_is_shown_its_own_calls_only(store: Store) -> None:
-    await store.admit(admission(1))
-    await store.admit(admission(2, credential=STRANGER))
-    await store.admit(admission(3, lane=Lane.NOW))
+    await admit_one(store, admission(1))
+    await admit_one(store, admission(2, credential=STRANGER))
+    await admit_one(store, admission(3, lane=Lane.NOW))
     rows = await store.listed_calls(None, None, 10, [CRED])
     assert [row.ticket for row in rows] == [3, 1]
     assert [row.ticket for row in await store.listed_calls(3, None, 10, [CRED])] == [1]
@@ -85,7 +85,7 @@ async def test_one_credential_is_shown_its_own_calls_only(store: Store) -> None:
 
 
 async def test_a_ticket_of_another_is_as_if_it_were_not_there(store: Store) -> None:
-    await store.admit(admission(1))
+    await admit_one(store, admission(1))
     assert await store.listed_call(1, [STRANGER]) is None
     assert await store.listed_call(1, []) is None
     assert await store.listed_call(2, [CRED]) is None

@@ -5,7 +5,7 @@ from __future__ import annotations
 from carpool.core.lifecycle import BatchState, TicketState
 from carpool.core.model import Lane, OutcomeKind
 from carpool.core.ports import Store
-from tests.support.stores import CRED, STRANGER, T0, admission, admit, attempt, board, settlement
+from tests.support.stores import CRED, STRANGER, T0, admission, admit, admit_one, attempt, board, settlement
 
 
 async def test_calls_come_newest_first_and_page_by_page(store: Store) -> None:
@@ -20,7 +20,7 @@ async def test_calls_come_newest_first_and_page_by_page(store: Store) -> None:
 async def test_calls_are_listed_by_state(store: Store) -> None:
     batch = await board(store, [1, 2, 3], state=BatchState.OPEN)
     await admit(store, 4, 5)
-    await store.admit(admission(6, lane=Lane.NOW))
+    await admit_one(store, admission(6, lane=Lane.NOW))
     await store.settle([settlement(2, batch.id)], T0 + 60)
 
     async def tickets(state: TicketState, before: int | None = None) -> list[int]:
@@ -48,7 +48,7 @@ async def test_a_row_says_everything_but_what_was_said(store: Store) -> None:
 
 
 async def test_an_open_row_has_no_outcome(store: Store) -> None:
-    await store.admit(admission(1, tags={"team": "ci"}, deadline=None))
+    await admit_one(store, admission(1, tags={"team": "ci"}, deadline=None))
     row = await store.listed_call(1)
     assert row is not None
     assert (row.kind, row.status, row.paid, row.settled_at, row.deadline, row.batch) == (None,) * 6
@@ -57,7 +57,7 @@ async def test_an_open_row_has_no_outcome(store: Store) -> None:
 
 
 async def test_a_purchase_of_unknown_price_is_not_free(store: Store) -> None:
-    await store.admit(admission(1, lane=Lane.NOW))
+    await admit_one(store, admission(1, lane=Lane.NOW))
     assert await store.start_sending(attempt(1), "engine-1", T0)
     row = await store.listed_call(1)
     assert row is not None
@@ -78,6 +78,6 @@ async def test_batches_come_newest_first_finished_ones_too(store: Store) -> None
 
 
 async def test_every_credential_is_listed_under_its_own_name(store: Store) -> None:
-    await store.admit(admission(1))
-    await store.admit(admission(2, credential=STRANGER))
+    await admit_one(store, admission(1))
+    await admit_one(store, admission(2, credential=STRANGER))
     assert [row.credential for row in await store.listed_calls(None, None, 10)] == [STRANGER, CRED]

@@ -16,6 +16,7 @@ from tests.support.stores import (
     T0,
     admission,
     admit,
+    admit_one,
     attempt,
     board,
     counted,
@@ -27,14 +28,14 @@ MANY = 10_000
 
 
 async def test_ten_thousand_at_once_are_ten_thousand_tickets(store: Store) -> None:
-    admitted = await asyncio.gather(*(store.admit(admission(ticket)) for ticket in range(1, MANY + 1)))
+    admitted = await asyncio.gather(*(admit_one(store, admission(ticket)) for ticket in range(1, MANY + 1)))
     assert {one.ticket for one in admitted} == set(range(1, MANY + 1))
     [view] = await store.pools([CRED])
     assert view.count == MANY
 
 
 async def test_a_key_used_by_a_hundred_at_once_is_one_ticket(store: Store) -> None:
-    same = (store.admit(admission(ticket, key="k", fingerprint=5)) for ticket in range(1, 101))
+    same = (admit_one(store, admission(ticket, key="k", fingerprint=5)) for ticket in range(1, 101))
     admitted = await asyncio.gather(*same)
     assert {one.ticket for one in admitted} == {1}
     assert [one.fresh for one in admitted].count(True) == 1
@@ -42,7 +43,7 @@ async def test_a_key_used_by_a_hundred_at_once_is_one_ticket(store: Store) -> No
 
 async def test_a_conflict_hurts_its_caller_only(store: Store) -> None:
     keys = ("k", None, "k", None)
-    racing = (store.admit(admission(ticket, key=key)) for ticket, key in enumerate(keys, 1))
+    racing = (admit_one(store, admission(ticket, key=key)) for ticket, key in enumerate(keys, 1))
     results = await asyncio.gather(*racing, return_exceptions=True)
     assert [isinstance(one, KeyConflict) for one in results] == [False, False, True, False]
     assert await counted(store, "tickets.queued") == 3
@@ -50,18 +51,18 @@ async def test_a_conflict_hurts_its_caller_only(store: Store) -> None:
 
 async def test_an_abandoned_ticket_is_adopted_by_one_of_a_hundred(store: Store) -> None:
     await admit(store, 1, fingerprint=5, awaiter=None)
-    admitted = await asyncio.gather(*(store.admit(admission(ticket, fingerprint=5)) for ticket in range(2, 102)))
+    admitted = await asyncio.gather(*(admit_one(store, admission(ticket, fingerprint=5)) for ticket in range(2, 102)))
     assert [one.ticket for one in admitted].count(1) == 1
     assert len({one.ticket for one in admitted}) == 100
 
 
 async def test_unawaited_twins_in_one_go_meet_each_other(store: Store) -> None:
-    twins = (store.admit(admission(ticket, fingerprint=5, awaiter=None)) for ticket in (1, 2))
+    twins = (admit_one(store, admission(ticket, fingerprint=5, awaiter=None)) for ticket in (1, 2))
     assert [one.ticket for one in await asyncio.gather(*twins)] == [1, 1]
 
 
 async def test_two_intents_never_claim_the_same_call(store: Store) -> None:
-    await asyncio.gather(*(store.admit(admission(ticket)) for ticket in range(1, 1001)))
+    await asyncio.gather(*(admit_one(store, admission(ticket)) for ticket in range(1, 1001)))
     [view] = await store.pools([CRED])
     intents = (store.intend(Intent(view.pool, f"n{number}", 300, 10**9, ME, T0)) for number in range(5))
     batches = [batch for batch in await asyncio.gather(*intents) if batch is not None]
@@ -133,11 +134,11 @@ async def test_two_engines_take_over_each_batch_once(store: Store) -> None:
 
 
 async def test_a_cancelled_caller_leaves_a_whole_store(store: Store) -> None:
-    tasks = [asyncio.ensure_future(store.admit(admission(ticket))) for ticket in range(1, 200)]
+    tasks = [asyncio.ensure_future(admit_one(store, admission(ticket))) for ticket in range(1, 200)]
     await asyncio.sleep(0)
     for task in tasks[::2]:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
-    again = await store.admit(admission(500, lane=Lane.NOW))
+    again = await admit_one(store, admission(500, lane=Lane.NOW))
     assert again.fresh
     assert await counted(store, "tickets.queued") >= 99

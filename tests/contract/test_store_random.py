@@ -16,7 +16,7 @@ from carpool.core.lifecycle import BatchState, TicketState
 from carpool.core.model import Entry, EntryKind, Intent, Lane, Settlement
 from carpool.core.ports import Store
 from tests.support.reference_store import OPEN, PlainStore
-from tests.support.stores import CRED, LEASE, ME, OTHER, STRANGER, T0, admission, attempt, entry, outcome
+from tests.support.stores import CRED, LEASE, ME, OTHER, STRANGER, T0, admission, admit_one, attempt, entry, outcome
 
 SEED = int(os.environ.get("CARPOOL_TEST_SEED", "0")) or random.SystemRandom().randrange(1, 2**32)
 STEPS = 400
@@ -79,9 +79,9 @@ class Run:
             expected = self.plain.admit(one)
         except KeyConflict:
             with pytest.raises(KeyConflict):
-                await self.store.admit(one)
+                await admit_one(self.store, one)
             return
-        admitted = await self.store.admit(one)
+        admitted = await admit_one(self.store, one)
         assert replace(admitted, entry=None) == expected
         if expected.outcome is not None:
             assert self.plain.bought(expected.ticket) == _bought(admitted.entry)

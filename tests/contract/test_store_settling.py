@@ -15,6 +15,7 @@ from tests.support.stores import (
     T0,
     admission,
     admit,
+    admit_one,
     attempt,
     board,
     counted,
@@ -89,7 +90,7 @@ async def test_an_outcome_comes_with_the_line_of_the_purchase_that_brought_it(st
     assert found[2].entry == settlement(2, batch.id).entry
     assert found[3].entry is None
     assert await store.outcome(1, CRED) == found[1]
-    again = await store.admit(admission(10, key="k", fingerprint=9 * 7919))
+    again = await admit_one(store, admission(10, key="k", fingerprint=9 * 7919))
     assert (again.outcome, again.entry) == (found[9].outcome, found[9].entry)
     assert again.entry is not None
 

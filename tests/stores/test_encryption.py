@@ -25,7 +25,7 @@ from carpool.core.model import (
 )
 from carpool.stores import SqliteStore, encryption, peek
 from carpool.stores.encryption import PLAIN
-from tests.support.stores import CRED, ME, T0, admission, attempt, pool
+from tests.support.stores import CRED, ME, T0, admission, admit_one, attempt, pool
 
 SECRET = b"a secret of the test, long enough"
 BODY, ANSWER = b'{"messages": "the plan of the vault"}', b'{"content": "dig behind the bakery"}'
@@ -53,7 +53,7 @@ async def fill(store: SqliteStore) -> None:
     """Calls in every state, an answer, a note, a memory and a ledger line that quote."""
     await store.join(ME, T0, 300)
     for ticket in (1, 2):
-        await store.admit(arriving(ticket))
+        await admit_one(store, arriving(ticket))
     [view] = await store.pools([CRED])
     batch = await store.intend(Intent(view.pool, "nonce", 1, 10**9, ME, T0))
     assert batch is not None
@@ -61,7 +61,7 @@ async def fill(store: SqliteStore) -> None:
     entry = Entry(1, batch.id, T0, Lane.BATCH, EntryKind.PURCHASE, "anthropic", CRED, "m", None, 5, 9, QUOTED)
     await store.settle([Settlement(1, told(), entry)], T0 + 60)
     await store.remember("cannot_batch", "account", QUOTED, T0)
-    await store.admit(arriving(3))
+    await admit_one(store, arriving(3))
     await store.attempt(attempt(9))
 
 
@@ -104,8 +104,8 @@ async def check(store: SqliteStore) -> None:
     assert batch.note == QUOTED
     assert [line.reason for line in await store.entries(1)] == [QUOTED]
     assert await store.recall("cannot_batch") == {"account": QUOTED}
-    assert not (await store.admit(arriving(3))).fresh  # known by its key
-    returned = await store.admit(arriving(1))
+    assert not (await admit_one(store, arriving(3))).fresh  # known by its key
+    returned = await admit_one(store, arriving(1))
     assert returned.outcome == told()
 
 
@@ -119,7 +119,7 @@ async def test_a_store_may_hold_both_kinds(tmp_path: Path, first: bool, later: b
     try:
         await check(store)
         fresh = arriving(5)
-        await store.admit(fresh)
+        await admit_one(store, fresh)
         parcel = await store.parcel(5)
         assert parcel is not None
         assert parcel.body == BODY
@@ -151,8 +151,8 @@ async def test_equal_bodies_look_different_and_no_two_stores_share_a_key(tmp_pat
     found = []
     for name in ("one", "two"):
         store = await opened(tmp_path / name)
-        await store.admit(arriving(1))
-        await store.admit(arriving(2))
+        await admit_one(store, arriving(1))
+        await admit_one(store, arriving(2))
         await store.aclose()
         connection = sqlite3.connect(tmp_path / name)
         found += [row[0] for row in connection.execute("SELECT body FROM bodies")]
@@ -166,14 +166,14 @@ async def test_equal_bodies_look_different_and_no_two_stores_share_a_key(tmp_pat
 async def test_bodies_that_look_like_sealed_ones_stay_what_they_are(start: bytes, encrypt: bool) -> None:
     store = await SqliteStore.open(None, threaded=False, encrypt=encrypt)
     body, text = start + b"x", start.decode().replace("\0", "\1") + "x"
-    await store.admit(admission(1, body=body, model=text, reason=text, key="k" + text))
+    await admit_one(store, admission(1, body=body, model=text, reason=text, key="k" + text))
     parcel = await store.parcel(1)
     assert parcel is not None
     assert (parcel.body, parcel.model, parcel.reason) == (body, text, text)
     outcome = Outcome(OutcomeKind.SUCCEEDED, 200, body, T0, Lane.NOW, text)
     await store.settle([Settlement(1, outcome)], T0)
     assert await store.outcomes([1]) == [Settled(1, outcome)]
-    assert not (await store.admit(admission(2, fingerprint=7919, body=body, key="k" + text))).fresh
+    assert not (await admit_one(store, admission(2, fingerprint=7919, body=body, key="k" + text))).fresh
     await store.aclose()
 
 

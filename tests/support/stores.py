@@ -10,9 +10,11 @@ from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from unittest.mock import patch
 
+from carpool.core.errors import CarpoolError
 from carpool.core.lifecycle import BatchState
 from carpool.core.model import (
     Admission,
+    Admitted,
     Batch,
     Call,
     Entry,
@@ -127,8 +129,15 @@ def settlement(ticket: int, purchase: int, text: str = "answer", **more: object)
     return Settlement(ticket, outcome(text, line.lane), line)
 
 
+async def admit_one(store: Store, admission: Admission) -> Admitted:
+    [admitted] = await store.admit_all([admission])
+    if isinstance(admitted, CarpoolError):
+        raise admitted
+    return admitted
+
+
 async def admit(store: Store, *tickets: int, **more: object) -> None:
-    await asyncio.gather(*(store.admit(admission(ticket, **more)) for ticket in tickets))  # type: ignore[arg-type]
+    await asyncio.gather(*(admit_one(store, admission(ticket, **more)) for ticket in tickets))  # type: ignore[arg-type]
 
 
 async def board(

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 
 from carpool.core.keys import digest_of
 from carpool.core.model import Headers, Lane
-from carpool.core.ports import Clock, Store
+from carpool.core.ports import Clock, KeyStore
 
 
 class Keyring:
@@ -92,7 +92,7 @@ _SAID = {Lane.BATCH: "can't batch", Lane.FLEX: "can't take the lane flex"}
 
 
 class LaneRefusals:
-    def __init__(self, store: Store, clock: Clock) -> None:
+    def __init__(self, store: KeyStore, clock: Clock) -> None:
         self._store = store
         self._clock = clock
         self._refused: dict[tuple[Lane, str], tuple[float, str]] = {}  # lane, account and model → (until, why)

@@ -20,7 +20,7 @@ from carpool.engine.now.send import BACKOFF_MAX_S, Sender, SendRequest
 from carpool.planners.forecast import Forecast
 from carpool.planners.policy import RoutingPolicy
 from carpool.stores import SqliteStore
-from tests.support.stores import CRED, LEASE, ME, T0, admission
+from tests.support.stores import CRED, LEASE, ME, T0, admission, admit_one
 
 TICKET = 77
 
@@ -29,7 +29,7 @@ TICKET = 77
 async def store() -> Store:
     store = await SqliteStore.open(None, threaded=False)
     await store.join(ME, T0, LEASE)
-    await store.admit(admission(TICKET))
+    await admit_one(store, admission(TICKET))
     return store
 
 

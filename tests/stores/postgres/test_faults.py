@@ -22,7 +22,7 @@ from carpool.core.model import Settlement
 from carpool.stores.postgres import PostgresStore
 from tests.support import ROOT
 from tests.support.postgres import HASTY, Server, schema_url, shared_url, swept_url
-from tests.support.stores import CRED, LEASE, ME, OTHER, T0, admission, attempt, board, outcome, settlement
+from tests.support.stores import CRED, LEASE, ME, OTHER, T0, admission, admit_one, attempt, board, outcome, settlement
 
 SECRET = b"a secret of the test"
 
@@ -52,7 +52,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 
 async def flood(store: PostgresStore, first: int, count: int) -> None:
     """Calls as doors bring them: many callers, each awaiting its own."""
-    admitted = await asyncio.gather(*(store.admit(admission(first + one)) for one in range(count)))
+    admitted = await asyncio.gather(*(admit_one(store, admission(first + one)) for one in range(count)))
     assert [one.ticket for one in admitted] == [first + one for one in range(count)]
     settled = await asyncio.gather(
         *(store.settle([settlement(first + one, 7)], T0 + 60) for one in range(count)),
@@ -109,7 +109,7 @@ async def test_a_commit_without_an_answer_is_looked_up(store: PostgresStore, aft
     """Repeated blindly, the second ticket would adopt the first, or be a number that is taken."""
     for ticket in range(1, 6):
         store._session.connection = Cutting(store._session.connection, after)  # type: ignore[assignment]
-        admitted = await store.admit(admission(ticket, fingerprint=5, awaiter=None if ticket % 2 else ME))
+        admitted = await admit_one(store, admission(ticket, fingerprint=5, awaiter=None if ticket % 2 else ME))
         assert (admitted.fresh, admitted.ticket) == ((True, ticket) if ticket % 2 else (False, ticket - 1))
     store._session.connection = Cutting(store._session.connection, after)  # type: ignore[assignment]
     assert await store.settle([Settlement(1, outcome())], T0) == [True]
@@ -128,7 +128,7 @@ async def test_a_transaction_that_the_server_still_holds_is_waited_for(
     groups._number, groups._backend = number, left.info.backend_pid
     store._session.connection = Cutting(left, after=False)  # type: ignore[assignment]
     store._session.connection.closed = True  # type: ignore[misc]
-    await store.admit(admission(1))
+    await admit_one(store, admission(1))
     assert groups.reconnects == 1
     left.close()
 
@@ -152,12 +152,12 @@ async def test_a_server_that_stays_away_is_said_in_a_sentence_and_waited_for(ser
     await asyncio.to_thread(server.stop)
     try:
         with pytest.raises(StoreError, match=r"can't be reached .*\.$"):
-            await store.admit(admission(1))
+            await admit_one(store, admission(1))
         with pytest.raises(StoreError, match="can't be reached"):
             await PostgresStore.open(schema_url(server.url), secret=SECRET)
     finally:
         await asyncio.to_thread(server.start)
-    assert (await store.admit(admission(1))).fresh
+    assert (await admit_one(store, admission(1))).fresh
     await store.aclose()
 
 
@@ -172,14 +172,14 @@ async def test_a_server_without_a_free_connection_is_waited_for(server: Server) 
         while True:
             crowd.append(psycopg.connect(server.url))
     with pytest.raises(StoreError, match="no connection left"):
-        await hasty.admit(admission(2))
-    admitting = asyncio.ensure_future(patient.admit(admission(1)))
+        await admit_one(hasty, admission(2))
+    admitting = asyncio.ensure_future(admit_one(patient, admission(1)))
     await asyncio.sleep(0.1)
     assert not admitting.done()
     for one in crowd:
         one.close()
     assert (await admitting).fresh
-    assert (await hasty.admit(admission(2))).fresh
+    assert (await admit_one(hasty, admission(2))).fresh
     await patient.aclose()
     await hasty.aclose()
 
@@ -200,27 +200,27 @@ async def test_a_full_disk_is_said_and_outlived(store: PostgresStore, boss: psyc
     try:
         for ticket in range(1, 4):
             with pytest.raises(StoreUnwritable, match="the disk is full"):
-                await store.admit(admission(ticket))
+                await admit_one(store, admission(ticket))
         await store.remember("kind", "key", "small enough", T0)
     finally:
         boss.execute(f"DROP FUNCTION {schema}.no_room() CASCADE")
-    assert (await store.admit(admission(1))).fresh
+    assert (await admit_one(store, admission(1))).fresh
     assert (await store.counts())["tickets.queued"] == 1
 
 
 async def test_a_server_that_only_reads(store: PostgresStore) -> None:
     store._session.connection.execute("SET default_transaction_read_only = on")
     with pytest.raises(StoreUnwritable, match="read-only"):
-        await store.admit(admission(1))
+        await admit_one(store, admission(1))
     assert await store.counts()
     store._session.connection.execute("SET default_transaction_read_only = off")
-    assert (await store.admit(admission(1))).fresh
+    assert (await admit_one(store, admission(1))).fresh
 
 
 async def test_trouble_never_quotes_what_was_to_be_written(store: PostgresStore) -> None:
-    await store.admit(admission(1, body=b"private"))
+    await admit_one(store, admission(1, body=b"private"))
     with pytest.raises(StoreError) as caught:
-        await store.admit(admission(1, body=b"private", key="private"))
+        await admit_one(store, admission(1, body=b"private", key="private"))
     assert "private" not in f"{caught.value!r} {caught.value.__cause__!r}"
 
 

@@ -19,7 +19,7 @@ from carpool.core.ports import Store
 from carpool.stores.postgres import PostgresStore
 from carpool.stores.postgres.session import statements
 from tests.support.postgres import schema_url
-from tests.support.stores import CRED, ME, OTHER, admission
+from tests.support.stores import CRED, ME, OTHER, admission, admit_one
 
 LEASE, PULSE = 180.0, 3600.0
 
@@ -99,7 +99,7 @@ async def until(true: Callable[[], Any]) -> None:
 
 
 async def admitted(store: Store, ticket: int, awaiter: str) -> tuple[int, bool]:
-    found = await store.admit(admission(ticket, fingerprint=7, awaiter=awaiter))
+    found = await admit_one(store, admission(ticket, fingerprint=7, awaiter=awaiter))
     return found.ticket, found.fresh
 
 
@@ -152,9 +152,9 @@ async def test_who_lost_its_connection_may_be_alive_until_it_had_time_to_come_ba
     for _ in range(2):
         with pytest.raises(Undecided, match="not known yet"):
             await admitted(mine, 2, ME)
-    assert (await mine.admit(admission(3, fingerprint=8, awaiter=ME))).fresh  # others need not wait
-    assert (await mine.admit(admission(4, fingerprint=7, credential="another", awaiter=ME))).fresh
-    assert (await mine.admit(admission(5, fingerprint=7, key="a key", awaiter=ME))).fresh
+    assert (await admit_one(mine, admission(3, fingerprint=8, awaiter=ME))).fresh  # others need not wait
+    assert (await admit_one(mine, admission(4, fingerprint=7, credential="another", awaiter=ME))).fresh
+    assert (await admit_one(mine, admission(5, fingerprint=7, key="a key", awaiter=ME))).fresh
     together = [admission(6, fingerprint=7, awaiter=ME), admission(7, fingerprint=9, awaiter=ME)]
     undecided, fresh = await mine.admit_all(together)
     assert isinstance(undecided, Undecided)
@@ -182,7 +182,7 @@ async def test_a_call_that_presses_waits_for_nobodys_fate(
     mine, others = two
     assert await admitted(others, 1, OTHER) == (1, True)
     await vanish(others, url)
-    assert (await mine.admit(replace(admission(2, fingerprint=7, awaiter=ME), pressed=True))).fresh
+    assert (await admit_one(mine, replace(admission(2, fingerprint=7, awaiter=ME), pressed=True))).fresh
 
 
 async def test_equal_calls_of_the_living_stay_two_while_a_connection_is_cut(

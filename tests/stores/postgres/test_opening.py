@@ -21,7 +21,7 @@ from carpool.stores.postgres import PostgresStore, address_of, opening
 from carpool.stores.postgres.opening import migrations
 from carpool.stores.postgres.session import statements
 from tests.support.postgres import schema_url, shared_url
-from tests.support.stores import ME, T0, admission, board, settlement
+from tests.support.stores import ME, T0, admission, admit_one, board, settlement
 
 SECRET = b"a secret of the test"
 
@@ -145,7 +145,7 @@ async def test_a_newer_schema_is_refused_only_when_it_must_be(url: str) -> None:
     await (await PostgresStore.open(url)).aclose()
     _set(url, schema_version=newest + 1, schema_oldest=newest)
     store = await PostgresStore.open(url)
-    assert (await store.admit(admission(1))).fresh
+    assert (await admit_one(store, admission(1))).fresh
     await store.aclose()
     _set(url, schema_oldest=newest + 1)
     with pytest.raises(StoreTooNew, match="Upgrade carpool"):

@@ -15,7 +15,7 @@ from carpool.core.lifecycle import BatchState
 from carpool.core.model import Intent, Lane, Settlement
 from carpool.stores.postgres import PostgresStore
 from tests.support.postgres import shared_url, swept_url
-from tests.support.stores import CRED, LEASE, ME, OTHER, T0, admission, board, entry, outcome, settlement
+from tests.support.stores import CRED, LEASE, ME, OTHER, T0, admission, admit_one, board, entry, outcome, settlement
 
 SECRET = b"a secret of the test"
 NAMES = [ME, OTHER, "engine-3", "engine-4"]
@@ -63,7 +63,7 @@ async def test_no_call_is_claimed_twice(stores: list[PostgresStore]) -> None:
 
 
 async def test_what_one_admits_all_can_claim_send_and_settle(stores: list[PostgresStore]) -> None:
-    await stores[0].admit(admission(1, credential="new to the others", model="new too"))
+    await admit_one(stores[0], admission(1, credential="new to the others", model="new too"))
     [view] = await stores[1].pools(["new to the others"])
     batch = await stores[2].intend(Intent(view.pool, "n", 10, 10**9, NAMES[2], T0 + 5))
     assert batch is not None
@@ -78,7 +78,7 @@ async def test_what_one_admits_all_can_claim_send_and_settle(stores: list[Postgr
 async def test_one_key_is_one_call_whoever_brings_it(stores: list[PostgresStore]) -> None:
     for turn in range(20):
         asked = [
-            store.admit(admission(100 * turn + number + 1, fingerprint=7, key=f"key-{turn}"))
+            admit_one(store, admission(100 * turn + number + 1, fingerprint=7, key=f"key-{turn}"))
             for number, store in enumerate(stores)
         ]
         admitted = await asyncio.gather(*asked)
@@ -90,7 +90,7 @@ async def test_each_orphan_is_adopted_by_one(stores: list[PostgresStore]) -> Non
     orphans = [admission(ticket, fingerprint=ticket % 5, awaiter=None, key=f"{ticket}") for ticket in range(1, 41)]
     await stores[0].admit_all(orphans)
     comers = [
-        store.admit(admission(1000 + 100 * number + turn, fingerprint=turn % 5, awaiter=NAMES[number]))
+        admit_one(store, admission(1000 + 100 * number + turn, fingerprint=turn % 5, awaiter=NAMES[number]))
         for number, store in enumerate(stores)
         for turn in range(15)
     ]
@@ -281,7 +281,7 @@ async def test_what_a_cut_kept_from_the_others_is_made_up_for(stores: list[Postg
     assert hearer is not None
     await until(lambda: teller.hears.is_set() and hearer.hears.is_set())
     stores[1].subscribe(lambda tickets: heard.append(tuple(tickets)))
-    await stores[0].admit(admission(1))
+    await admit_one(stores[0], admission(1))
     with psycopg.connect(shared_url(), autocommit=True) as boss:
         boss.execute("SELECT pg_terminate_backend(%s)", (teller.backend,))
     await stores[0].settle([Settlement(1, outcome())], T0)
@@ -294,7 +294,7 @@ async def test_whoever_was_cut_off_is_told_that_some_went_untold(stores: list[Po
     assert hearing is not None
     await until(hearing.hears.is_set)
     stores[1].subscribe(lambda tickets: heard.append(tuple(tickets)))
-    await stores[0].admit(admission(1))
+    await admit_one(stores[0], admission(1))
     with psycopg.connect(shared_url(), autocommit=True) as boss:
         boss.execute("SELECT pg_terminate_backend(%s)", (hearing.backend,))
     await until(lambda: () in heard)
@@ -370,8 +370,8 @@ async def test_a_failure_in_a_group_is_its_callers_alone(stores: list[PostgresSt
     racing = []
     for number in range(10, 30):
         racing += [
-            store.admit(admission(number)),
-            store.admit(admission(1, credential=f"new-{number}")),  # a number that is taken
+            admit_one(store, admission(number)),
+            admit_one(store, admission(1, credential=f"new-{number}")),  # a number that is taken
             store.move(batch.id, BatchState.COLLECTED),  # a move that is forbidden
             store.remember("kind", str(number), "x", T0),
             store.attempts(2**70),  # a number that fits nowhere

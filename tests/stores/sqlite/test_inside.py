@@ -18,7 +18,7 @@ from carpool.core.model import Intent, Settlement
 from carpool.stores import SqliteStore
 from carpool.stores.operations.session import SQL
 from tests.support import ROOT
-from tests.support.stores import CRED, ME, T0, admission, admit, board, entry, outcome, settlement
+from tests.support.stores import CRED, ME, T0, admission, admit, admit_one, board, entry, outcome, settlement
 
 
 def multiply(store: SqliteStore, count: int) -> None:
@@ -37,7 +37,7 @@ def multiply(store: SqliteStore, count: int) -> None:
 async def test_many_operations_share_few_commits(tmp_path: Path) -> None:
     store = await SqliteStore.open(str(tmp_path / "carpool.db"))
     before = store.commits
-    await asyncio.gather(*(store.admit(admission(ticket)) for ticket in range(1, 5001)))
+    await asyncio.gather(*(admit_one(store, admission(ticket)) for ticket in range(1, 5001)))
     assert store.commits - before < 50
     before = store.commits
     await asyncio.gather(*(store.settle([Settlement(ticket, outcome())], T0) for ticket in range(1, 1001)))
@@ -67,8 +67,8 @@ async def test_a_failure_in_a_group_is_its_callers_alone(tmp_path: Path) -> None
     racing: list[Coroutine[Any, Any, Any]] = []
     for number in range(10, 40):
         racing += [
-            store.admit(admission(number)),
-            store.admit(admission(1, credential=f"new-{number}")),  # a number that is taken
+            admit_one(store, admission(number)),
+            admit_one(store, admission(1, credential=f"new-{number}")),  # a number that is taken
             store.move(batch.id, BatchState.COLLECTED),  # a move that is forbidden
             store.remember("kind", str(number), "x", T0),
             store.attempts(2**70),  # a number that fits nowhere
@@ -86,8 +86,8 @@ async def test_a_number_that_was_rolled_back_is_not_remembered(tmp_path: Path) -
     store = await SqliteStore.open(str(tmp_path / "carpool.db"))
     await admit(store, 1)
     with pytest.raises(StoreError):
-        await store.admit(admission(1, credential="new", model="new"))
-    await store.admit(admission(2, credential="new", model="new"))
+        await admit_one(store, admission(1, credential="new", model="new"))
+    await admit_one(store, admission(2, credential="new", model="new"))
     [view] = await store.pools(["new"])
     assert view.key.model == "new"
     await store.aclose()
@@ -175,7 +175,7 @@ def driven(coroutine: Coroutine[Any, Any, Any]) -> Any:
 def test_the_inline_store_needs_no_event_loop_and_no_thread() -> None:
     before = threading.active_count()
     store = driven(SqliteStore.open(None, threaded=False))
-    assert driven(store.admit(admission(1))).fresh
+    assert driven(admit_one(store, admission(1))).fresh
     [view] = driven(store.pools([CRED]))
     batch = driven(store.intend(Intent(view.pool, "n", 10, 10**9, ME, T0)))
 

@@ -28,7 +28,7 @@ from carpool.core.ports.http import (
     ResponseReceiver,
     StreamedBody,
 )
-from carpool.core.ports.store import Store
+from carpool.core.ports.store import BatchStore, CallStore, KeyStore, LeaseStore, LedgerStore, ListingStore, Store
 
 __all__ = [
     "Allowance",
@@ -36,11 +36,17 @@ __all__ = [
     "Ask",
     "BatchLimits",
     "BatchReport",
+    "BatchStore",
+    "CallStore",
     "Clock",
     "Dialect",
     "HttpClient",
     "HttpRequest",
     "HttpResponse",
+    "KeyStore",
+    "LeaseStore",
+    "LedgerStore",
+    "ListingStore",
     "Parsed",
     "PushClient",
     "RawRequest",

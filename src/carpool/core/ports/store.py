@@ -1,4 +1,4 @@
-"""The store port: the storage contract."""
+"""The store port: the storage contract, as one protocol for each role and `Store`, which has all of them."""
 
 from __future__ import annotations
 
@@ -28,39 +28,9 @@ from carpool.core.model import (
 )
 
 
-class Store(Protocol):
-    """Persists calls, batches, outcomes and the ledger.
+class LeaseStore(Protocol):
+    """Which engines are alive, and what each of them leads and owns."""
 
-    `durable` states whether the data outlives the process.
-
-    **Durability.** When an awaited method returns, its changes survive `kill -9`. They also survive a power failure,
-    except those of `record`, `delivered` and `used_keys`, which may be lost then. Each method is atomic. Every state
-    change follows the tables in `lifecycle`; a transition they forbid raises `IllegalMove` and changes nothing.
-    Failures of the database are raised as `StoreError`, never as a driver's exception.
-
-    **Leases.** An engine joins under its own name and renews its registration. It is alive until its pulse expires.
-    While it is alive, no other engine changes what it owns: its batches, the tickets its frontends await, the accounts
-    it leads. After its pulse has expired, `lead` gives its accounts and `take_over` its unfinished batches to another
-    engine; its `submitting` batches become `unknown` unless they are `unsent`, and its tickets are no longer awaited.
-    Its lease may last longer than its pulse: until the lease ends, a create request that it started may be in flight.
-
-    **Leaders.** Several engines may share a store. Each account has at most one live leader. Only the leader creates
-    batches from the account's pools and spends its request budget; all engines admit calls, wait and deliver.
-
-    **Order.** Within a pool the most urgent call (earliest rescue time, then oldest) is claimed first.
-
-    **Retention.** Removes settled calls whose outcome was delivered and is older than requested, and undelivered
-    ones after `UNDELIVERED_DAYS`. Never removes an open call, an unfinished batch, or a ledger entry.
-    """
-
-    @property
-    def durable(self) -> bool: ...
-    @property
-    def pepper(self) -> bytes:
-        """The secret used to hash credentials in this store."""
-        ...
-
-    # engines
     async def join(self, engine: str, now: float, ttl: float, pulse: float | None = None) -> bool:
         """Acquires or renews the engine's lease until now + `ttl`. The engine counts as alive until now + `pulse`, by
         default as long as its lease. Returns whether it was alive up to this call; if not, other engines may have taken
@@ -91,9 +61,14 @@ class Store(Protocol):
         """
         ...
 
-    # calls
-    async def admit(self, admission: Admission) -> Admitted:
-        """Persists a call unless it is stored already. In one transaction, in this order:
+
+class CallStore(Protocol):
+    """Calls from their admission to the delivery of their outcome."""
+
+    def admit_all(self, admissions: Sequence[Admission]) -> Awaitable[list[Admitted | CarpoolError]]:
+        """Persists calls, in order and in one transaction, unless they are stored already. The write is queued when
+        this method returns, so that calls which arrive meanwhile can be queued behind it. A call that can't be admitted
+        has its error in place of its result. For each call, in this order:
 
         1. With a key that is known for this credential: returns its ticket, now awaited by the new client (with the new
            deadline and rescue time if it is still open), and its outcome if settled. A different fingerprint under the
@@ -104,12 +79,6 @@ class Store(Protocol):
            `Undecided` and changes nothing, unless the admission is `pressed`; retry soon.
         3. Otherwise: a new ticket, `queued` on lane `batch`, `sending` on lane `now`.
         """
-        ...
-
-    def admit_all(self, admissions: Sequence[Admission]) -> Awaitable[list[Admitted | CarpoolError]]:
-        """`admit` for several calls, in order, in one transaction. The write is queued when this method returns, so
-        that calls which arrive meanwhile can be queued behind it. A call that can't be admitted has its error in place
-        of its result."""
         ...
 
     async def await_ticket(self, ticket: int, awaiter: str | None) -> None:
@@ -129,6 +98,10 @@ class Store(Protocol):
         """The outcome and its cost, if there is one and the ticket belongs to this credential."""
         ...
 
+    async def outcomes(self, tickets: Sequence[int]) -> list[Settled]:
+        """The outcomes of those tickets that are settled, with their cost, for an engine whose frontends await them."""
+        ...
+
     async def parcel(self, ticket: int) -> Parcel | None:
         """An open call, for sending it on `now`; None if it is settled or does not exist. `reason` is the one set when
         the call was last admitted, released, requeued or sent."""
@@ -136,14 +109,6 @@ class Store(Protocol):
 
     async def views(self, tickets: Sequence[int]) -> list[TicketView]:
         """The state of these calls, without those that are settled or do not exist."""
-        ...
-
-    async def outcomes(self, tickets: Sequence[int]) -> list[Settled]:
-        """The outcomes of those tickets that are settled, with their cost, for an engine whose frontends await them."""
-        ...
-
-    async def cancel(self, ticket: int, outcome: Outcome) -> bool:
-        """Settles a ticket that is `queued`. Returns False and changes nothing if it is in any other state."""
         ...
 
     async def pools(self, credentials: Sequence[str]) -> list[PoolView]:
@@ -177,7 +142,39 @@ class Store(Protocol):
         """The number of purchases on `now` in the ledger for this ticket."""
         ...
 
-    # batches
+    async def cancel(self, ticket: int, outcome: Outcome) -> bool:
+        """Settles a ticket that is `queued`. Returns False and changes nothing if it is in any other state."""
+        ...
+
+    async def settle(self, settlements: Sequence[Settlement], now: float) -> list[bool]:
+        """Applies all settlements in order, in one transaction. An `outcome` settles the ticket unless it is settled
+        already. A `requeue` returns it to `queued`, or, if it is `sending`, only detaches it from its batch. The
+        `entry` is written under its identity: a new one is inserted, one with an unknown price is completed, a complete
+        one stays; without tags it takes the call's. An entry whose outcome came second is written as `duplicate` (a
+        `rescue` stays one) with an empty `would_have_paid`, because the entry of the outcome in use has that value.
+        Returns for each settlement whether its outcome is now the ticket's outcome."""
+        ...
+
+    def subscribe(self, listener: Callable[[Sequence[int]], None]) -> Callable[[], None]:
+        """Calls the listener, on the event loop, with tickets that were settled by any engine. Returns a function that
+        ends the subscription. Notifications are hints: tickets may be repeated, and may be unknown to the listener. An
+        empty sequence means that notifications may have been lost."""
+        ...
+
+    def on_pool_change(self, listener: Callable[[Sequence[str]], None]) -> Callable[[], None]:
+        """Calls the listener, on the event loop, with credentials for which calls were admitted by any engine. Returns
+        a function that ends the subscription. A hint, as above. An empty sequence means that anything may have changed:
+        calls were requeued, an engine left, or notifications were lost."""
+        ...
+
+    async def retain(self, before: float, undelivered_before: float, limit: int) -> int:
+        """Removes at most `limit` calls under the retention rules above; returns how many."""
+        ...
+
+
+class BatchStore(Protocol):
+    """Batches from the intent to the last result, and the suspects of those with an unknown create."""
+
     async def intend(self, intent: Intent) -> Batch | None:
         """Claims calls of a pool and writes the batch row as `submitting`, in one transaction; None if no call is left.
         At least one call is claimed even if it alone exceeds `max_bytes`. A call that is awaited and due at `at` is not
@@ -222,7 +219,9 @@ class Store(Protocol):
         ...
 
     async def batch(self, batch: int) -> Batch | None: ...
+
     async def open_calls(self, batch: int) -> OpenCalls: ...
+
     async def tidy(self, batch: int, after: int, limit: int) -> int | None:
         """Deletes the data that settled calls of a batch no longer need, for at most `limit` calls with a ticket above
         `after`. Returns the last ticket processed; None if there were no more. Until then a settled call may keep its
@@ -245,28 +244,6 @@ class Store(Protocol):
 
     async def suspects(self, batch: int) -> dict[str, str]: ...
 
-    # settling
-    async def settle(self, settlements: Sequence[Settlement], now: float) -> list[bool]:
-        """Applies all settlements in order, in one transaction. An `outcome` settles the ticket unless it is settled
-        already. A `requeue` returns it to `queued`, or, if it is `sending`, only detaches it from its batch. The
-        `entry` is written under its identity: a new one is inserted, one with an unknown price is completed, a complete
-        one stays; without tags it takes the call's. An entry whose outcome came second is written as `duplicate` (a
-        `rescue` stays one) with an empty `would_have_paid`, because the entry of the outcome in use has that value.
-        Returns for each settlement whether its outcome is now the ticket's outcome."""
-        ...
-
-    def subscribe(self, listener: Callable[[Sequence[int]], None]) -> Callable[[], None]:
-        """Calls the listener, on the event loop, with tickets that were settled by any engine. Returns a function that
-        ends the subscription. Notifications are hints: tickets may be repeated, and may be unknown to the listener. An
-        empty sequence means that notifications may have been lost."""
-        ...
-
-    def on_pool_change(self, listener: Callable[[Sequence[str]], None]) -> Callable[[], None]:
-        """Calls the listener, on the event loop, with credentials for which calls were admitted by any engine. Returns
-        a function that ends the subscription. A hint, as above. An empty sequence means that anything may have changed:
-        calls were requeued, an engine left, or notifications were lost."""
-        ...
-
     async def hint_batch(self, provider: str, provider_id: str) -> bool:
         """Notifies the engine that owns a batch, in any process, that the batch may have ended. The batch is given by
         its provider id. Returns False and notifies nobody if no unfinished batch has this id."""
@@ -277,7 +254,10 @@ class Store(Protocol):
         that ends the subscription. A hint, as above, which may be lost."""
         ...
 
-    # ledger and remembered values
+
+class LedgerStore(Protocol):
+    """The purchases: one entry each, and their sums."""
+
     async def attempt(self, entry: Entry) -> None:
         """Enters a purchase in the ledger with an unknown price before it is made, for a call that has no ticket in
         this store (plain `now`)."""
@@ -308,6 +288,32 @@ class Store(Protocol):
         purchases made with these."""
         ...
 
+
+class KeyStore(Protocol):
+    """Virtual keys, and remembered facts about credentials."""
+
+    async def keys(self, known: int | None = None) -> tuple[int, list[VirtualKey]] | None:
+        """All virtual keys, oldest first, and the number of the last change; None if that equals `known`. Recording a
+        use is not a change."""
+        ...
+
+    async def write_keys(self, changed: Sequence[VirtualKey]) -> None:
+        """Adds keys; for digests that are stored already, replaces owner, profile and end times. Counts as one
+        change."""
+        ...
+
+    async def used_keys(self, uses: Mapping[str, float]) -> None:
+        """Sets when keys, given by digest, were last used; never moves a time back. May be lost in a power failure."""
+        ...
+
+    async def remember(self, kind: str, key: str, value: str, now: float) -> None: ...
+
+    async def recall(self, kind: str) -> Mapping[str, str]: ...
+
+
+class ListingStore(Protocol):
+    """Calls and batches as they are shown to people."""
+
     async def counts(self) -> Mapping[str, int]:
         """Row counts by state: `tickets.queued`, `batches.open`, …; `batches.bought` (all batches ever bought) and
         `answers.undelivered` (settled, not delivered yet)."""
@@ -331,25 +337,37 @@ class Store(Protocol):
         `credentials` only theirs."""
         ...
 
-    # virtual keys
-    async def keys(self, known: int | None = None) -> tuple[int, list[VirtualKey]] | None:
-        """All virtual keys, oldest first, and the number of the last change; None if that equals `known`. Recording a
-        use is not a change."""
-        ...
 
-    async def write_keys(self, changed: Sequence[VirtualKey]) -> None:
-        """Adds keys; for digests that are stored already, replaces owner, profile and end times. Counts as one
-        change."""
-        ...
+class Store(LeaseStore, CallStore, BatchStore, LedgerStore, KeyStore, ListingStore, Protocol):
+    """Persists calls, batches, outcomes and the ledger.
 
-    async def used_keys(self, uses: Mapping[str, float]) -> None:
-        """Sets when keys, given by digest, were last used; never moves a time back. May be lost in a power failure."""
-        ...
+    `durable` states whether the data outlives the process.
 
-    async def remember(self, kind: str, key: str, value: str, now: float) -> None: ...
-    async def recall(self, kind: str) -> Mapping[str, str]: ...
-    async def retain(self, before: float, undelivered_before: float, limit: int) -> int:
-        """Removes at most `limit` calls under the retention rules above; returns how many."""
+    **Durability.** When an awaited method returns, its changes survive `kill -9`. They also survive a power failure,
+    except those of `record`, `delivered` and `used_keys`, which may be lost then. Each method is atomic. Every state
+    change follows the tables in `lifecycle`; a transition they forbid raises `IllegalMove` and changes nothing.
+    Failures of the database are raised as `StoreError`, never as a driver's exception.
+
+    **Leases.** An engine joins under its own name and renews its registration. It is alive until its pulse expires.
+    While it is alive, no other engine changes what it owns: its batches, the tickets its frontends await, the accounts
+    it leads. After its pulse has expired, `lead` gives its accounts and `take_over` its unfinished batches to another
+    engine; its `submitting` batches become `unknown` unless they are `unsent`, and its tickets are no longer awaited.
+    Its lease may last longer than its pulse: until the lease ends, a create request that it started may be in flight.
+
+    **Leaders.** Several engines may share a store. Each account has at most one live leader. Only the leader creates
+    batches from the account's pools and spends its request budget; all engines admit calls, wait and deliver.
+
+    **Order.** Within a pool the most urgent call (earliest rescue time, then oldest) is claimed first.
+
+    **Retention.** Removes settled calls whose outcome was delivered and is older than requested, and undelivered
+    ones after `UNDELIVERED_DAYS`. Never removes an open call, an unfinished batch, or a ledger entry.
+    """
+
+    @property
+    def durable(self) -> bool: ...
+    @property
+    def pepper(self) -> bytes:
+        """The secret used to hash credentials in this store."""
         ...
 
     async def aclose(self) -> None: ...

@@ -180,12 +180,6 @@ class OperatedStore(HintListeners):
     attempts = _queued(ledger.attempts)
     retain = _queued(calls.retain)
 
-    async def admit(self, admission: Admission) -> Admitted:
-        [admitted] = await self.admit_all([admission])
-        if isinstance(admitted, CarpoolError):
-            raise admitted
-        return admitted
-
     def admit_all(self, admissions: Sequence[Admission]) -> Awaitable[list[Admitted | CarpoolError]]:
         writing = self.writer.do(admission.admit, admissions, len(admissions))
         if credentials := tuple({asked.call.credential for asked in admissions if asked.lane is Lane.BATCH}):
