@@ -47,11 +47,11 @@ from carpool.engine.events import (
     Event,
     FailureRateHigh,
     RetentionNear,
+    Stats,
     Trouble,
     TroubleBegan,
     TroubleOver,
 )
-from carpool.engine.stats import Stats
 from carpool.frontends.library.fleet import Fleet, FleetDispatcher
 from carpool.frontends.library.transport import transport
 from carpool.planners.policy import RoutingPolicy

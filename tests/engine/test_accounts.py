@@ -5,9 +5,8 @@ from __future__ import annotations
 from carpool.core.model import PoolKey, PoolView
 from carpool.core.ports import BatchLimits
 from carpool.engine import Keyring
-from carpool.planners.batch_limits import BatchQuota
 from carpool.planners.policy import RoutingPolicy
-from carpool.planners.pooling import plan
+from carpool.planners.pooling import BatchQuota, plan
 
 PLACE = ("anthropic", "https://api.test")
 SECRET, OTHER = (("x-api-key", "sk-very-secret"),), (("x-api-key", "sk-another"),)

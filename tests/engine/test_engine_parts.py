@@ -15,13 +15,11 @@ from carpool.core.errors import Closed, StoreError, StoreLocked, StoreUnwritable
 from carpool.core.model import Entry, EntryKind, Lane, Outcome, OutcomeKind, ticket_number, ticket_text
 from carpool.core.ports import Clock
 from carpool.core.prices import PriceBook
-from carpool.engine.context import EngineContext, Reply, Waiters
+from carpool.engine.context import BackgroundTasks, EngineContext, Reply, Waiters
 from carpool.engine.credentials import BELIEVED_S, Keyring, LaneRefusals
-from carpool.engine.events import EventHooks, Trouble, TroubleBegan, TroubleOver
-from carpool.engine.stats import Stats
-from carpool.engine.tasks import BackgroundTasks
-from carpool.planners.forecast import Forecast
+from carpool.engine.events import EventHooks, Stats, Trouble, TroubleBegan, TroubleOver
 from carpool.planners.policy import RoutingPolicy
+from carpool.planners.routing import Forecast
 from carpool.stores import open_store
 from tests.support.fleets import soon
 

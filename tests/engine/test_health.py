@@ -1,7 +1,7 @@
 """Trouble is told when it begins, changes and ends, and not with every try."""
 
-from carpool.engine.stats import FORGOTTEN_S, Troubles
-from carpool.engine.stats import MOST_TROUBLES as MOST
+from carpool.engine.events import FORGOTTEN_S, Troubles
+from carpool.engine.events import MOST_TROUBLES as MOST
 
 POLLING = ("anthropic", "account", "polling")
 

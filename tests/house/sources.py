@@ -42,7 +42,7 @@ class Module:
 
     @property
     def component(self) -> str:
-        """The part of carpool that it belongs to: `carpool.engine.tasks` is of `engine`."""
+        """The part of carpool that it belongs to: `carpool.engine.context` is of `engine`."""
         return component(self.name)
 
     @cached_property

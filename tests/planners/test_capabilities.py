@@ -3,7 +3,7 @@
 import pytest
 
 from carpool.core.errors import ConfigError
-from carpool.planners.capabilities import KEYS, Capabilities, Capability, read_models
+from carpool.planners.routing import KEYS, Capabilities, Capability, read_models
 
 TABLE = Capabilities()
 

@@ -10,9 +10,8 @@ from msgspec import structs
 
 from carpool.core.model import PoolKey, PoolView
 from carpool.core.ports import BatchLimits
-from carpool.planners.batch_limits import BatchQuota
 from carpool.planners.policy import RoutingPolicy
-from carpool.planners.pooling import PATIENCE, Flush, FlushPlan, plan
+from carpool.planners.pooling import PATIENCE, BatchQuota, Flush, FlushPlan, plan
 
 NOW = 1_800_000_000.0
 LIMITS = BatchLimits(max_count=100_000, max_bytes=256_000_000, window=86_400, retention=29 * 86_400)

@@ -7,9 +7,18 @@ from msgspec.structs import replace
 
 from carpool.core.errors import BadCall
 from carpool.core.model import Call, Lane
-from carpool.planners.forecast import Forecast
 from carpool.planners.policy import RoutingPolicy
-from carpool.planners.routing import Decision, break_even, deadline_class, noted, pool_key, pool_wait, route, size_class
+from carpool.planners.routing import (
+    Decision,
+    Forecast,
+    break_even,
+    deadline_class,
+    noted,
+    pool_key,
+    pool_wait,
+    route,
+    size_class,
+)
 
 NOW = 1_800_000_000.0
 FORECAST = Forecast()

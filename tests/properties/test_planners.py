@@ -16,8 +16,8 @@ from carpool.core.lifecycle import BatchState, TicketState
 from carpool.core.model import Batch, Due, Lane, OpenCalls, PoolKey, PoolView
 from carpool.core.ports import BatchLimits
 from carpool.planners import pooling, tracking
-from carpool.planners.batch_limits import CREATE_BURST, BatchQuota, create_rate
 from carpool.planners.policy import RoutingPolicy
+from carpool.planners.pooling import CREATE_BURST, BatchQuota, create_rate
 from carpool.planners.routing import pool_wait
 from tests.support.hypothesis_settings import STEADY
 

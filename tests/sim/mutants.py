@@ -664,14 +664,14 @@ MUTANTS = (
     ),
     Mutant(
         "a breaker that opened never lets a probe through",
-        "src/carpool/planners/pressure/breaker.py",
+        "src/carpool/planners/throttle.py",
         "        return max(now, self.open_until, self._probed_at + PROBE_S)\n",
         "        return math.inf\n",
-        test="tests/planners/pressure/test_pressure.py",
+        test="tests/planners/test_throttle.py",
     ),
     Mutant(
         "a breaker lets everybody probe",
-        "src/carpool/planners/pressure/breaker.py",
+        "src/carpool/planners/throttle.py",
         "        return max(now, self.open_until, self._probed_at + PROBE_S)\n",
         "        return max(now, self.open_until)\n",
         test=f"{PRESSED}::test_one_call_at_a_time_asks_whether_the_provider_is_well",
@@ -685,17 +685,17 @@ MUTANTS = (
     ),
     Mutant(
         "a tag set keeps its turn",
-        "src/carpool/planners/pressure/fair_queue.py",
+        "src/carpool/planners/fair_queue.py",
         "            self._queues[place.tags] = self._queues.pop(place.tags)  # behind the others again\n",
         "            pass\n",
-        test="tests/planners/pressure/test_pressure.py",
+        test="tests/planners/test_throttle.py",
     ),
     Mutant(
         "everybody comes back in the moment that the gate opens",
-        "src/carpool/planners/pressure/throttle.py",
+        "src/carpool/planners/throttle.py",
         "        if self.pressed or waited:\n",
         "        if self.pressed and waited and now < 0:\n",
-        test="tests/planners/pressure/test_pressure.py",
+        test="tests/planners/test_throttle.py",
     ),
     Mutant(
         "retries have no budget",
@@ -713,10 +713,10 @@ MUTANTS = (
     ),
     Mutant(
         "an answer that shows no room holds nobody back",
-        "src/carpool/planners/pressure/throttle.py",
+        "src/carpool/planners/throttle.py",
         "        return self.limit == 0.0 or self.level(now)",
         "        return self.limit >= 0.0 or self.level(now)",
-        test="tests/planners/pressure/test_pressure.py",
+        test="tests/planners/test_throttle.py",
     ),
     Mutant(
         "a model is not part of the pool", "src/carpool/planners/routing.py", '"" if mixes_models else call.model', '""'
@@ -845,7 +845,7 @@ MUTANTS = (
     ),
     Mutant(
         "a refusal leaves the pace as it was",
-        "src/carpool/planners/batch_limits.py",
+        "src/carpool/planners/pooling.py",
         "self._paced(max(1, self.rpm // 2))",
         "self",
         test="tests/planners/test_batch_limits.py",

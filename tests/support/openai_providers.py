@@ -19,8 +19,8 @@ from carpool.frontends.intake import make_call
 from carpool.http import Http1Client
 from carpool.mock import Constant, MockConfig, MockServer, OpenAIConfig, serve
 from carpool.planners.access.options import Options
-from carpool.planners.capabilities import Capabilities
 from carpool.planners.policy import RoutingPolicy
+from carpool.planners.routing import Capabilities
 from carpool.stores import open_store
 
 POLICY = RoutingPolicy(linger_ms=50, poll_interval_s=0.05, batch_rpm=100_000)

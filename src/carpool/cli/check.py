@@ -29,9 +29,7 @@ from carpool.planners.access import call_of, understand
 from carpool.planners.access.options import PREFIX, Options, from_headers, span, split_path
 from carpool.planners.access.providers import choose
 from carpool.planners.access.rules import Ruling, Verdict, rule_for
-from carpool.planners.capabilities import Capabilities
-from carpool.planners.forecast import Forecast
-from carpool.planners.routing import Decision, noted, route
+from carpool.planners.routing import Capabilities, Decision, Forecast, noted, route
 
 # ------------------------------------------------------------ checking
 # How a request would be routed: the provider, the rule and the lane. Nothing is sent.

@@ -15,7 +15,7 @@ from carpool.cli.announce import Holding
 from carpool.core.errors import CarpoolError, Garbled, StoreError
 from carpool.core.model import Headers
 from carpool.core.ports import Clock, Store
-from carpool.engine.tasks import BackgroundTasks
+from carpool.engine.context import BackgroundTasks
 from carpool.stores.remote import UNASKED, Frames, Message, frame, message, method
 
 HIGH_WATER = 8 << 20  # bytes that may be buffered for a worker before its requests and hints are held back

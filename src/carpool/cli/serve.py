@@ -58,13 +58,13 @@ from carpool.config import Config, ConnectionLimits
 from carpool.core.clock import SystemClock
 from carpool.core.errors import CarpoolError, ConfigError
 from carpool.engine import Engine, Keyring, Upstream
-from carpool.engine.tasks import BackgroundTasks
+from carpool.engine.context import BackgroundTasks
 from carpool.frontends.proxy import Proxy
 from carpool.frontends.proxy.http.connection import Connection
 from carpool.frontends.proxy.log import EventLogger, JsonFormatter, LogWriter, Noted, Tell, as_json, as_text, to_stream
 from carpool.frontends.proxy.waiting import Patience
 from carpool.planners.access.hosts import Hosts
-from carpool.planners.capabilities import Capabilities
+from carpool.planners.routing import Capabilities
 from carpool.stores import open_store, peek
 from carpool.stores.remote import Handover, RemoteStore, connect, hosted
 from carpool.stores.remote import HubConnection as WorkerLine

@@ -16,7 +16,7 @@ from carpool.cli.hub import Hub, Ready
 from carpool.config import Config
 from carpool.core.backoff import backoff
 from carpool.core.clock import SystemClock
-from carpool.engine.tasks import BackgroundTasks
+from carpool.engine.context import BackgroundTasks
 from carpool.stores import open_store
 from carpool.stores.remote import hosted
 

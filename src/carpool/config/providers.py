@@ -13,7 +13,7 @@ from carpool.config.layers import PROVIDER_KEYS, ConfigDocument
 from carpool.core.errors import ConfigError
 from carpool.core.settings import SWITCH, Check, Choice, Shape, check, known, mapping, named
 from carpool.dialects import COMPATIBLE_PROVIDERS, DIALECTS, OPENAI, compatible_provider
-from carpool.planners.capabilities import read_models
+from carpool.planners.routing import read_models
 
 HOUR: Final = 3600.0
 DIRECT: Final = "direct"  # as a provider's proxy: none, even if the section server sets one

@@ -15,9 +15,8 @@ from carpool.engine.batch.admit import PendingCall
 from carpool.engine.context import Probe, Reply
 from carpool.engine.credentials import Keyring
 from carpool.engine.engine import Diverted, Engine
-from carpool.engine.events import Event, Hook
+from carpool.engine.events import Event, Hook, Stats
 from carpool.engine.now.relay import Passage, Purchase, ResponseSink
-from carpool.engine.stats import Stats
 
 __all__ = [
     "Diverted",

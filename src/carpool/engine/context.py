@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import logging
 import random
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from carpool.core.backoff import backoff
 from carpool.core.errors import IllegalMove, NotConnected, StoreError, StoreUnwritable, TooBusy, Unwell
@@ -30,11 +31,76 @@ from carpool.core.prices import PriceBook
 from carpool.core.tracebacks import error_name, plain_message
 from carpool.core.upstream import Upstream
 from carpool.engine.credentials import Keyring, LaneRefusals
-from carpool.engine.events import CallSettled, EventHooks, Trouble
-from carpool.engine.stats import Stats, Troubles
-from carpool.engine.tasks import BackgroundTasks
-from carpool.planners.forecast import Forecast
+from carpool.engine.events import CallSettled, EventHooks, Stats, Trouble, Troubles
 from carpool.planners.policy import RoutingPolicy
+from carpool.planners.routing import Forecast
+
+T = TypeVar("T")
+
+log = logging.getLogger("carpool.engine")
+
+
+class BackgroundTasks:
+    """Keeps background tasks alive and ends them together. A task that fails is reported, never silent."""
+
+    def __init__(self) -> None:
+        self._tasks: set[asyncio.Future[Any]] = set()
+        self.failures = 0
+
+    def spawn(self, work: Coroutine[Any, Any, Any], name: str) -> asyncio.Task[Any]:
+        """Starts a task that nobody awaits."""
+        task = asyncio.create_task(work, name=name)
+        self._tasks.add(task)
+        task.add_done_callback(self._done)
+        return task
+
+    def lend(self, work: Coroutine[Any, Any, T], name: str) -> asyncio.Task[T]:
+        """Starts a task whose result the caller awaits. It is only kept alive, and cancelled on close."""
+        task = asyncio.create_task(work, name=name)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+    def mind(self, work: Awaitable[Any], name: str) -> None:
+        """Watches work that is under way already and that nobody awaits. A future needs no extra task for that."""
+        if isinstance(work, asyncio.Future):
+            self._tasks.add(work)
+            work.add_done_callback(self._done)
+        else:
+            self.spawn(_awaited(work), name)
+
+    def _done(self, task: asyncio.Future[Any]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self.told(error, task.get_name() if isinstance(task, asyncio.Task) else "in the background")
+
+    def told(self, error: BaseException | None, name: str = "in the background") -> None:
+        """Reports the result of work done elsewhere; `error` is None if it succeeded."""
+        if error is not None:
+            self.failures += 1
+            log.error("The task %s failed: %s", name, error_name(error))
+
+    @property
+    def busy(self) -> bool:
+        return bool(self._tasks)
+
+    def abort(self) -> None:
+        """Cancels all tasks at once."""
+        for task in list(self._tasks):
+            task.cancel()
+
+    async def rest(self, timeout: float) -> None:
+        """Waits up to `timeout` for the running tasks, and cancels the rest."""
+        if self._tasks:
+            await asyncio.wait(list(self._tasks), timeout=timeout)
+        self.abort()
+        if self._tasks:
+            await asyncio.wait(list(self._tasks), timeout=5)
+
+
+async def _awaited(work: Awaitable[Any]) -> None:
+    await work
+
 
 INSIST_S, INSIST_MAX_S = 0.1, 30.0  # backoff of a write that must succeed
 TICKET_EPOCH_MS = 1_767_225_600_000  # 2026-01-01: keeps tickets within 63 bits for centuries
@@ -42,7 +108,6 @@ TICKET_EPOCH_MS = 1_767_225_600_000  # 2026-01-01: keeps tickets within 63 bits 
 PRESSED = "its calls are pressed for time"  # the note of a batch that was cancelled for its calls' deadlines
 LATE = "its batch would have been late"  # the reason of a rescue
 
-T = TypeVar("T")
 Probe = Callable[[str], Awaitable[None]]
 
 

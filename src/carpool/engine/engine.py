@@ -23,23 +23,22 @@ from carpool.engine.batch.collect import Collector
 from carpool.engine.batch.follow import Follower
 from carpool.engine.batch.reconcile import Reconciler
 from carpool.engine.batch.rescue import Rescuer
-from carpool.engine.cluster import Lease, Membership
+from carpool.engine.cluster import Lease, Membership, VirtualKeyCache
 from carpool.engine.context import EngineContext, Probe, Reply
 from carpool.engine.credentials import Keyring
-from carpool.engine.events import EventHooks, Hook
+from carpool.engine.events import EventHooks, Hook, Stats
 from carpool.engine.now.flex import FlexRefused, FlexSender
 from carpool.engine.now.gate import Gates, Hurdle
 from carpool.engine.now.relay import Passage, Purchase, ResponseSink
 from carpool.engine.now.send import Sender, SendRequest
-from carpool.engine.stats import Stats
-from carpool.engine.virtual_keys import VirtualKeyCache
-from carpool.planners.capabilities import Capabilities, Capability
-from carpool.planners.forecast import Forecast
 from carpool.planners.policy import RoutingPolicy
 from carpool.planners.routing import (
     NO_FLEX,
     NO_GAIN,
+    Capabilities,
+    Capability,
     Decision,
+    Forecast,
     WarmConversations,
     kept_warm,
     must_be_kept,

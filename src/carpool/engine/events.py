@@ -1,12 +1,15 @@
-"""Events about batches and calls, for hooks, logs and statistics. They never contain a body or a secret."""
+"""What the engine reports: events for hooks and logs, counters since its start, and ongoing trouble.
+
+Events never contain a body or a secret.
+"""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 
-from carpool.core.model import Lane
+from carpool.core.model import Entry, EntryKind, Lane
 from carpool.core.tracebacks import error_name
 
 log = logging.getLogger("carpool.events")
@@ -222,3 +225,161 @@ class EventHooks:
                 hook(event)
             except Exception as error:  # noqa: BLE001  a user's hook may raise anything, and the purchase must continue
                 log.warning("A hook failed on %s: %s", type(event).__name__, error_name(error))
+
+
+# ------------------------------------------------------------ counters
+
+
+@dataclass(slots=True)
+class Stats:
+    """Calls, batches and money since this engine started. Money is in nano-dollars (`paid_usd` in dollars)."""
+
+    sync_calls: int = 0
+    flex_calls: int = 0
+    flex_refused: int = 0  # and took another lane
+    batched_calls: int = 0
+    rescued_calls: int = 0
+    returned_calls: int = 0  # found again by key or adoption
+    requeued_calls: int = 0
+    settled_calls: int = 0
+    failed_calls: int = 0
+    batches_submitted: int = 0
+    batches_refused: int = 0
+    batches_unknown: int = 0
+    batches_abandoned: int = 0
+    batches_collected: int = 0
+    batches_lost: int = 0  # bought, but lost by the provider
+    sync_purchases: int = 0
+    flex_purchases: int = 0
+    batch_purchases: int = 0  # result lines, including unsuccessful ones
+    rescue_purchases: int = 0  # of these, those beside a purchase that may be billed too
+    duplicates: int = 0
+    stray_lines: int = 0
+    missing_lines: int = 0
+    unknown_purchases: int = 0
+    held_calls: int = 0  # had to queue before they were sent on `now`
+    turned_away_calls: int = 0
+    retries: int = 0  # on `now`, of calls with a budget
+    slowdowns: int = 0
+    breaker_openings: int = 0
+    paid: int = 0
+    would_have_paid: int = 0
+
+    @property
+    def saved(self) -> int:
+        return self.would_have_paid - self.paid
+
+    @property
+    def paid_usd(self) -> float:
+        return self.paid / 1e9
+
+    @property
+    def would_have_paid_usd(self) -> float:
+        return self.would_have_paid / 1e9
+
+    @property
+    def saved_usd(self) -> float:
+        return self.saved / 1e9
+
+    def metrics(self, prefix: str = "carpool", split: bool = True) -> dict[str, int]:
+        """All counters, named with `prefix`; without `split`, the calls of all lanes are added up."""
+        values = {field.name: int(getattr(self, field.name)) for field in fields(self)}
+        if not split:
+            values["calls"] = sum(values.pop(name) for name in ("sync_calls", "flex_calls", "batched_calls"))
+        return {f"{prefix}.{name}": value for name, value in values.items()}
+
+    def apart(self) -> dict[str, dict[str, int]]:
+        """Calls and purchases separately, because one call may take several purchases."""
+        return {
+            "calls": {
+                "now": self.sync_calls,
+                "flex": self.flex_calls,
+                "batch": self.batched_calls,
+                "rescued": self.rescued_calls,
+                "settled": self.settled_calls,
+                "failed": self.failed_calls,
+            },
+            "purchases": {
+                "now": self.sync_purchases,
+                "flex": self.flex_purchases,
+                "batch": self.batch_purchases,
+                "rescues": self.rescue_purchases,
+                "duplicates": self.duplicates,
+                "unknown": self.unknown_purchases,
+            },
+        }
+
+    def count(self, entry: Entry, used: bool) -> None:
+        """Adds one finished purchase. `would_have_paid` is counted once per call, with its answer."""
+        if entry.paid is None:
+            self.unknown_purchases += 1
+            return
+        self._count_lane(entry)
+        self.paid += entry.paid
+        if used:
+            self.would_have_paid += entry.would_have_paid or 0
+        elif entry.paid and entry.kind is not EntryKind.RESCUE and entry.lane is Lane.BATCH:
+            self.duplicates += 1
+
+    def _count_lane(self, entry: Entry) -> None:
+        if entry.lane is Lane.BATCH:
+            self.batch_purchases += 1
+        elif entry.lane is Lane.FLEX:
+            self.flex_purchases += 1
+        else:
+            self.sync_purchases += 1
+        self.rescue_purchases += entry.kind is EntryKind.RESCUE
+
+
+# ------------------------------------------------------------ troubles
+# What does not work at the moment: since when, and after how many attempts. An event is sent when trouble begins,
+# changes or ends, but not for every attempt.
+
+FORGOTTEN_S = 600.0  # trouble without an attempt for this long counts as new
+MOST_TROUBLES = 1000  # troubles remembered; the oldest is dropped first
+
+Place = tuple[str, str, str]  # provider, account, activity
+
+
+@dataclass(slots=True)
+class _OngoingTrouble:
+    since: float
+    last: float
+    tries: int
+    reason: str
+
+
+class Troubles:
+    """The state of everything that may fail, by provider, account and activity. An unreachable provider is one trouble,
+    whichever activity notices."""
+
+    def __init__(self) -> None:
+        self._known: dict[Place, _OngoingTrouble] = {}
+
+    def __bool__(self) -> bool:
+        return bool(self._known)
+
+    def failed(self, place: Place, reason: str, now: float, then: str = "") -> TroubleBegan | None:
+        """Records a failure. Returns an event if it is new or its reason changed."""
+        ongoing = self._known.get(place)
+        if ongoing is None or now - ongoing.last > FORGOTTEN_S:
+            if len(self._known) >= MOST_TROUBLES:
+                del self._known[next(iter(self._known))]
+            ongoing = self._known[place] = _OngoingTrouble(now, now, 0, "")
+        ongoing.last, ongoing.tries = now, ongoing.tries + 1
+        if ongoing.reason == reason:
+            return None
+        ongoing.reason = reason
+        provider, account, doing = place
+        return TroubleBegan(now, doing, reason, ongoing.since, ongoing.tries, provider, then, credential=account)
+
+    def unreached(self, provider: str) -> bool:
+        """Whether this provider is known to be unreachable."""
+        return (provider, "", "") in self._known
+
+    def worked(self, place: Place, now: float) -> TroubleOver | None:
+        ongoing = self._known.pop(place, None)
+        if ongoing is None:
+            return None
+        provider, account, doing = place
+        return TroubleOver(now, doing, ongoing.since, ongoing.tries, provider, credential=account)

@@ -32,15 +32,203 @@ from __future__ import annotations
 import math
 from collections import OrderedDict
 from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+from fnmatch import fnmatchcase
 from functools import lru_cache
-from typing import Final
+from typing import Any, Final, NamedTuple
 
-from msgspec.structs import replace
+import msgspec
 
-from carpool.core.errors import BadCall
+from carpool.core.errors import BadCall, ConfigError
 from carpool.core.model import Call, Lane, PoolKey, Value
-from carpool.planners.forecast import Forecast
+from carpool.core.settings import SWITCH, Check, Range, check, known, mapping
 from carpool.planners.policy import RoutingPolicy
+
+# ------------------------------------------------------------ model capabilities
+# Rows are globs; the first that matches applies, and the config overrides it. A model without a row gets the defaults.
+
+
+@dataclass(frozen=True, slots=True)
+class Capability:
+    """The capabilities of one model. None means unknown."""
+
+    batch: bool = True
+    flex: bool = False
+    stream: bool = True
+    context_tokens: int | None = None
+    output_tokens: int | None = None
+    cacheable_tokens: int | None = None  # a shorter prefix is not cached
+    batch_price: float = 0.5  # price in a batch relative to `now`
+    flex_price: float = 0.5  # price on `flex` relative to `now`
+
+
+_CLAUDE: Final = Capability(context_tokens=1_000_000, output_tokens=128_000, cacheable_tokens=512)
+_SMALLER: Final = replace(_CLAUDE, context_tokens=200_000, output_tokens=64_000)
+_GPT: Final = Capability(context_tokens=922_000, output_tokens=128_000, cacheable_tokens=1024, flex=True)
+_LONG_GPT: Final = replace(_GPT, context_tokens=1_050_000)
+_OLDER_GPT: Final = Capability(cacheable_tokens=1024)
+_NO_BATCH: Final = Capability(batch=False)
+
+_OPENAI: Final = (
+    *((pattern, _NO_BATCH) for pattern in ("*-codex*", "*-chat-latest", "*-cyber*", "*daybreak*")),
+    *((pattern, _NO_BATCH) for pattern in ("*realtime*", "*audio*", "*-transcribe*", "*-tts*")),
+    *((pattern, Capability(stream=False)) for pattern in ("text-embedding-*", "*-moderation-*")),
+    ("gpt-6.1-terra*", replace(_GPT, flex=False)),
+    ("gpt-6*", _GPT),
+    ("gpt-5.6*", _GPT),
+    ("gpt-5.5*", _LONG_GPT),
+    ("gpt-5.4*", _LONG_GPT),
+    *((pattern, replace(_OLDER_GPT, flex=True)) for pattern in ("gpt-5*", "o3*", "o4-mini*")),
+    ("gpt-4*", _OLDER_GPT),
+)
+
+_TABLE: Final[Mapping[str, tuple[tuple[str, Capability], ...]]] = {
+    "anthropic": (
+        ("claude-mythos-preview*", replace(_CLAUDE, batch=False, cacheable_tokens=2048)),
+        ("claude-opus-4-5*", replace(_SMALLER, cacheable_tokens=4096)),
+        ("claude-opus-4-6*", replace(_CLAUDE, cacheable_tokens=4096)),
+        ("claude-opus-4-7*", replace(_CLAUDE, cacheable_tokens=2048)),
+        ("claude-opus-4-8*", replace(_CLAUDE, cacheable_tokens=1024)),
+        ("claude-sonnet-4-5*", replace(_SMALLER, cacheable_tokens=1024)),
+        ("claude-sonnet-4-6*", replace(_CLAUDE, cacheable_tokens=1024)),
+        ("claude-sonnet-5-5*", _CLAUDE),
+        ("claude-sonnet-5*", replace(_CLAUDE, cacheable_tokens=1024)),
+        ("claude-haiku-4-5*", replace(_SMALLER, cacheable_tokens=4096)),
+        ("claude-*-5*", _CLAUDE),
+    ),
+    "openai": _OPENAI,
+    # Flex is a preview for some kinds of deployment: off unless the config enables it.
+    "azure": tuple((pattern, replace(row, flex=False)) for pattern, row in _OPENAI),
+    "groq": (("*", Capability(flex_price=1.0)),),
+    "mistral": (("*-embed*", Capability(stream=False)),),
+    # A batch at the price of `now` has no benefit, so most models don't use one.
+    "together": (("meta-llama/*Llama-3.3-70B-Instruct-Turbo", Capability()), ("*", _NO_BATCH)),
+    "x-ai": (
+        *((pattern, Capability(batch_price=0.8)) for pattern in ("grok-4.3*", "grok-4.20*")),
+        ("*", _NO_BATCH),
+    ),
+}
+_UNLISTED: Final = Capability()
+
+_CHECKS: Final[Mapping[str, Check]] = {
+    **dict.fromkeys(("batch", "flex", "stream"), SWITCH),
+    **dict.fromkeys(("context_tokens", "output_tokens", "cacheable_tokens"), Range(0, 1_000_000_000, whole=True)),
+    **dict.fromkeys(("batch_price", "flex_price"), Range(0, 1, whole=False)),
+}
+KEYS: Final = tuple(field.name for field in fields(Capability))
+
+Overrides = Mapping[str, Mapping[str, Mapping[str, Any]]]  # provider → model or glob → capabilities
+
+
+class Capabilities:
+    def __init__(self, overrides: Overrides | None = None) -> None:
+        self._overrides = overrides or {}
+        self.of = lru_cache(maxsize=4096)(self._of)
+
+    def against(self, lane: Lane, provider: str, seller: str, model: str) -> str | None:
+        """Why a model can't take a lane; None if it can."""
+        able = self.of(provider, seller, model)
+        if able.batch if lane is Lane.BATCH else able.flex:
+            return None
+        return f"The model {model[:80]} is not offered on the lane {lane}."
+
+    def _of(self, provider: str, seller: str, model: str) -> Capability:
+        """Look up a model. The config's overrides are by `provider`, its name there; the table is by `seller`."""
+        rows = _TABLE.get(seller, ())
+        listed = next((row for pattern, row in rows if fnmatchcase(model, pattern)), _UNLISTED)
+        overrides = self._overrides.get(provider, {})
+        override = overrides.get(model)
+        if not override:
+            override = next((row for pattern, row in overrides.items() if fnmatchcase(model, pattern)), {})
+        return replace(listed, **override)
+
+
+def read_models(value: object, shown: str) -> dict[str, dict[str, Any]]:
+    """Parse the models of a provider's section in a config."""
+    models: dict[str, dict[str, Any]] = {}
+    for pattern, content in mapping(value, shown).items():
+        if not isinstance(pattern, str) or not pattern:
+            raise ConfigError(f'{shown} has a model that is no name: write names or globs, as in "my-model-*".')
+        given = mapping(content, f"{shown}.{pattern}")
+        models[pattern] = {}
+        for key, setting in given.items():
+            name = known(key, KEYS, f"{shown}.{pattern}.")
+            check(_CHECKS[name], setting, f"{shown}.{pattern}.{name}")
+            models[pattern][name] = setting
+    return models
+
+
+# ------------------------------------------------------------ forecast
+# How long calls and batches take. A fixed prior: nothing is learned from observed batches. Everything about batches
+# derives from `batch_cdf`, so a learning estimator only has to replace that method.
+
+SYNC_CAP: Final = 600.0
+HORIZON: Final = 7 * 86_400.0  # beyond every provider's window: the value of a quantile that is never reached
+
+
+class Part(NamedTuple):
+    """A log-normal component and its share of the batches."""
+
+    share: float
+    median: float
+    sigma: float
+
+    def cdf(self, seconds: float) -> float:
+        return 0.5 * math.erfc((math.log(self.median) - math.log(seconds)) / (self.sigma * math.sqrt(2)))
+
+
+# Small batches mostly end within two minutes, one in ten takes an hour, and some don't end within a day.
+# The tail must be heavy: a forecast without one leads to late rescues, and to many at once.
+PRIOR: Final = (Part(0.60, 110.0, 0.5), Part(0.37, 900.0, 1.0), Part(0.03, 21_600.0, 1.0))
+STRETCH: Final = {"s": 1.0, "m": 1.5, "l": 3.0}  # factor per size class: long responses take longer
+
+
+@dataclass(frozen=True, slots=True)
+class Forecast:
+    parts: tuple[Part, ...] = PRIOR
+    cancel_seconds: float = 20.0  # from the cancel request to the end of the batch
+    sync_floor: float = 5.0
+    tokens_per_s: float = 50.0
+
+    def batch_cdf(self, seconds: float, model: str, size_class: str) -> float:
+        """The chance that a batch ends within this many seconds of its purchase."""
+        scaled = seconds / STRETCH.get(size_class, 1.0)
+        if scaled <= 0:
+            return 0.0
+        return min(1.0, sum(part.share * part.cdf(scaled) for part in self.parts))
+
+    def batch_quantile(self, p: float, model: str, size_class: str) -> float:
+        """The seconds after which a share p of the batches has ended."""
+        return _quantile(self, p, model, size_class)
+
+    def expected_end(self, bought_at: float, model: str, size_class: str) -> float:
+        """The median end of a batch bought at that time."""
+        return bought_at + self.batch_quantile(0.5, model, size_class)
+
+    def sync_seconds(self, max_output_tokens: int) -> float:
+        """A high quantile of the latency of a synchronous call with this output limit.
+
+        The first 4,096 tokens count in full, the rest to a quarter: agents set limits such as 32,000 by default, and
+        would otherwise never have time for a batch.
+        """
+        small = min(max_output_tokens, 4096)
+        counted = small + max(0, max_output_tokens - small) / 4
+        return min(SYNC_CAP, self.sync_floor + counted / self.tokens_per_s)
+
+
+@lru_cache(maxsize=1024)  # every plan needs it for every open batch, and the bisection takes thirty steps
+def _quantile(forecast: Forecast, p: float, model: str, size_class: str) -> float:
+    low, high = 0.0, HORIZON
+    while high - low > 0.01:
+        middle = (low + high) / 2
+        if forecast.batch_cdf(middle, model, size_class) < p:
+            low = middle
+        else:
+            high = middle
+    return high
+
+
+# ------------------------------------------------------------ choice of a lane
 
 TIGHT_MS: Final = 5_000.0  # budgets up to this are answered synchronously, unless the policy says otherwise
 RESCUE_MARGIN: Final = 2.0  # seconds to wake up and to send the request
@@ -118,7 +306,7 @@ def noted(call: Call, decision: Decision) -> Decision:
     """Put the note of a rule before the reason, unless it already is the reason."""
     if not call.note or decision.reason == call.note:
         return decision
-    return replace(decision, reason=f"{call.note} {decision.reason}")
+    return msgspec.structs.replace(decision, reason=f"{call.note} {decision.reason}")
 
 
 @lru_cache

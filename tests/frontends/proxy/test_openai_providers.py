@@ -18,8 +18,8 @@ from carpool.engine import Engine, Keyring
 from carpool.frontends.proxy import Proxy
 from carpool.http import Http1Client
 from carpool.mock import Constant, MockAnthropic, MockConfig, OpenAIConfig, expected_openai_text, serve
-from carpool.planners.capabilities import Capabilities
 from carpool.planners.policy import RoutingPolicy
+from carpool.planners.routing import Capabilities
 from carpool.stores import open_store
 from tests.support.stage import _served
 

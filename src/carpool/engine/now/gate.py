@@ -15,7 +15,8 @@ from carpool.core.errors import Closed, NotConnected, Severed, TooBusy, Unwell
 from carpool.core.ports import Dialect, HttpResponse
 from carpool.engine.context import EngineContext
 from carpool.engine.events import AccountSlowed, BreakerClosed, BreakerOpened
-from carpool.planners.pressure import Breaker, FairQueue, Mark, RetryBudget, Tags, Throttle, tag_set
+from carpool.planners.fair_queue import FairQueue, Tags, tag_set
+from carpool.planners.throttle import Breaker, Mark, RetryBudget, Throttle
 
 PRESSING_S = 10.0  # a call with less slack than this, beyond its own duration, skips the queue
 KEPT_PATIENCE_S = 600.0  # how long a call on disk may wait: its outcome is final

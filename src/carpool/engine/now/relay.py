@@ -16,9 +16,9 @@ from msgspec import Struct
 from carpool.core.errors import NotConnected, TooBusy, Unwell, WireError
 from carpool.core.model import Entry, Headers, Lane, safe_repr
 from carpool.core.ports import Dialect, HttpRequest, HttpResponse, PushClient, RequestHandle, Seen, UsageTap
+from carpool.engine.context import BackgroundTasks
 from carpool.engine.now.decompress import reading
 from carpool.engine.now.gate import Slot
-from carpool.engine.tasks import BackgroundTasks
 
 
 class ResponseSink(Protocol):

@@ -7,7 +7,7 @@ from collections.abc import Callable, Coroutine
 from typing import Any, Protocol, TypeVar
 
 from carpool.core.errors import Closed
-from carpool.engine.tasks import BackgroundTasks
+from carpool.engine.context import BackgroundTasks
 from carpool.frontends.proxy.http.asgi import Disconnected, Scope
 from carpool.frontends.proxy.http.connection import Leaving, watcher
 

@@ -10,9 +10,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from carpool.core.ports import Allowance, Allowances
-from carpool.planners.pressure import Breaker, FairQueue, Meter, RetryBudget, Throttle, tag_set
-from carpool.planners.pressure.breaker import FAILURES, OPEN_MAX_S, PROBE_S
-from carpool.planners.pressure.throttle import CALM_S, CLOSED_MOST_S, GUESS_S
+from carpool.planners.fair_queue import FairQueue, tag_set
+from carpool.planners.throttle import (
+    CALM_S,
+    CLOSED_MOST_S,
+    FAILURES,
+    GUESS_S,
+    OPEN_MAX_S,
+    PROBE_S,
+    Breaker,
+    Meter,
+    RetryBudget,
+    Throttle,
+)
 
 NOW = 1_794_000_000.0
 

@@ -1,4 +1,6 @@
-"""Limit how fast the calls of one account and model are sent, so that a fleet slows down instead of failing.
+"""Flow control for calls on `now` when a provider is overloaded. Pure: no I/O, no clock.
+
+Limit how fast the calls of one account and model are sent, so that a fleet slows down instead of failing.
 
 Three limits work together:
 
@@ -311,3 +313,97 @@ class Throttle:
             self._strikes = 0
             self._kept, self._counted_at = 0, now
         return not self.pressed
+
+
+# ------------------------------------------------------------ circuit breaker
+# One per account and upstream: when the provider keeps failing, calls pause for a while. Then one call at a time is
+# sent as a probe. A refusal (429) is not a failure: the provider works.
+
+FAILURES: Final = 6  # this many failures in a row open the breaker,
+RECENT_S: Final = 60.0  # if no two of them are further apart than this
+OPEN_S: Final = 1.0
+OPEN_MAX_S: Final = 30.0
+PROBE_S: Final = 30.0  # the next probe does not wait longer than this for the last one
+
+
+class Breaker:
+    __slots__ = ("_failed_at", "_openings", "_probed_at", "closed", "failing", "open_until")
+
+    def __init__(self) -> None:
+        self.closed = True  # the normal state: calls pass
+        self.open_until = 0.0
+        self.failing = 0  # failures in a row
+        self._failed_at = 0.0
+        self._openings = 0
+        self._probed_at = -math.inf  # when the current probe was sent
+
+    def ready_at(self, now: float) -> float:
+        """When the next call may be sent: at once, or as a probe."""
+        if self.closed:
+            return now
+        return max(now, self.open_until, self._probed_at + PROBE_S)
+
+    def take(self, now: float) -> bool:
+        """A call is sent. Returns whether it is a probe."""
+        if self.closed:
+            return False
+        self._probed_at = now
+        return True
+
+    def left(self, probe: bool) -> None:
+        """A call ended without a result that says anything about the provider."""
+        if probe:
+            self._probed_at = -math.inf
+
+    def answered(self) -> bool:
+        """The provider works. Returns whether the breaker closes now."""
+        self.failing = 0
+        news = not self.closed
+        self.closed = True
+        self._openings = 0
+        self._probed_at = -math.inf
+        return news
+
+    def failed(self, now: float, probe: bool, luck: float) -> bool:
+        """The provider failed or could not be reached. `luck`, from 0 to 1, is the jitter of the next probe. Returns
+        whether the breaker opens now."""
+        self.failing = self.failing + 1 if now - self._failed_at <= RECENT_S else 1
+        self._failed_at = now
+        if self.closed and self.failing < FAILURES:
+            return False
+        news = self.closed
+        if news or probe:
+            self.closed = False
+            self._openings += 1
+            self.open_until = now + backoff(self._openings, OPEN_S, OPEN_MAX_S, luck)
+            self._probed_at = -math.inf
+        return news
+
+
+# ------------------------------------------------------------ retry budget
+# Shared by the calls of an account: when many calls fail, retrying all of them makes it worse.
+
+SHARE: Final = 0.2  # retries per call,
+FLOOR_PER_S: Final = 0.5  # plus this many retries per second without any calls
+MOST: Final = 20.0
+
+
+class RetryBudget:
+    """May go into debt: a retry beyond the budget is delayed, not dropped, and the next one is delayed longer."""
+
+    __slots__ = ("_at", "_left", "_made")
+
+    def __init__(self, now: float) -> None:
+        self._left = MOST / 2
+        self._at = now
+        self._made = 0.0
+
+    def wait(self, now: float, made: float) -> float:
+        """Seconds that the next retry has to wait. `made` is the total number of calls of the account."""
+        earned = max(0.0, made - self._made) * SHARE + max(0.0, now - self._at) * FLOOR_PER_S
+        self._left = min(MOST, self._left + earned)
+        self._made, self._at = made, now  # also when the clock was set back
+        return max(0.0, (1.0 - self._left) / FLOOR_PER_S)
+
+    def spend(self) -> None:
+        self._left -= 1.0
