@@ -106,7 +106,7 @@ async def test_a_create_with_unknown_outcome_is_found_by_its_nonce(row: Row, fau
 
 
 async def test_an_unknown_create_that_bought_nothing_is_bought_once(row: Row, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("carpool.engine.batch.reconcile.GRACE_S", 0.5)
+    monkeypatch.setattr("carpool.engine.batch.follow.GRACE_S", 0.5)
     async with scene(row) as on:
         on.mock.provider.add_openai_stranger("k", 1)
         on.mock.provider.script("create_cut")

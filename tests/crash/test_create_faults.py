@@ -18,7 +18,7 @@ import pytest
 from anthropic import AsyncAnthropic
 
 import carpool.engine.batch.buy
-import carpool.engine.batch.reconcile
+import carpool.engine.batch.follow
 from carpool import FleetDispatcher, RoutingPolicy
 from carpool.core.model import EntryKind, Lane
 from carpool.mock import Constant, Faults, MockAnthropic, MockConfig, fingerprint, serve
@@ -221,8 +221,8 @@ def outcomes(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
     ]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(carpool.engine.batch.buy, "CREATE_SILENCE_S", CREATE_SILENCE_S)
-        patch.setattr(carpool.engine.batch.reconcile, "GRACE_S", GRACE_S)
-        patch.setattr(carpool.engine.batch.reconcile, "watch_pace", lambda age: 0.3)
+        patch.setattr(carpool.engine.batch.follow, "GRACE_S", GRACE_S)
+        patch.setattr(carpool.engine.batch.follow, "watch_pace", lambda age: 0.3)
         return asyncio.run(run_all(asked, tmp_path_factory.mktemp("faults")))
 
 

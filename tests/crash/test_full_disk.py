@@ -21,7 +21,7 @@ import psycopg
 import pytest
 from anthropic import AsyncAnthropic
 
-import carpool.engine.batch.reconcile
+import carpool.engine.batch.follow
 from carpool import CarpoolError, FleetDispatcher, RoutingPolicy, StoreAway, StoreUnwritable
 from carpool.mock import Faults, MockAnthropic, MockConfig, fingerprint, serve
 from tests.support.crash import NEVER, POLICY, Call, World, check_books, make_call
@@ -41,7 +41,7 @@ SMALL_LOG = HASTY | {"synchronous_commit": "on", "min_wal_size": "32MB", "max_wa
 @pytest.fixture(autouse=True)
 def _config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))  # where the stores' secrets are kept
-    monkeypatch.setattr(carpool.engine.batch.reconcile, "GRACE_S", 2.0)
+    monkeypatch.setattr(carpool.engine.batch.follow, "GRACE_S", 2.0)
 
 
 class Crowd:

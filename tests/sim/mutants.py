@@ -34,7 +34,7 @@ class Mutant:
 
 ENGINE = "src/carpool/engine"
 SQL = "src/carpool/stores/sql"
-LOST = "tests/engine/batch/test_lost_batches.py"
+LOST = "tests/engine/batch/test_follow.py"
 PRESSED = "tests/frontends/proxy/test_pressure.py"
 PROXY = "src/carpool/frontends/proxy"
 LIMITS = "tests/frontends/proxy/http/test_bounds.py::{}"
@@ -146,14 +146,14 @@ MUTANTS = (
         f"{ENGINE}/batch/rescue.py",
         "return call.awaiter is None or call.awaiter == self._context.name",
         "return True",
-        test="tests/engine/cluster/test_membership.py",
+        test="tests/engine/test_cluster.py",
     ),
     Mutant(
         "who was taken for dead forgets its clients",
         f"{ENGINE}/cluster.py",
         "        await self._await_again()\n",
         "",
-        test="tests/engine/cluster/test_membership.py",
+        test="tests/engine/test_cluster.py",
     ),
     Mutant(
         "who was taken for dead goes on with another's batch",
@@ -251,7 +251,7 @@ MUTANTS = (
     ),
     Mutant(
         "a suspect is cancelled",
-        f"{ENGINE}/batch/reconcile.py",
+        f"{ENGINE}/batch/follow.py",
         '            await context.store.suspect(batch.id, provider_id, "watched")\n',
         '            await context.store.suspect(batch.id, provider_id, "watched")\n'
         "            await upstream.ask(upstream.dialect.cancel(batch.key.headers, provider_id), "
@@ -272,7 +272,7 @@ MUTANTS = (
     ),
     Mutant(
         "any batch that fits is taken for ours",
-        f"{ENGINE}/batch/reconcile.py",
+        f"{ENGINE}/batch/follow.py",
         '.custom_id.startswith(f"{batch.nonce}-")',
         '.custom_id.startswith("")',
     ),
@@ -290,7 +290,7 @@ MUTANTS = (
     ),
     Mutant(
         "the provider's clock is taken for ours",
-        f"{ENGINE}/batch/reconcile.py",
+        f"{ENGINE}/batch/follow.py",
         "self._api.offsets.get(upstream.provider, batch.clock_offset)",
         "0.0",
     ),
@@ -303,7 +303,7 @@ MUTANTS = (
     ),
     Mutant(
         "an abandoned create leaves no trace in the ledger",
-        f"{ENGINE}/batch/reconcile.py",
+        f"{ENGINE}/batch/follow.py",
         "        await self._collector.doubt(batch, reason)\n",
         "",
     ),
@@ -397,7 +397,7 @@ MUTANTS = (
         f"{ENGINE}/batch/follow.py",
         'self._context.background.spawn(self._pass_on(provider, provider_id), "hint_batch")',
         "pass",
-        test="tests/engine/cluster/test_membership.py",
+        test="tests/engine/test_cluster.py",
     ),
     Mutant(
         "an answer comes without what it cost",

@@ -23,7 +23,7 @@ from openai import AsyncOpenAI
 
 import carpool.engine.batch.buy
 import carpool.engine.batch.collect
-import carpool.engine.batch.reconcile
+import carpool.engine.batch.follow
 import carpool.engine.engine
 import carpool.stores.postgres.session
 from carpool import FleetDispatcher, RoutingPolicy
@@ -135,7 +135,7 @@ def run(line: bytes) -> None:
     status = 1
     try:
         job = json.loads(line)
-        carpool.engine.batch.reconcile.GRACE_S = job["grace_s"]
+        carpool.engine.batch.follow.GRACE_S = job["grace_s"]
         carpool.engine.batch.collect.CHUNK = 400
         if "lease" in job:
             carpool.engine.engine.LEASE = Lease(*job["lease"])

@@ -3,7 +3,7 @@
 The path of a call: `Engine.submit` routes it. On `now` it is bought by `now/send.py`, on `flex` by `now/flex.py`, which
 tries once. On `batch` it is admitted to the store by `batch/admit.py` and waits in its pool until `batch/buy.py` claims
 it into a batch. `batch/follow.py` polls that batch until it ends, `batch/collect.py` settles its result lines, and the
-client is woken. `batch/rescue.py` sends calls on `now` whose batch would be late, and `batch/reconcile.py` resolves
+client is woken. `batch/rescue.py` sends calls on `now` whose batch would be late. `batch/follow.py` also resolves
 creates with an unknown outcome.
 
 `batch/api.py` is the only way to a batch API. `cluster.py` decides which engine does what where several share a store.

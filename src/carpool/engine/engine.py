@@ -21,7 +21,6 @@ from carpool.engine.batch.api import BatchApi
 from carpool.engine.batch.buy import Buyer
 from carpool.engine.batch.collect import Collector
 from carpool.engine.batch.follow import Follower
-from carpool.engine.batch.reconcile import Reconciler
 from carpool.engine.batch.rescue import Rescuer
 from carpool.engine.cluster import Lease, Membership, VirtualKeyCache
 from carpool.engine.context import EngineContext, Probe, Reply
@@ -98,7 +97,7 @@ class Engine:
         collector = Collector(context, api)
         self._membership = Membership(context, api, lease or LEASE)
         self._buyer = Buyer(context, api)
-        self._follower = Follower(context, api, self._buyer, collector, Reconciler(context, api, collector))
+        self._follower = Follower(context, api, self._buyer, collector)
         self._rescuer = Rescuer(context, api, self._sender, self._follower.look_soon)
         self.overview = Overview(context, self._sender.gates)
         self.guests = VirtualKeyCache(context, self._membership.enrolled)

@@ -9,6 +9,7 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields
 
+from carpool.core.bounded import BoundedMap
 from carpool.core.model import Entry, EntryKind, Lane
 from carpool.core.tracebacks import error_name
 
@@ -354,7 +355,7 @@ class Troubles:
     whichever activity notices."""
 
     def __init__(self) -> None:
-        self._known: dict[Place, _OngoingTrouble] = {}
+        self._known: BoundedMap[Place, _OngoingTrouble] = BoundedMap(MOST_TROUBLES)
 
     def __bool__(self) -> bool:
         return bool(self._known)
@@ -363,8 +364,6 @@ class Troubles:
         """Records a failure. Returns an event if it is new or its reason changed."""
         ongoing = self._known.get(place)
         if ongoing is None or now - ongoing.last > FORGOTTEN_S:
-            if len(self._known) >= MOST_TROUBLES:
-                del self._known[next(iter(self._known))]
             ongoing = self._known[place] = _OngoingTrouble(now, now, 0, "")
         ongoing.last, ongoing.tries = now, ongoing.tries + 1
         if ongoing.reason == reason:

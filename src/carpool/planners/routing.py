@@ -30,7 +30,6 @@ deadline.
 from __future__ import annotations
 
 import math
-from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from fnmatch import fnmatchcase
@@ -39,6 +38,7 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 
+from carpool.core.bounded import BoundedMap
 from carpool.core.errors import BadCall, ConfigError
 from carpool.core.model import Call, Lane, PoolKey, Value
 from carpool.core.settings import SWITCH, Check, Range, check, known, mapping
@@ -434,11 +434,10 @@ MOST_WARM = 50_000  # conversations to remember; the least recently used is forg
 
 
 class WarmConversations:
-    """An LRU cache of conversations and when their prompt cache expires. The caller passes the time."""
+    """Remembers conversations and when their prompt cache expires. The caller passes the time."""
 
     def __init__(self, most: int = MOST_WARM) -> None:
-        self._most = most
-        self._until: OrderedDict[tuple[str, int], float] = OrderedDict()
+        self._until: BoundedMap[tuple[str, int], float] = BoundedMap(most)
 
     def __len__(self) -> int:
         return len(self._until)
@@ -447,9 +446,6 @@ class WarmConversations:
         """A turn was sent on `now`: its prompt cache lives for `life` seconds."""
         key = (credential, conversation)
         self._until[key] = max(now + life, self._until.get(key, 0.0))
-        self._until.move_to_end(key)
-        if len(self._until) > self._most:
-            self._until.popitem(last=False)
 
     def warm(self, credential: str, conversation: int, now: float) -> bool:
         key = (credential, conversation)

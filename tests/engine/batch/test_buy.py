@@ -14,7 +14,7 @@ from carpool.core.clock import SystemClock
 from carpool.core.lifecycle import BatchState
 from carpool.core.model import Batch
 from carpool.core.ports import HttpRequest, HttpResponse
-from carpool.engine.batch import api, buy, reconcile
+from carpool.engine.batch import api, buy, follow
 from carpool.http import HttpxClient
 from carpool.mock import Constant, MockConfig, serve
 from carpool.stores import SqliteStore
@@ -111,7 +111,7 @@ async def test_the_lease_outlasts_the_time_that_a_create_has(monkeypatch: pytest
 async def _bought_once(monkeypatch: pytest.MonkeyPatch) -> tuple[int, int]:
     """A call is answered and bought once; says how many batches were refused and unknown on its way."""
     monkeypatch.setattr(api, "PAUSE_S", 0.01)
-    monkeypatch.setattr(reconcile, "GRACE_S", 0.2)
+    monkeypatch.setattr(follow, "GRACE_S", 0.2)
     async with serve(MockConfig(batch_latency=Constant(0.0))) as mock:
         client = AsyncAnthropic(api_key="sk-test", base_url=mock.url)
         policy = RoutingPolicy(linger_ms=0, poll_interval_s=0.1)

@@ -51,7 +51,7 @@ def made(mock: MockServer, store: Store, wire: Http1Client, probe: Probe | None 
 async def test_a_successor_buys_nothing_twice(
     point: str, bought: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("carpool.engine.batch.reconcile.GRACE_S", 1.0)
+    monkeypatch.setattr("carpool.engine.batch.follow.GRACE_S", 1.0)
     there = asyncio.Event()
 
     async def probe(name: str) -> None:

@@ -1,25 +1,147 @@
-"""Polls bought batches: one list request per account covers all of them, at an interval that fits their age."""
+"""Follows bought batches to their end, and reconciles creates with an unknown outcome.
+
+One list request per account covers all of its batches, at an interval that fits their age.
+
+Unless the provider answered, or the connection was provably never made, a create may have been bought: after a crash,
+a timeout, a cut connection, a 5xx. The row is `unknown` then, and the `Reconciler` decides without ever guessing.
+
+A batch at the provider is ours only if our create returned its id, or if it carries our nonce. Some providers show the
+nonce in their list. Elsewhere it appears only in the `custom_id` of the result lines, that is, when the batch has
+ended. Until then a batch in the list that fits by count and creation time is a suspect. Suspects are watched and never
+cancelled, because they may belong to somebody else who uses the same account. When a suspect has ended, a few of its
+result lines are read. If one carries our nonce, the batch is ours: the row becomes `open` and is polled like any other.
+If none does, it is a stranger to this row, though it may still prove another row.
+
+The reconciler gives up when no suspect has appeared within a grace time, or when suspects prove nothing for a day. The
+row becomes `abandoned`: each of its calls stands in the ledger as a purchase of unknown price, and open calls are
+bought again. An abandoned batch is watched for 24 hours more. Late proof settles calls that are still open, and is
+otherwise entered as a duplicate. Without proof the row becomes `void`, and the price stays unknown.
+
+Calls with a near deadline do not wait for any of this: `rescue.py` sends them one by one.
+"""
 
 from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import aclosing
 from dataclasses import replace
 
 from carpool.core.backoff import backoff
 from carpool.core.errors import CarpoolError, Garbled
-from carpool.core.lifecycle import BatchState
+from carpool.core.lifecycle import UNRESOLVED, BatchState
 from carpool.core.model import Batch
 from carpool.core.ports import BatchReport
 from carpool.core.upstream import Upstream, WholeResponse
 from carpool.engine.batch.api import BatchApi
 from carpool.engine.batch.buy import Buyer
 from carpool.engine.batch.collect import GONE, Collector
-from carpool.engine.batch.reconcile import Reconciler
 from carpool.engine.context import EngineContext
-from carpool.engine.events import BatchEnded, RetentionNear
-from carpool.planners.tracking import DENIED_PACE_S, WATCH, Denials, next_poll, watch_pace
+from carpool.engine.events import BatchAbandoned, BatchEnded, BatchSubmitted, RetentionNear
+from carpool.planners.tracking import DENIED_PACE_S, WATCH, Denials, next_look, next_poll, reconcile, watch_pace
+
+GRACE_S = 90.0  # how long the provider's list may lag behind a create
+LINES_TO_READ = 50  # our batch shows its nonce within this many lines; stray lines may come before
+
+
+class Reconciler:
+    def __init__(self, context: EngineContext, api: BatchApi, collector: Collector) -> None:
+        self._context = context
+        self._api = api
+        self._collector = collector
+
+    def due(self, batch: Batch, looked: float | None) -> float:
+        """Returns when to list the provider's batches again for an unresolved batch."""
+        since = batch.resolved_at or batch.intended_at
+        if looked is None or looked < since:
+            return since
+        if batch.state is BatchState.ABANDONED:
+            return looked + watch_pace(looked - since)
+        return looked + min(next_look(looked - since, GRACE_S, self._context.policy.poll_interval_s), 15.0)
+
+    async def apply(
+        self, upstream: Upstream, batches: Sequence[Batch], listed: Sequence[BatchReport], asked: float
+    ) -> None:
+        """Compares the list that was requested at `asked` with the creates whose outcome is unknown."""
+        for batch in batches:
+            row = await self._context.store.batch(batch.id)
+            if row is not None and row.state in UNRESOLVED:
+                await self._apply(upstream, row, listed, asked)
+
+    async def _apply(self, upstream: Upstream, batch: Batch, listed: Sequence[BatchReport], asked: float) -> None:
+        context = self._context
+        plan = reconcile(
+            batch,
+            listed,
+            await self._known_ids(batch),
+            await context.store.suspects(batch.id),
+            asked,
+            self._api.offsets.get(upstream.provider, batch.clock_offset),
+            grace=GRACE_S,
+            pressed=False,  # urgent calls are rescued one by one, so the batch can wait for proof
+        )
+        if plan.found is not None:
+            await self._adopt(batch, plan.found)
+            return
+        for provider_id in plan.new_suspects:
+            await context.store.suspect(batch.id, provider_id, "watched")
+        for provider_id in plan.inspect:
+            if await self._is_ours(upstream, batch, provider_id):
+                await self._adopt(batch, provider_id)
+                return
+            await context.store.suspect(batch.id, provider_id, "stranger")  # to this batch; it may prove another one
+            context.wake_now()
+        if plan.give_up:
+            await self._give_up(batch)
+
+    async def _known_ids(self, batch: Batch) -> set[str]:
+        """Ids of all known batches of the account: credentials that share a secret see each other's batches."""
+        known: set[str] = set()
+        for credential in self._context.keyring.sharing(batch.key.credential):
+            known |= await self._context.store.known_provider_ids(credential)
+        return known
+
+    async def _is_ours(self, upstream: Upstream, batch: Batch, provider_id: str) -> bool:
+        """Whether a result line carries our nonce. Nothing else of another user's batch is read or kept."""
+        lines_read, places = 0, upstream.dialect.results_at(provider_id) or ()
+        async with aclosing(self._collector.result_lines(batch, upstream, places)) as lines:
+            async for raw in lines:
+                try:
+                    if upstream.dialect.result_line(raw).custom_id.startswith(f"{batch.nonce}-"):
+                        return True
+                except Garbled:
+                    continue
+                lines_read += 1
+                if lines_read >= LINES_TO_READ:
+                    break
+        return False
+
+    async def _adopt(self, batch: Batch, provider_id: str) -> None:
+        context = self._context
+        if await context.moved(batch, BatchState.OPEN, provider_id=provider_id, resolved_at=context.now()) is None:
+            return
+        context.stats.batches_submitted += 1
+        whose = batch.key.credential
+        context.event_hooks.tell(BatchSubmitted(context.now(), batch.id, provider_id, batch.count, credential=whose))
+        context.wake_now()
+
+    async def _give_up(self, batch: Batch) -> None:
+        context = self._context
+        if batch.state is BatchState.ABANDONED:
+            await context.moved(batch, BatchState.VOID)
+            return
+        reason = "its create went unanswered, and no batch at the provider fits it"
+        await self._collector.doubt(batch, reason)
+        count = await context.released(batch, BatchState.ABANDONED, reason)
+        if count is None:
+            return
+        context.stats.batches_abandoned += 1
+        context.event_hooks.tell(
+            BatchAbandoned(context.now(), batch.id, count, reason, credential=context.whose(batch))
+        )
+        context.wake_now()
+
 
 MAX_PAGES = 20
 FAILED_POLL_S = 5.0
@@ -29,14 +151,12 @@ ALERT_BEFORE_S = 2 * 86_400.0
 
 
 class Follower:
-    def __init__(
-        self, context: EngineContext, api: BatchApi, buyer: Buyer, collector: Collector, reconciler: Reconciler
-    ) -> None:
+    def __init__(self, context: EngineContext, api: BatchApi, buyer: Buyer, collector: Collector) -> None:
         self._context = context
         self._api = api
         self._buyer = buyer
         self._collector = collector
-        self._reconciler = reconciler
+        self._reconciler = Reconciler(context, api, collector)
         self._polling: set[str] = set()
         self._polled_at: dict[str, float] = {}  # account → last successful poll
         self._not_before: dict[str, float] = {}  # account → earliest retry of a failed poll
@@ -124,8 +244,15 @@ class Follower:
 
     def _due(self, account: str, batches: Sequence[Batch], now: float) -> float:
         last = self._polled_at.get(account)
-        poll_times = [self._poll_times(batch, last) for batch in batches if _ours(batch)]
-        times = [next_poll(poll_times, self._pace(batches[0]), now)] if poll_times else []
+        poll_times = []
+        for batch in filter(_ours, batches):
+            bought_at = batch.resolved_at or batch.intended_at
+            expected = self._context.forecast.expected_end(bought_at, batch.key.model, batch.key.size_class)
+            poll_times.append((bought_at, bought_at if last is None else last, expected))
+        pace = self._context.policy.poll_interval_s
+        if pace is None:
+            pace = self._context.upstreams[batches[0].key.provider].dialect.limits.pace
+        times = [next_poll(poll_times, pace, now)] if poll_times else []
         times += [self._reconciler.due(batch, last) for batch in batches if _unresolved(batch)]
         if last is not None and any(batch.id in self._denials for batch in batches):
             times.append(last + DENIED_PACE_S)
@@ -133,20 +260,10 @@ class Follower:
             times.append(now)
         return max(self._not_before.get(account, 0.0), min(times))
 
-    def _pace(self, batch: Batch) -> float | None:
-        """The poll interval of the policy, else that of the provider."""
-        chosen = self._context.policy.poll_interval_s
-        return self._context.upstreams[batch.key.provider].dialect.limits.pace if chosen is None else chosen
-
-    def _poll_times(self, batch: Batch, last: float | None) -> tuple[float, float, float]:
-        bought_at = batch.resolved_at or batch.intended_at
-        expected = self._context.forecast.expected_end(bought_at, batch.key.model, batch.key.size_class)
-        return bought_at, bought_at if last is None else last, expected
-
     async def _poll(self, account: str, batches: list[Batch]) -> None:
         context = self._context
         upstream = context.upstreams[batches[0].key.provider]
-        self._not_before[account] = context.now() + self._backoff(account)  # whatever goes wrong, no immediate retry
+        complete = False
         try:
             asked = context.now()
             reports = await self._list(upstream, batches)
@@ -159,19 +276,19 @@ class Follower:
             context.trouble("polling", error, upstream.provider, batches[0].key.credential)
         else:
             context.worked("polling", upstream.provider, batches[0].key.credential)
-            if all(processed):
-                self._polled_at[account] = context.now()
-                del self._not_before[account]
-                del self._failures[account]
+            complete = all(processed)
         finally:
+            if complete:
+                self._polled_at[account] = context.now()
+                self._not_before.pop(account, None)
+                del self._failures[account]
+            else:  # Jitter, because two keys of one workspace share a rate limit: without it, a poll that needs several
+                # requests might always lose some of them to the other key.
+                self._failures[account] += 1
+                pause = backoff(self._failures[account], FAILED_POLL_S, FAILED_POLL_MAX_S, context.rng.random())
+                self._not_before[account] = context.now() + pause
             self._polling.discard(account)
             context.wake_now()
-
-    def _backoff(self, account: str) -> float:
-        """Exponential with jitter: two keys of one workspace share a rate limit, and a poll that needs several requests
-        might otherwise always lose some of them to the other key."""
-        self._failures[account] += 1
-        return backoff(self._failures[account], FAILED_POLL_S, FAILED_POLL_MAX_S, self._context.rng.random())
 
     async def _list(self, upstream: Upstream, batches: Sequence[Batch]) -> dict[str, BatchReport]:
         """Lists the provider's batches, newest first, back to the oldest of ours."""
@@ -224,7 +341,9 @@ class Follower:
         context = self._context
         since = self._postpone(batch)
         report = await self._report(batch, upstream, reports)
-        is_back = report is not None and await self._is_back(batch, upstream, report)
+        is_back = report is not None and (not report.ended or report.failure is not None)
+        if report is not None and not is_back and report.results is not None:
+            is_back = await self._collector.readable(batch, upstream, report.results)
         row = await context.store.batch(batch.id)
         if row is None or not _denied(row):
             return  # the caller saw an older state
@@ -234,11 +353,6 @@ class Follower:
         elif context.now() - since >= WATCH or (report is not None and report.results is None):
             self._not_due_until.pop(batch.id, None)
             await context.moved(batch, BatchState.LOST)
-
-    async def _is_back(self, batch: Batch, upstream: Upstream, report: BatchReport) -> bool:
-        if not report.ended or report.failure is not None:
-            return True
-        return report.results is not None and await self._collector.readable(batch, upstream, report.results)
 
     def _due_at(self, batch: Batch) -> float:
         return self._not_due_until.get(batch.id, 0.0) if _denied(batch) else 0.0

@@ -6,7 +6,7 @@ import asyncio
 import hashlib
 import hmac
 import os
-from collections import OrderedDict, deque
+from collections import deque
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from enum import StrEnum
 from typing import Any, TypeVar
@@ -14,6 +14,7 @@ from urllib.parse import parse_qs
 
 import msgspec
 
+from carpool.core.bounded import BoundedMap
 from carpool.core.errors import BadCall, NoProvider, TimedOut
 from carpool.core.lifecycle import BatchState, TicketState
 from carpool.core.model import Batch, CallRow, Headers, ticket_number, ticket_text
@@ -381,7 +382,7 @@ class Hooks:
         self._engine = engine
         self._clock = clock
         self._secrets = secrets
-        self._seen: OrderedDict[tuple[str, str], None] = OrderedDict()
+        self._seen: BoundedMap[tuple[str, str], None] = BoundedMap(REMEMBERED)
 
     async def answer(self, method: str, path: str, headers: Headers, receive: Receive, send: Send) -> None:
         provider = path.removeprefix(HOOKS)
@@ -401,6 +402,4 @@ class Hooks:
         if (provider, name) in self._seen:
             return False
         self._seen[provider, name] = None
-        if len(self._seen) > REMEMBERED:
-            self._seen.popitem(last=False)
         return True

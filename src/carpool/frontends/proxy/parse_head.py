@@ -13,6 +13,7 @@ from collections.abc import Collection, Iterable, Mapping
 from msgspec import Struct
 from msgspec.structs import replace
 
+from carpool.core.bounded import BoundedMap
 from carpool.core.credentials import KEY_HEADERS
 from carpool.core.errors import BadCall
 from carpool.core.keys import KeyHolder
@@ -123,7 +124,7 @@ class HeadParser:
         self._upstreams = upstreams
         self._defaults = defaults
         self._house_keys = purse
-        self._known: dict[object, HeadFacts] = {}
+        self._known: BoundedMap[object, HeadFacts] = BoundedMap(MOST)
 
     def greet(self, scope: Scope) -> HeadFacts:
         if self._epoch != self._key_access.epoch:  # a key was added or revoked
@@ -153,8 +154,6 @@ class HeadParser:
         return True
 
     def _remember(self, cache_key: object, head: HeadFacts) -> None:
-        if len(self._known) >= MOST:
-            del self._known[next(iter(self._known))]
         self._known[cache_key] = head
 
     def _parse(self, scope: Scope, trusted: bool) -> HeadFacts:

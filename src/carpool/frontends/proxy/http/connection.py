@@ -34,6 +34,7 @@ from httptools import parse_url
 from msgspec import Struct
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, RequestResponseCycle
 
+from carpool.core.bounded import BoundedMap
 from carpool.core.model import Headers
 from carpool.frontends.proxy.http.asgi import Scope
 from carpool.frontends.proxy.http.bounds import BoundedProtocol
@@ -422,7 +423,7 @@ class KnownHeads:
     """Caches heads, each once, for all connections."""
 
     def __init__(self) -> None:
-        self._known: dict[tuple[bytes, bytes], KnownHead] = {}
+        self._known: BoundedMap[tuple[bytes, bytes], KnownHead] = BoundedMap(MOST)
 
     def learn(self, data: bytes, parsed_head: Any) -> KnownHead | None:
         """Caches the head at the start of `data`; None if it is incomplete or has no content length."""
@@ -433,7 +434,5 @@ class KnownHeads:
         pieces = (data[: length.start(1)], data[length.end(1) : end])
         known = self._known.get(pieces)
         if known is None or known.parsed_head != parsed_head:
-            if len(self._known) >= MOST:
-                del self._known[next(iter(self._known))]
             known = self._known[pieces] = KnownHead(*pieces, parsed_head)
         return known
