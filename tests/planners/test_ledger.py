@@ -4,7 +4,7 @@ import pytest
 
 from carpool.core.model import EntryKind, Lane, Totals, Usage
 from carpool.core.prices import PriceBook
-from carpool.planners.ledger import LedgerSummary, attempt, bought, dollars, priced
+from carpool.planners.ledger import LedgerSummary, attempt, dollars, priced
 
 AT = 1_795_000_000.0  # in November 2026
 WHO = {"provider": "main", "credential": "c", "model": "claude-haiku-4-5"}
@@ -19,10 +19,7 @@ def test_an_attempt_is_unknown() -> None:
 
 def test_a_batched_purchase_saves_half() -> None:
     usage = Usage(input_tokens=1000, output_tokens=200)
-    entry = bought(
-        ticket=1, purchase=7, at=AT, dialect="anthropic", lane=Lane.BATCH, kind=EntryKind.PURCHASE,
-        usage=usage, book=BOOK, **WHO,
-    )  # fmt: skip
+    entry = priced(attempt(ticket=1, purchase=7, at=AT, lane=Lane.BATCH, **WHO), "anthropic", usage, BOOK)
     assert (entry.paid, entry.would_have_paid) == (1_000_000, 2_000_000)
     assert (entry.provider, entry.usage) == ("main", usage)
 

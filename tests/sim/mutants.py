@@ -204,7 +204,7 @@ MUTANTS = (
     Mutant(
         "a refused rescue is the last word while a batch still carries the call",
         f"{ENGINE}/now/send.py",
-        "if not whole_response.ok and await self._left_to_its_batch(request, entry, whole_response):",
+        "if not whole_response.ok:",
         "if False:",
         test="tests/engine/batch/test_rescue.py",
     ),

@@ -393,21 +393,21 @@ class EngineContext:
     async def moved(self, batch: Batch, target: BatchState, **changes: object) -> Batch | None:
         """Changes the state of a batch. Returns None if another engine owns it by now, because this one was considered
         dead meanwhile. Then the new owner decides."""
-        try:
-            return await self.store.move(batch.id, target, owner=self.name, **changes)
-        except IllegalMove:
-            row = await self.store.batch(batch.id)
-            if row is None or row.owner == self.name:
-                raise
-            return None
+        return await self._unless_taken_over(
+            batch, lambda: self.store.move(batch.id, target, owner=self.name, **changes)
+        )
 
     async def released(self, batch: Batch, target: BatchState, reason: str) -> int | None:
         """Gives a batch up: its open calls wait for another batch. Returns how many, or None as in `moved`."""
+
+        def release() -> Awaitable[int]:
+            return self.store.release(batch.id, target, Lane.BATCH, self.now(), reason, owner=self.name)
+
+        return await self._unless_taken_over(batch, lambda: self.insist("giving a batch up", release))
+
+    async def _unless_taken_over(self, batch: Batch, write: Callable[[], Awaitable[T]]) -> T | None:
         try:
-            return await self.insist(
-                "giving a batch up",
-                lambda: self.store.release(batch.id, target, Lane.BATCH, self.now(), reason, owner=self.name),
-            )
+            return await write()
         except IllegalMove:
             row = await self.store.batch(batch.id)
             if row is None or row.owner == self.name:

@@ -315,14 +315,6 @@ class Stats:
         if entry.paid is None:
             self.unknown_purchases += 1
             return
-        self._count_lane(entry)
-        self.paid += entry.paid
-        if used:
-            self.would_have_paid += entry.would_have_paid or 0
-        elif entry.paid and entry.kind is not EntryKind.RESCUE and entry.lane is Lane.BATCH:
-            self.duplicates += 1
-
-    def _count_lane(self, entry: Entry) -> None:
         if entry.lane is Lane.BATCH:
             self.batch_purchases += 1
         elif entry.lane is Lane.FLEX:
@@ -330,6 +322,11 @@ class Stats:
         else:
             self.sync_purchases += 1
         self.rescue_purchases += entry.kind is EntryKind.RESCUE
+        self.paid += entry.paid
+        if used:
+            self.would_have_paid += entry.would_have_paid or 0
+        elif entry.paid and entry.kind is not EntryKind.RESCUE and entry.lane is Lane.BATCH:
+            self.duplicates += 1
 
 
 # ------------------------------------------------------------ troubles

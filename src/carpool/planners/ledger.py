@@ -32,38 +32,6 @@ def attempt(
     return Entry(ticket, purchase, at, lane, kind, provider, credential, model, reason=reason, tags=dict(tags or {}))
 
 
-def bought(
-    *,
-    ticket: int,
-    purchase: int,
-    at: float,
-    provider: str,
-    dialect: str,
-    credential: str,
-    model: str,
-    lane: Lane,
-    kind: EntryKind,
-    usage: Usage | None,
-    book: PriceBook,
-    reason: str = "",
-    tags: Mapping[str, str] | None = None,
-) -> Entry:
-    """The entry of a purchase with a response; without usage its price stays unknown."""
-    entry = attempt(
-        ticket=ticket,
-        purchase=purchase,
-        at=at,
-        provider=provider,
-        credential=credential,
-        model=model,
-        lane=lane,
-        kind=kind,
-        reason=reason,
-        tags=tags,
-    )
-    return priced(entry, dialect, usage, book)
-
-
 def priced(entry: Entry, dialect: str, usage: Usage | None, book: PriceBook) -> Entry:
     """Add the prices: what was paid, and what the same usage would have cost on `now`.
 

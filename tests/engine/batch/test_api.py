@@ -22,7 +22,7 @@ from carpool.engine.batch.rescue import Rescuer
 from carpool.engine.context import EngineContext
 from carpool.engine.credentials import Keyring
 from carpool.engine.events import EventHooks
-from carpool.engine.now.flex import Read
+from carpool.engine.now.relay import Read
 from carpool.engine.now.send import Sender
 from carpool.planners.policy import RoutingPolicy
 from carpool.planners.pooling import BatchQuota

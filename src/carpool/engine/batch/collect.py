@@ -91,7 +91,9 @@ class Collector:
             places, files = await self._places(batch, upstream, report)
             tally = await self._stream(batch, upstream, places)
             tally["missing"] = await self._settle_missing(batch)
-            await self._tidy(batch)
+            after: int | None = -1
+            while after is not None:  # removes bodies in the order of the tickets, which is that of the disk
+                after = await context.store.tidy(batch.id, after, TIDY)
             doing = "writing down a collected batch"
             if await context.insist(doing, lambda: context.moved(batch, BatchState.COLLECTED)) is not None:
                 await context.reached("collected")
@@ -114,12 +116,6 @@ class Collector:
         self._retry_at.pop(batch.id, None)
         self._failures.pop(batch.id, None)
         self._denials.clear(batch.id)
-
-    async def _tidy(self, batch: Batch) -> None:
-        """Removes bodies in the order of the tickets, which is that of the disk, rather than that of the results."""
-        after: int | None = -1
-        while after is not None:
-            after = await self._context.store.tidy(batch.id, after, TIDY)
 
     async def _places(
         self, batch: Batch, upstream: Upstream, report: BatchReport | None
@@ -316,19 +312,17 @@ class Collector:
         lane = self._retry_lane(view)
         if lane is not None:
             return Settlement(ticket, entry=entry, requeue=lane, reason=reason)
-        return Settlement(ticket, self._lost_outcome(batch, reason), entry)
+        body = self._context.upstreams[batch.key.provider].dialect.error(
+            CallLost.status, CallLost.code, f"This call was bought, but its answer is lost: {reason}."
+        )
+        now, name = self._context.now(), batch.provider_id
+        outcome = Outcome(OutcomeKind.LOST, CallLost.status, body, now, Lane.BATCH, reason, batch=name)
+        return Settlement(ticket, outcome, entry)
 
     async def doubt(self, batch: Batch, reason: str) -> None:
         """Enters each call of a batch with unknown outcome in the ledger as a purchase of unknown price."""
         async for tickets in self._unmentioned(batch):
             await self._context.settle([self._unknown_settlement(batch, ticket, reason, None) for ticket in tickets])
-
-    def _lost_outcome(self, batch: Batch, reason: str) -> Outcome:
-        body = self._context.upstreams[batch.key.provider].dialect.error(
-            CallLost.status, CallLost.code, f"This call was bought, but its answer is lost: {reason}."
-        )
-        now = self._context.now()
-        return Outcome(OutcomeKind.LOST, CallLost.status, body, now, Lane.BATCH, reason, batch=batch.provider_id)
 
     async def lose(self, batch: Batch, target: BatchState, reason: str) -> None:
         """The provider has no such batch, or no results. Its open calls are bought again as their time allows, and its

@@ -4,7 +4,6 @@ lane."""
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
 
 from msgspec.structs import replace
 
@@ -13,7 +12,7 @@ from carpool.core.model import Call, Entry, EntryKind, Lane, Value
 from carpool.core.ports import Ask, HttpResponse
 from carpool.core.upstream import WholeResponse, whole
 from carpool.engine.context import EngineContext, Reply
-from carpool.engine.now.relay import Passage
+from carpool.engine.now.relay import Passage, Read
 from carpool.engine.now.send import Sender, SendRequest
 from carpool.planners import ledger
 from carpool.planners.routing import flex_until
@@ -105,19 +104,3 @@ class FlexSender:
     def _refused(self, refused: FlexRefused) -> FlexRefused:
         self._context.stats.flex_refused += 1
         return refused
-
-
-class Read:
-    """A response that was read already. Implements `ports.HttpResponse`."""
-
-    def __init__(self, response: WholeResponse) -> None:
-        self.status, self.headers, self._body = response.status, response.headers, response.body
-
-    async def chunks(self) -> AsyncIterator[bytes]:
-        yield self._body
-
-    async def read(self) -> bytes:
-        return self._body
-
-    async def aclose(self) -> None:
-        return

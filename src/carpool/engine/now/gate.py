@@ -191,7 +191,9 @@ class Gates:
         turn: asyncio.Future[Slot] = asyncio.get_running_loop().create_future()
         place = gate.line.join(turn, tags, press_at, tokens)
         self._context.stats.held_calls += 1
-        self._start_granting(gate)
+        if not gate.pumping:
+            gate.pumping = True
+            self._context.background.spawn(self._grant_slots(gate), "gate")
         try:
             async with asyncio.timeout(max(0.0, until - self._context.now())):
                 return await turn
@@ -224,11 +226,6 @@ class Gates:
         return Unwell("The provider fails again and again and is left alone for a moment. Send this call again.", after)
 
     # ------------------------------------------------------------ the queue
-
-    def _start_granting(self, gate: Gate) -> None:
-        if not gate.pumping:
-            gate.pumping = True
-            self._context.background.spawn(self._grant_slots(gate), "gate")
 
     async def _grant_slots(self, gate: Gate) -> None:
         """Grants slots to queued calls, one by one, until the queue is empty."""
@@ -368,26 +365,14 @@ class Gates:
 
     def hurdles(self) -> list[Hurdle]:
         """Every account and model whose calls are delayed, or were until recently."""
-        now = self._context.now()
-        return [
-            _hurdle(gate, now)
-            for account in self._accounts.values()
-            for gate in account.gates.values()
-            if gate.line or gate.throttle.pressed or not account.breaker.closed
-        ]
-
-
-def _hurdle(gate: Gate, now: float) -> Hurdle:
-    account, throttle = gate.account, gate.throttle
-    limit = None if math.isinf(throttle.limit) else math.ceil(throttle.limit)
-    closed = max(0.0, throttle.paused_until - now)
-    return Hurdle(
-        account.name[:8],
-        account.provider,
-        gate.model,
-        throttle.in_flight,
-        limit,
-        len(gate.line),
-        closed,
-        not account.breaker.closed,
-    )
+        now, hurdles = self._context.now(), []
+        for account in self._accounts.values():
+            name, open_breaker = account.name[:8], not account.breaker.closed
+            for gate in account.gates.values():
+                throttle, waiting = gate.throttle, len(gate.line)
+                if not (waiting or throttle.pressed or open_breaker):
+                    continue
+                limit = None if math.isinf(throttle.limit) else math.ceil(throttle.limit)
+                closed, flying = max(0.0, throttle.paused_until - now), throttle.in_flight
+                hurdles.append(Hurdle(name, account.provider, gate.model, flying, limit, waiting, closed, open_breaker))
+        return hurdles

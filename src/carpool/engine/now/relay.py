@@ -16,6 +16,7 @@ from msgspec import Struct
 from carpool.core.errors import NotConnected, TooBusy, Unwell, WireError
 from carpool.core.model import Entry, Headers, Lane, safe_repr
 from carpool.core.ports import Dialect, HttpRequest, HttpResponse, PushClient, RequestHandle, Seen, UsageTap
+from carpool.core.upstream import WholeResponse
 from carpool.engine.context import BackgroundTasks
 from carpool.engine.now.decompress import reading
 from carpool.engine.now.gate import Slot
@@ -192,23 +193,14 @@ class Passage(Struct, frozen=True):
         return safe_repr(self)
 
 
-# ------------------------------------------------------------ local refusals
-# The response to a call that waited for a slot and can't be sent in time.
+# ------------------------------------------------------------ responses without a connection
 
 
-class LocalRefusal:
-    """An error response by carpool itself, in the provider's format. Implements `ports.HttpResponse`."""
+class Read:
+    """A response that was read already. Implements `ports.HttpResponse`."""
 
-    def __init__(self, error: TooBusy | Unwell, dialect: Dialect) -> None:
-        self.status = error.status
-        self._body = dialect.error(error.status, error.code, str(error))
-        length = str(len(self._body))
-        after = str(math.ceil(error.retry_after))
-        self.headers: Headers = (
-            ("content-type", "application/json"),
-            ("content-length", length),
-            ("retry-after", after),
-        )
+    def __init__(self, response: WholeResponse) -> None:
+        self.status, self.headers, self._body = response.status, response.headers, response.body
 
     async def chunks(self) -> AsyncIterator[bytes]:
         yield self._body
@@ -218,3 +210,13 @@ class LocalRefusal:
 
     async def aclose(self) -> None:
         return
+
+
+class LocalRefusal(Read):
+    """An error response by carpool itself, in the provider's format, to a call that can't be sent in time."""
+
+    def __init__(self, error: TooBusy | Unwell, dialect: Dialect) -> None:
+        body, after = dialect.error(error.status, error.code, str(error)), str(math.ceil(error.retry_after))
+        length = ("content-length", str(len(body)))
+        headers = (("content-type", "application/json"), length, ("retry-after", after))
+        super().__init__(WholeResponse(error.status, headers, body))

@@ -188,8 +188,13 @@ class Sender:
             return Sent.TAKEN
         except WireError as error:
             return await self._give_up(request, error)
-        if not whole_response.ok and await self._left_to_its_batch(request, entry, whole_response):
-            return Sent.LEFT
+        if not whole_response.ok:
+            # The provider had no room, and there is no time for a retry: a batch that contains the call may answer.
+            dialect = self._upstream(request).dialect
+            if dialect.refusal(whole_response.status, whole_response.headers, whole_response.body).retryable:
+                await self._write_off(request, entry)
+                if await self._leave_to_batch(request):
+                    return Sent.LEFT
         outcome = _outcome(whole_response, request, context.now())
         await context.settle([Settlement(request.ticket, outcome, self._priced(request, entry, whole_response))])
         await context.reached("resettled")
@@ -199,15 +204,6 @@ class Sender:
         if not await self._context.store.start_sending(entry, self._context.name, self._context.now()):
             raise _Taken
         await self._context.reached("attempted")
-
-    async def _left_to_its_batch(self, request: SendRequest, entry: Entry, response: WholeResponse) -> bool:
-        """The provider had no room, and there is no time for a retry. That says nothing about the call itself: a batch
-        that still contains it may answer until the deadline."""
-        refusal = self._upstream(request).dialect.refusal(response.status, response.headers, response.body)
-        if not refusal.retryable:
-            return False
-        await self._write_off(request, entry)
-        return await self._leave_to_batch(request)
 
     async def _leave_to_batch(self, request: SendRequest) -> bool:
         """Leaves the call to the batch that still contains it. False if there is none."""
@@ -260,10 +256,14 @@ class Sender:
         until = self._until(request)
         while True:
             number += 1
-            slot = self._free_slot(request)
+            wanted = request.provider, request.payer, request.model, len(request.body)
+            slot = self.gates.enter(*wanted)
             if slot is None:
+                tags, deadline = request.tags, request.deadline
                 try:
-                    slot = await self._wait_for_slot(request, number)
+                    slot = await self.gates.wait(
+                        *wanted, tags=tags, deadline=deadline, kept=request.kept, tried=number > 1
+                    )
                 except (TooBusy, Unwell) as error:
                     if request.kept:
                         raise
@@ -290,21 +290,6 @@ class Sender:
                 await response.aclose()
                 await self._write_off(request, entry)
             await self._context.clock.sleep(delay)
-
-    def _free_slot(self, request: SendRequest) -> Slot | None:
-        return self.gates.enter(request.provider, request.payer, request.model, len(request.body))
-
-    def _wait_for_slot(self, request: SendRequest, number: int) -> Awaitable[Slot]:
-        return self.gates.wait(
-            request.provider,
-            request.payer,
-            request.model,
-            len(request.body),
-            tags=request.tags,
-            deadline=request.deadline,
-            kept=request.kept,
-            tried=number > 1,
-        )
 
     async def _second_look(self, request: SendRequest, slot: Slot) -> SendRequest:
         """A kept call that waited for its slot may be in a batch by now. Then this purchase is a rescue."""
