@@ -22,7 +22,7 @@ from carpool.core.upstream import clock_offset
 from carpool.dialects import get, json_object
 from carpool.engine.now import decompress
 from carpool.frontends.proxy.http.connection import Connection
-from carpool.frontends.proxy.tickets import later
+from carpool.frontends.proxy.parse_head import later
 from carpool.http.http1.connection import Http1Connection, Http1Exchange
 from carpool.http.http1.requests import head_of
 from carpool.planners.access.hosts import Hosts

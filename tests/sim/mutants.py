@@ -89,7 +89,7 @@ MUTANTS = (
     ),
     Mutant(
         "an answer that its client never received is delivered",
-        f"{PROXY}/calls.py",
+        f"{PROXY}/waiting.py",
         "            if not received:\n                self._engine.tickets.leave(pending_call)",
         "            if not received:\n                self._engine.deliveries.add(pending_call.ticket)",
         test=CUT,

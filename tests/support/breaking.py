@@ -12,9 +12,9 @@ from typing import Any
 from carpool import cli
 from carpool.engine.batch.collect import Collector
 from carpool.engine.engine import Engine
-from carpool.frontends.proxy import calls, pass_through
+from carpool.frontends.proxy import calls
 from carpool.frontends.proxy.app import Proxy
-from carpool.frontends.proxy.relay import Relay
+from carpool.frontends.proxy.calls import Relay
 from carpool.http import Http1Client
 
 SECRET, BODY = "sk-ant-marked-secret-7f3a", "the marked prompt of a customer"
@@ -73,7 +73,7 @@ def spread(place: str) -> None:
         calls.pass_answer = abroken
         Relay.answered = broken  # type: ignore[method-assign]
     elif place == "passing":
-        pass_through._relay = abroken
+        calls._send_response = abroken
     elif place == "wire":
         Http1Client.send = abroken  # type: ignore[method-assign]
     elif place == "results":

@@ -30,7 +30,7 @@ from typing import Any, NamedTuple, Protocol
 
 import msgspec
 
-from carpool.core.model import Headers
+from carpool.core.model import Headers, ticket_text
 
 _Members = dict[str, msgspec.Raw]
 _MEMBERS = msgspec.json.Decoder(_Members)
@@ -229,3 +229,13 @@ def _product(agent: str) -> str:
     """The first word of a user agent without its version: `AsyncAnthropic/Python 2.8` is `AsyncAnthropic`."""
     word = agent.partition("/")[0].partition(" ")[0][:40]
     return word if word.isascii() and word.isprintable() else ""
+
+
+def vigil(ping: bytes, endpoint: str, client: Client, model: str, ticket: int, now: float) -> Vigil:
+    """The keep-alive events for this kind of streaming client. `ping` is that of its dialect."""
+    # SDKs require one response id in all events, and it is not known yet: they get comments, which they ignore.
+    if endpoint.endswith("/responses") and client.kind is not ClientKind.SDK:
+        return EarlyResponse(model, ticket_text(ticket), now)
+    if client.kind is ClientKind.CLAUDE_CODE and endpoint.endswith("/messages"):
+        return EarlyMessage(model, ticket_text(ticket))
+    return Pings(ping)

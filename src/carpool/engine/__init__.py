@@ -16,7 +16,7 @@ from carpool.engine.context import Probe, Reply
 from carpool.engine.credentials import Keyring
 from carpool.engine.engine import Diverted, Engine
 from carpool.engine.events import Event, Hook, Stats
-from carpool.engine.now.relay import Passage, Purchase, ResponseSink
+from carpool.engine.now.relay import Passage, Purchase
 
 __all__ = [
     "Diverted",
@@ -29,7 +29,6 @@ __all__ = [
     "Probe",
     "Purchase",
     "Reply",
-    "ResponseSink",
     "Stats",
     "Upstream",
 ]

@@ -13,7 +13,7 @@ from carpool.core.credentials import forms, plain
 from carpool.core.errors import CallTooLarge, CarpoolError, Closed, NotStarted
 from carpool.core.lifecycle import BatchState, TicketState
 from carpool.core.model import Batch, Call, CallRow, Entry, EntryKind, Headers, Lane, Totals, Value, ticket_text
-from carpool.core.ports import Ask, Clock, Store, WebhookEvent
+from carpool.core.ports import Ask, Clock, ResponseReceiver, Store, WebhookEvent
 from carpool.core.prices import PriceBook
 from carpool.core.upstream import Upstream
 from carpool.engine.batch.admit import Deliveries, Gone, PendingCall, Tickets
@@ -28,7 +28,7 @@ from carpool.engine.credentials import Keyring
 from carpool.engine.events import EventHooks, Hook, Stats
 from carpool.engine.now.flex import FlexRefused, FlexSender
 from carpool.engine.now.gate import Gates, Hurdle
-from carpool.engine.now.relay import Passage, Purchase, ResponseSink
+from carpool.engine.now.relay import Passage, Purchase
 from carpool.engine.now.send import Sender, SendRequest
 from carpool.planners.policy import RoutingPolicy
 from carpool.planners.routing import (
@@ -267,7 +267,7 @@ class Engine:
         self._context.stats.sync_calls += 1
         return await self._sender.forward(refused.onward(SendRequest.of(call, decision.reason, as_is=as_is)))
 
-    def relay(self, call: Call, as_is: Ask, decision: Decision, outlet: ResponseSink) -> Purchase | None:
+    def relay(self, call: Call, as_is: Ask, decision: Decision, outlet: ResponseReceiver) -> Purchase | None:
         """As `passage`, but pushes the response to `outlet`. Returns None, and sends nothing, if that is impossible."""
         purchase = self._sender.relay(call, as_is, decision.reason, outlet)
         self._context.stats.sync_calls += purchase is not None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+from collections.abc import Set
 from functools import lru_cache
 
 from msgspec.structs import replace
@@ -36,9 +37,17 @@ _MEANING: dict[OutcomeKind, str] = {
     OutcomeKind.DEADLINE: "could not be answered before its deadline",
 }
 _JSON = ("content-type", "application/json")
+NO_RETRY = ("x-should-retry", "false")  # SDKs obey it; Claude Code would otherwise retry a refused key for minutes
 # Set anew: the body is no longer framed or compressed as the provider sent it.
 _FRAMING = frozenset({"content-length", "transfer-encoding", "connection", "content-encoding", "keep-alive"})
 
+HOP_BY_HOP = frozenset(
+    {"connection", "content-length", "expect", "host", "keep-alive", "proxy-authenticate", "proxy-authorization"}
+    | {"proxy-connection", "te", "trailer", "transfer-encoding", "upgrade"}
+)
+_NOT_PASSED_ON = HOP_BY_HOP - {"content-length"}
+_NO_NAMES: frozenset[str] = frozenset()
+_USUAL_VALUES = ("keep-alive", "close")
 
 LONGEST_KEY = 8192  # characters; keys are kept in memory
 _CONTROLS = re.compile(r"[\x00-\x1f\x7f-\x9f]")
@@ -158,3 +167,28 @@ def latin(text: str) -> str:
     if text.isascii() and text.isprintable():
         return text
     return _CONTROLS.sub(" ", text).encode("latin-1", "replace").decode("latin-1")
+
+
+# ------------------------------------------------------------ headers that are passed on
+
+
+def end_to_end(headers: Headers) -> list[tuple[str, str]]:
+    """The headers without hop-by-hop ones, whether known by name or listed in `connection`."""
+    dropped = HOP_BY_HOP | _listed_in_connection(headers)
+    return [pair for pair in headers if pair[0] not in dropped]
+
+
+def passed_on(headers: Headers) -> list[tuple[str, str]]:
+    """The headers of a response that is passed through: its body keeps its length."""
+    listed = _listed_in_connection(headers)
+    dropped = _NOT_PASSED_ON | listed - {"content-length"} if listed else _NOT_PASSED_ON
+    return [pair for pair in headers if pair[0] not in dropped]
+
+
+def _listed_in_connection(headers: Headers) -> Set[str]:
+    """The headers listed in `connection`."""
+    by_name = dict(headers)
+    if "connection" not in by_name or (by_name["connection"].lower() in _USUAL_VALUES and len(by_name) == len(headers)):
+        return _NO_NAMES
+    values = [value for name, value in headers if name == "connection"]
+    return {part.strip().lower() for value in values for part in value.split(",")}

@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 
 from carpool.core.errors import BadCall
+from carpool.frontends.intake import end_to_end
 from carpool.frontends.proxy import parse_head as module
-from carpool.frontends.proxy.http.asgi import end_to_end, request_headers
-from carpool.frontends.proxy.parse_head import HeadFacts, HeadParser
+from carpool.frontends.proxy.parse_head import HeadFacts, HeadParser, request_headers
 from carpool.planners.access.providers import HouseKeys
 from tests.support.sockets import Peer, ask, provider, proxied, request
 

@@ -237,11 +237,11 @@ async def test_a_stop_waits_no_longer_than_it_must() -> None:
 
 
 async def test_a_mistake_of_ours_is_a_500_and_not_a_silence(monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken(*_: object) -> None:
+    def broken(*_: object, **__: object) -> None:
         raise RuntimeError("a mistake")
 
     async with provider(said(ANSWER)) as (direct, heard), proxied(direct) as house:
-        monkeypatch.setattr(house.proxy._caller, "relay", broken)
+        monkeypatch.setattr(house.proxy._calls, "relay", broken)
         assert (await ask(house.url, call())).status == 500
         assert not heard
 

@@ -7,7 +7,7 @@ import anthropic
 import httpx2
 import pytest
 
-from carpool.frontends.proxy.tickets import later
+from carpool.frontends.proxy.parse_head import later
 from carpool.frontends.proxy.waiting import Patience
 from carpool.mock import Constant, MockConfig, expected_text, serve
 from carpool.planners.policy import RoutingPolicy

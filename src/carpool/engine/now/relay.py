@@ -15,21 +15,20 @@ from msgspec import Struct
 
 from carpool.core.errors import NotConnected, TooBusy, Unwell, WireError
 from carpool.core.model import Entry, Headers, Lane, safe_repr
-from carpool.core.ports import Dialect, HttpRequest, HttpResponse, PushClient, RequestHandle, Seen, UsageTap
+from carpool.core.ports import (
+    Dialect,
+    HttpRequest,
+    HttpResponse,
+    PushClient,
+    RequestHandle,
+    ResponseReceiver,
+    Seen,
+    UsageTap,
+)
 from carpool.core.upstream import WholeResponse
 from carpool.engine.context import BackgroundTasks
 from carpool.engine.now.decompress import reading
 from carpool.engine.now.gate import Slot
-
-
-class ResponseSink(Protocol):
-    """Receives a response. Either `finish` or `fail` ends it."""
-
-    def answered(self, status: int, headers: Headers) -> None: ...
-    def add(self, chunk: bytes) -> None: ...
-    def rest(self) -> None: ...
-    def finish(self, entry: Entry) -> None: ...
-    def fail(self, error: WireError, entry: Entry | None) -> None: ...
 
 
 class PurchaseRecorder(Protocol):
@@ -42,14 +41,15 @@ class PurchaseRecorder(Protocol):
 class Purchase(Struct, eq=False):
     """One purchase under way. It is in the ledger as an attempt before it is started.
 
-    It is the callback object of the HTTP client. The frontend may pause it or give it up; after that the outlet is not
-    called any more. `complete` is set at the end: the client got everything it waits for, however the connection ended.
+    The HTTP client pushes the response to it, and it to the frontend, which may pause it or give it up; after that the
+    outlet is not called any more. At the end, `entry` is the ledger entry, if the response had begun, and `complete`
+    tells whether the client got everything it waits for, however the connection ended.
     """
 
     books: PurchaseRecorder
     dialect: Dialect
     attempt: Entry
-    outlet: ResponseSink
+    outlet: ResponseReceiver
     slot: Slot
     status: int = 0
     headers: Headers = ()
@@ -58,6 +58,7 @@ class Purchase(Struct, eq=False):
     tether: RequestHandle | None = None
     making: asyncio.Task[Any] | None = None  # opens a new connection
     complete: bool = False
+    entry: Entry | None = None
 
     def __repr__(self) -> str:  # never the content
         return f"<{type(self).__name__}>"
@@ -96,22 +97,23 @@ class Purchase(Struct, eq=False):
 
     def finish(self) -> None:
         self.tether = None
-        self.outlet.finish(self._close_entry(whole=True))
+        self._close_entry(whole=True)
+        self.outlet.finish()
 
     def fail(self, error: WireError) -> None:
-        entry = self.tether = None
+        self.tether = None
         self.slot.failed(error)
         if isinstance(error, NotConnected):
             self.books.void(self.attempt)
         elif self.status:
-            entry = self._close_entry(whole=False)
-        self.outlet.fail(error, entry)
+            self._close_entry(whole=False)
+        self.outlet.fail(error)
 
-    def _close_entry(self, whole: bool) -> Entry:
+    def _close_entry(self, whole: bool) -> None:
         assert self.tap is not None
         seen = self.tap.end(whole)
         self.complete = seen.answered
-        return self.books.close(self.attempt, self.status, self.dialect.seller, seen)
+        self.entry = self.books.close(self.attempt, self.status, self.dialect.seller, seen)
 
     # ------------------------------------------------------------ called by the frontend
 
@@ -119,14 +121,15 @@ class Purchase(Struct, eq=False):
         if self.tether is not None:
             self.tether.pause(paused)
 
-    def give_up(self) -> Entry | None:
-        """Aborts the request. Returns the ledger entry if the response had begun."""
+    def give_up(self) -> None:
+        """Aborts the request."""
         if self.making is not None:
             self.making.cancel()
         if self.tether is not None:
             self.tether.give_up()
         self.slot.failed(asyncio.CancelledError())
-        return self._close_entry(whole=False) if self.status else None
+        if self.status:
+            self._close_entry(whole=False)
 
 
 # ------------------------------------------------------------ streaming

@@ -23,11 +23,11 @@ from carpool.core.model import (
     Settlement,
     Value,
 )
-from carpool.core.ports import Ask, HttpResponse, Seen
+from carpool.core.ports import Ask, HttpResponse, ResponseReceiver, Seen
 from carpool.core.upstream import Upstream, WholeResponse, whole
 from carpool.engine.context import EngineContext, Reply
 from carpool.engine.now.gate import KEPT_PATIENCE_S, Gates, Slot
-from carpool.engine.now.relay import LocalRefusal, Passage, Purchase, ResponseSink, Tapped
+from carpool.engine.now.relay import LocalRefusal, Passage, Purchase, Tapped
 from carpool.planners import ledger
 
 _RecordAttempt = Callable[[Entry], Awaitable[None]]
@@ -116,7 +116,7 @@ class Sender:
         ticket = request.ticket if entry.sent else None
         return Passage(ticket, response.status, response.headers, chunks, request.reason, request.lane)
 
-    def relay(self, call: Call, ask: Ask, reason: str, outlet: ResponseSink) -> Purchase | None:
+    def relay(self, call: Call, ask: Ask, reason: str, outlet: ResponseReceiver) -> Purchase | None:
         """Buys a call with its client's own request, and pushes the response to `outlet`, errors included. Returns None
         if the call needs more than that, such as retries: then use `forward`."""
         context, upstream = self._context, self._context.upstreams[call.provider]

@@ -21,6 +21,7 @@ from carpool.core.ports import Dialect, HttpClient, HttpRequest, RawRequest
 from carpool.core.prices import PriceBook
 from carpool.dialects import ANTHROPIC, COMPATIBLE_PROVIDERS, DIALECTS, OPENAI, compatible_provider, speaking
 from carpool.engine import Engine, Hook, Stats, Upstream
+from carpool.frontends.intake import NO_RETRY, end_to_end
 from carpool.frontends.library.exchange import (
     EngineThread,
     Flow,
@@ -32,7 +33,6 @@ from carpool.frontends.library.exchange import (
     start_engine,
 )
 from carpool.frontends.library.fleet import make_options
-from carpool.frontends.proxy.http.asgi import NO_RETRY, end_to_end
 from carpool.http import Http1Client, HttpxClient, ThreadedHttpxClient
 from carpool.planners.access.options import PREFIX, Options, from_headers
 from carpool.planners.policy import RoutingPolicy

@@ -21,25 +21,25 @@ from carpool.core.model import Batch, CallRow, Headers, ticket_number, ticket_te
 from carpool.core.ports import Clock, Dialect
 from carpool.engine import Engine, Event
 from carpool.engine.events import EventHooks
-from carpool.frontends.proxy.http.asgi import (
+from carpool.frontends.proxy.parse_head import PREFIX
+from carpool.frontends.proxy.request import (
     EVENT_STREAM,
     JSON,
     Disconnected,
     Receive,
+    RequestContext,
     Send,
     read_body,
     send_chunk,
     send_head,
     send_whole,
 )
-from carpool.frontends.proxy.request_context import RequestContext
 from carpool.frontends.proxy.tickets import PATH as CALLS
 from carpool.frontends.proxy.tickets import TicketRoutes, send_bought, send_too_late
 from carpool.planners.access.providers import is_forwarded
 from carpool.planners.access.virtual_keys import virtual_key
 from carpool.planners.ledger import LedgerSummary
 
-PREFIX = "/carpool/"
 PAGE = 100
 LONGEST_PAGE = 1000
 OPEN = frozenset({"healthz", "readyz"})  # for health checks; they show no calls

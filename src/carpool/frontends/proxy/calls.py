@@ -1,75 +1,90 @@
-"""Handles a call that carpool understands, from intake to response."""
+"""Calls that carpool understands, from their parsed head to a response on `now`, or to their wait for a batch.
+
+One chain for all: `understand`, apply the rules, `Engine.decide`. A call on `now` for which nothing must be awaited has
+no task: its `Relay` is the receiver of the provider's response and writes to the client's connection. Response, log
+line and ledger entry are the same as for a call that has a task.
+"""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable
-from dataclasses import dataclass
-from functools import partial
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Literal
 
 from msgspec import Struct
 from msgspec.structs import replace
 
-from carpool.core.errors import BadCall, CallFailed, CallTooLarge, CarpoolError, Closed, Garbled
-from carpool.core.model import Call, Entry, Lane, ticket_text
-from carpool.core.ports import Clock, Dialect, Parsed, RawRequest
-from carpool.dialects.keep_alive import Client, Vigil
-from carpool.engine import Diverted, Engine, Passage, PendingCall, Reply, Upstream
+from carpool.core.errors import BadCall, CallTooLarge, CarpoolError, Closed, Severed, WireError
+from carpool.core.model import Call, Headers, Lane, ticket_text
+from carpool.core.ports import Ask, Clock, Dialect, HttpRequest, Parsed, RawRequest, StreamedBody
+from carpool.dialects.keep_alive import Client, vigil
+from carpool.engine import Diverted, Engine, Passage, Purchase, Upstream
 from carpool.engine.now.decompress import read_whole
-from carpool.frontends.intake import (
-    answer_headers,
-    carpool_headers,
-    early_headers,
-    identify,
-    passing_headers,
-    with_fingerprint,
-)
-from carpool.frontends.proxy.disconnect import DisconnectGuard
-from carpool.frontends.proxy.http.asgi import (
-    EVENT_STREAM,
-    NO_RETRY,
+from carpool.frontends.intake import early_headers, end_to_end, identify, passed_on, passing_headers, with_fingerprint
+from carpool.frontends.proxy.http.connection import ClientResponse, Connection
+from carpool.frontends.proxy.http.responses import RequestRefused
+from carpool.frontends.proxy.log import CLIENT_LEFT, LogLine, Tell, redacted, waiting
+from carpool.frontends.proxy.parse_head import HeadFacts, Scope
+from carpool.frontends.proxy.request import (
+    JSON,
+    DecidedCall,
     Disconnected,
-    Once,
+    DisconnectGuard,
+    Receive,
+    RequestContext,
+    Send,
+    advice,
     send_chunk,
     send_head,
-    send_whole,
 )
-from carpool.frontends.proxy.http.connection import ClientSink
-from carpool.frontends.proxy.http.liveness import ConnectionLost
-from carpool.frontends.proxy.log import LogLine, Note, Tell, redacted, waiting
-from carpool.frontends.proxy.parse_head import HeadFacts
-from carpool.frontends.proxy.pass_through import as_it_is, pass_answer, pass_through
-from carpool.frontends.proxy.relay import CLIENT_LEFT, Relay
-from carpool.frontends.proxy.request_context import RequestContext
-from carpool.frontends.proxy.tickets import send_accepted
-from carpool.frontends.proxy.waiting import Patience, informed, vigil, wait
+from carpool.frontends.proxy.request_log import RequestLog
+from carpool.frontends.proxy.waiting import Patience, WaitingCall, informed
 from carpool.planners.access import understand
 from carpool.planners.access.rules import RuleApplier, RuleBook
 from carpool.planners.routing import Decision, must_be_kept
 
-ACCEPTED = 202
+log = logging.getLogger("carpool.proxy")
+
 PASSED = "pass"  # logged instead of a lane: passed through unchanged
-KEY_REFUSED = frozenset({401, 403})  # a retry with the same key fails the same way
+PASSING_S = 86_400.0  # no limit of our own: the client has its timeout
 MAX_BODY = 32_000_000  # bytes of a call; pass-through requests may be longer
 
 
-@dataclass(frozen=True, slots=True)
-class WaitingCall:
-    """A call that waits, and what is needed to answer it. The call itself is persisted and not kept in memory."""
+class ParsedHead(Struct, frozen=True):
+    """A `connection.RequestHead` of the proxy: requests with it differ only in the length of their body."""
 
-    pending_call: PendingCall
-    dialect: Dialect
-    line: LogLine
-    signs: Vigil | None  # keep-alive events, if it streams
-    wait: float | None  # `respond-async`: how many seconds to wait before the `202`
-    wish: str = ""  # the client's stream options
+    calls: CallHandler
+    serve: Callable[[RequestContext], Awaitable[None]]
+    facts: HeadFacts
+    method: str
+    query: str
+    headers: Headers
+    address: str  # of the client; empty if local
 
+    @property
+    def relayable(self) -> bool:
+        return self.facts.understood and self.facts.hold is None
 
-class DecidedCall(Struct, frozen=True):
-    call: Call
-    decision: Decision
-    direct: bool  # sent at once, and not persisted
+    def relay(self, body: bytes, connection: Connection, *, keep_alive: bool) -> Relay | RequestContext:
+        answer = self.calls.relay(self, body, connection, keep_alive=keep_alive)
+        return answer if isinstance(answer, Relay) else RequestContext(self.serve, self.facts, answer)
+
+    def left(self, refused: RequestRefused | None) -> None:
+        facts = self.facts
+        provider = "" if facts.upstream is None else facts.upstream.provider
+        self.calls.request_log.left(self.method, facts.path, provider, facts.client, self.address, refused)
+
+    def request(self, body: bytes) -> RawRequest:
+        length = ("content-length", str(len(body)))
+        headers = tuple([pair if pair[0] != "content-length" else length for pair in self.headers])
+        return RawRequest(self.method, self.facts.path, self.query, headers, body)
+
+    def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
+        return RequestContext(self.serve, self.facts)(scope, receive, send)
+
+    def __repr__(self) -> str:  # never the secrets
+        return f"<{type(self).__name__}>"
 
 
 class CallHandler:
@@ -80,88 +95,90 @@ class CallHandler:
         engine: Engine,
         clock: Clock,
         guard: DisconnectGuard,
+        request_log: RequestLog,
         on_disconnect: Literal["keep", "cancel"],
         patience: Patience,
-        note: Note,
         tell: Tell,
         book: RuleBook,
         max_body: int = MAX_BODY,
     ) -> None:
+        self.guard = guard
+        self.request_log = request_log
         self._max_body = max_body
         self._rules = RuleApplier(book)
         self._engine = engine
         self._clock = clock
-        self._guard = guard
         self._on_disconnect: Literal["keep", "cancel"] = on_disconnect
         self._patience = patience
-        self._note = note
         self._tell_event = tell
 
-    def relay(self, sink: ClientSink, head: HeadFacts, raw: RawRequest, address: str) -> Relay | DecidedCall | None:
-        """Starts to answer a call on `now` without a task if nothing must be awaited; else returns the decision."""
-        upstream = head.upstream
+    def relay(
+        self, parsed_head: ParsedHead, body: bytes, connection: Connection, *, keep_alive: bool
+    ) -> Relay | DecidedCall | None:
+        """Starts to answer a call on `now` without a task if nothing must be awaited; else returns the decision, if
+        there is one."""
+        head, upstream = parsed_head.facts, parsed_head.facts.upstream
         assert upstream is not None
-        decided = self._decide(upstream, head, raw)
-        if decided is None or not decided.direct or decided.decision.lane is not Lane.NOW:
+        if len(body) > self._max_body or head.epoch != self._engine.guests.epoch:
+            return None
+        if head.guest is not None:
+            head.guest.used = True
+        raw = parsed_head.request(body)
+        try:
+            decided = self._decide(head, raw)
+            if decided is None or not decided.direct or decided.decision.lane is not Lane.NOW:
+                return decided
+            call, decision = decided.call, decided.decision
+            line = _describe_call(LogLine(at=call.arrived), call, raw, head.client, parsed_head.address, decision)
+            headers = early_headers(line.ticket, Lane.NOW, decision.reason)
+            relay = Relay(connection, keep_alive, calls=self, dialect=upstream.dialect, own_headers=headers, line=line)
+            relay.purchase = self._engine.relay(call, as_it_is(raw, head.onward), decision, relay)
+        except CarpoolError:  # raised again in the task
+            return None
+        if relay.purchase is None:
             return decided
-        call, decision = decided.call, decided.decision
-        ticket = ticket_text(call.ticket)
-        line = _describe_call(LogLine(at=call.arrived), call, raw, head.client, address, decision)
-        relay = Relay(sink, upstream.dialect, early_headers(ticket, Lane.NOW, decision.reason), line, self._log)
-        purchase = self._engine.relay(call, as_it_is(raw, head.onward), decision, relay)
-        if purchase is None:
-            return decided
-        self._guard.relays.add(relay)
-        relay.begin(purchase, self._guard.ended)
+        self.guard.relays.add(relay)
         return relay
 
-    async def call(
-        self,
-        request: RequestContext,
-        upstream: Upstream,
-        head: HeadFacts,
-        raw: RawRequest,
-        decided: DecidedCall | None = None,
-    ) -> WaitingCall | None:
+    async def call(self, request: RequestContext, head: HeadFacts, raw: RawRequest) -> WaitingCall | None:
         """Answers a call on `now` or `flex`. For a call that must wait, returns what to wait for."""
-        decided = decided or self._decide(upstream, head, raw)
+        decided, request.decided = request.decided or self._decide(head, raw), None
+        upstream, line = head.upstream, request.line
+        assert upstream is not None
         if decided is None:
-            request.line.lane = PASSED
-            passing = pass_through(upstream, raw, raw.body, request.send, request.inform)
-            await self._guard.unless_gone(passing, request.leaving, passing=True)
+            line.lane = PASSED
+            passing = pass_through(request, upstream, raw, raw.body)
+            await self.guard.unless_gone(passing, request.leaving, passing=True)
             return None
         call, decision = decided.call, decided.decision
+        _describe_call(line, call, raw, request.client, request.address, decision)
         if decided.direct:
             passed = self._pass(request, call, raw, head, decision)
-            diverted = await self._guard.unless_gone(passed, request.leaving, passing=True)
+            diverted = await self.guard.unless_gone(passed, request.leaving, passing=True)
             if diverted is None:
                 return None
             decision = diverted
-        hold, line = head.hold, _describe_call(request.line, call, raw, request.client, request.address, decision)
-        on_disconnect = call.on_disconnect or self._on_disconnect
-        admission = self._engine.tickets.board(call, decision, "keep" if hold is not None else on_disconnect)
+        on_disconnect = "keep" if head.hold is not None else call.on_disconnect or self._on_disconnect
+        admission = self._engine.tickets.board(call, decision, on_disconnect)
         try:
-            pending_call = await self._guard.unless_gone(admission, request.leaving)
+            pending_call = await self.guard.unless_gone(admission, request.leaving)
         except (Disconnected, asyncio.CancelledError, CarpoolError) as error:
-            self._log_failure(request, line, error)
+            self.request_log.call_failed(request, error)
             raise
-        line.ticket, line.lane, line.reason = (
-            ticket_text(pending_call.ticket),
-            str(pending_call.lane),
-            pending_call.reason,
-        )
+        line.ticket, line.lane = ticket_text(pending_call.ticket), str(pending_call.lane)
+        line.reason = pending_call.reason
         if not pending_call.answer.done():
             self._tell_event(waiting(line, call.deadline))
-        signs = None
-        if call.stream and hold is None:
-            arrived = call.arrived
-            signs = vigil(upstream.dialect, call.endpoint, request.client, call.model, pending_call.ticket, arrived)
-        wish = upstream.dialect.wish(_decompressed(raw, head, self._max_body).body) if signs else ""
-        return WaitingCall(pending_call, upstream.dialect, line, signs, hold, wish)
+        if not call.stream or head.hold is not None:
+            return WaitingCall(pending_call, upstream.dialect, None, head.hold)
+        ticket, arrived = pending_call.ticket, call.arrived
+        signs = vigil(upstream.dialect.keep_alive(), call.endpoint, request.client, call.model, ticket, arrived)
+        wish = upstream.dialect.wish(_decompressed(raw, head, self._max_body).body)
+        return WaitingCall(pending_call, upstream.dialect, signs, None, wish)
 
-    def _decide(self, upstream: Upstream, head: HeadFacts, raw: RawRequest) -> DecidedCall | None:
+    def _decide(self, head: HeadFacts, raw: RawRequest) -> DecidedCall | None:
         """None if the call can't be parsed. The parsed body is released here, before any wait."""
-        understood = self._parse(upstream, head, raw)
+        understood = self._understand(head, raw)
         if understood is None:
             return None
         call, parsed = understood
@@ -174,152 +191,47 @@ class CallHandler:
             return DecidedCall(call, decision, True)
         return DecidedCall(with_fingerprint(call, parsed), decision, direct)
 
-    def _parse(self, upstream: Upstream, head: HeadFacts, raw: RawRequest) -> tuple[Call, Parsed] | None:
+    def _understand(self, head: HeadFacts, raw: RawRequest) -> tuple[Call, Parsed] | None:
         """None if the call can't be parsed and asks nothing of carpool: then the provider reports the error best."""
-        options = head.options
+        upstream, options = head.upstream, head.options
+        assert upstream is not None
         try:
             plain = _decompressed(raw, head, self._max_body)
             stable = RawRequest(raw.method, raw.path, raw.query, head.standing, plain.body)
             parsed, arrived = understand(upstream, stable), self._clock.now()
             key = None if head.guest is None else head.guest.key
-            options = self._rules.apply(head.memory.ruled, key, upstream, plain, parsed, options, arrived)
-            return identify(self._engine, upstream, parsed, options, arrived, head.memory.payer), parsed
+            ruled = self._rules.apply(head.memory.ruled, key, upstream, plain, parsed, options, arrived)
+            return identify(self._engine, upstream, parsed, ruled, arrived, head.memory.payer), parsed
         except CallTooLarge:  # its size shows only when decompressed
             raise
         except BadCall:
             if head.guest is not None and not head.guest.key.profile.allows(Lane.NOW):
                 raise  # it can't be batched, and its key allows no other lane
-            asked = head.options
-            if asked.timed or asked.key is not None or asked.lane not in (None, Lane.NOW):
+            if options.timed or options.key is not None or options.lane not in (None, Lane.NOW):
                 raise
             return None
-
-    # ------------------------------------------------------------ on `now`
 
     async def _pass(
         self, request: RequestContext, call: Call, raw: RawRequest, head: HeadFacts, decision: Decision
     ) -> Decision | None:
         """Streams the response of a call on `now` or `flex`, sent as the client's own request. Returns the new decision
         if flex has no capacity and the next lane is not `now`."""
-        line = _describe_call(request.line, call, raw, request.client, request.address, decision)
+        passage: Passage | Diverted | None = None
         try:
+            onward = head.onward
             if decision.lane is Lane.FLEX and head.packed:  # the body is changed, so it can't stay compressed
                 raw, onward = _decompressed(raw, head, self._max_body), None
-            else:
-                onward = head.onward
             with informed(request, self._patience, call.deadline, self._clock):
                 passage = await self._engine.passage(call, as_it_is(raw, onward), decision)
+            if isinstance(passage, Diverted):
+                return passage.decision
+            request.line.lane = str(passage.lane)
+            await pass_answer(passage, request.send)
         except (Disconnected, asyncio.CancelledError, CarpoolError) as error:
-            self._log_failure(request, line, error)
+            self.request_log.call_failed(request, error, passage if isinstance(passage, Passage) else None)
             raise
-        if isinstance(passage, Diverted):
-            return passage.decision
-        await self._send_passage(request, line, passage)
+        self.request_log.call_ended(request.line, passage.status, passage.chunks.entry, passage.chunks.size)
         return None
-
-    async def _send_passage(self, request: RequestContext, line: LogLine, passage: Passage) -> None:
-        line.lane, chunks = str(passage.lane), passage.chunks
-        try:
-            await pass_answer(passage, passing_headers(passage), request.send)
-        except (Disconnected, asyncio.CancelledError, CarpoolError) as error:
-            if isinstance(error, CarpoolError):
-                line.error = redacted(str(error))
-            status = passage.status if chunks.answered else _failure_status(request, error)
-            self._log(line, status, chunks.entry, chunks.size)
-            raise
-        self._log(line, passage.status, chunks.entry, chunks.size)
-
-    # ------------------------------------------------------------ waiting
-
-    async def wait(self, request: RequestContext, waiting_call: WaitingCall) -> None:
-        """Waits for the reply and delivers it."""
-        try:
-            reply = await (
-                self._wait(request, waiting_call)
-                if waiting_call.wait is None
-                else self._wait_or_accept(request, waiting_call, waiting_call.wait)
-            )
-        except (Disconnected, asyncio.CancelledError, CarpoolError) as error:
-            self._log_failure(request, waiting_call.line, error)
-            raise
-        if reply is not None:
-            await self._deliver(request, waiting_call, reply)
-
-    async def _wait(self, request: RequestContext, waiting_call: WaitingCall) -> Reply:
-        pending_call = waiting_call.pending_call
-        try:
-            headers = early_headers(waiting_call.line.ticket, pending_call.lane, pending_call.reason)
-            return await wait(pending_call, request, self._patience, headers, waiting_call.signs)
-        except (Disconnected, asyncio.CancelledError):  # even if the reply arrived at the same moment
-            self._engine.tickets.leave(pending_call)
-            raise
-
-    async def _wait_or_accept(self, request: RequestContext, waiting_call: WaitingCall, hold: float) -> Reply | None:
-        """The reply, if it arrives within `hold` seconds. Otherwise sends `202`; the client comes back for it."""
-        reply = await self._engine.tickets.hold(waiting_call.pending_call, request.leaving, hold)
-        if reply is None:
-            received = await self._send_and_confirm(
-                request, waiting_call.pending_call, send_accepted(request.send, waiting_call.pending_call)
-            )
-            self._log(waiting_call.line, ACCEPTED if received else CLIENT_LEFT, None, 0)
-        return reply
-
-    async def _send_and_confirm(
-        self,
-        request: RequestContext,
-        pending_call: PendingCall,
-        sending: Awaitable[None],
-        lost: ConnectionLost = lambda: None,
-    ) -> bool:
-        """Whether the client received everything. If not, its ticket is released, so that it can come back."""
-        received = False
-        try:
-            await sending
-            received = await request.received(lost)
-        finally:
-            if not received:
-                self._engine.tickets.leave(pending_call)
-        return received
-
-    async def _deliver(self, request: RequestContext, waiting_call: WaitingCall, reply: Reply) -> None:
-        outcome = reply.outcome
-        reply = Reply(reply.ticket, outcome, reply.entry, outcome.reason or waiting_call.pending_call.reason)
-        waiting_call.line.batch, waiting_call.line.lane, waiting_call.line.reason = (
-            outcome.batch,
-            str(outcome.lane),
-            reply.reason,
-        )
-        received: bool | None = None
-        try:
-            lost = partial(self._engine.deliveries.take_back, reply.ticket)
-            received = await self._send_and_confirm(
-                request, waiting_call.pending_call, _send_reply(reply, waiting_call, request.send), lost
-            )
-            if received:
-                self._engine.deliveries.add(reply.ticket, waiting_call.pending_call)
-        finally:
-            left = request.gone if received is None else not received
-            self._log(waiting_call.line, CLIENT_LEFT if left else outcome.status, reply.entry, len(outcome.body))
-
-    # ------------------------------------------------------------ the log
-
-    def _log_failure(self, request: RequestContext, line: LogLine, error: BaseException) -> None:
-        """Logs a call without an outcome: client disconnected, carpool shutting down, or provider unreachable."""
-        if isinstance(error, CarpoolError):
-            line.error = redacted(str(error))
-        self._log(line, _failure_status(request, error), None, 0)
-
-    def _log(self, line: LogLine, status: int, entry: Entry | None, size: int) -> None:
-        line.status, line.bytes_out = status, size
-        line.duration_s = self._clock.now() - line.at
-        self._note(line.bought(entry))
-
-
-def _failure_status(request: RequestContext, error: BaseException) -> int:
-    """The logged status of a call without an outcome."""
-    if isinstance(error, CarpoolError):
-        return error.status
-    return CLIENT_LEFT if request.gone else Closed.status
 
 
 def _decompressed(raw: RawRequest, head: HeadFacts, most: int) -> RawRequest:
@@ -342,45 +254,114 @@ def _describe_call(
     return line
 
 
-# ------------------------------------------------------------ responses
+# ------------------------------------------------------------ responses without a task
 
 
-async def _send_reply(reply: Reply, waiting_call: WaitingCall, send: Once) -> None:
-    if waiting_call.signs is not None:
-        await _send_stream(reply, waiting_call.dialect, waiting_call.signs, waiting_call.wish, send)
-    elif not send.begun:
-        await _send_whole_reply(reply, send)
-    elif reply.outcome.status == 200:
-        await send_chunk(send, reply.outcome.body, more=False)
-    else:  # the 200 is sent, and an error body would be taken for an answer
-        text = ticket_text(reply.ticket)
-        raise CallFailed(f"Call {text} failed with status {reply.outcome.status} while its client waited.", text)
+class Relay(ClientResponse, kw_only=True, eq=False):
+    """The response to a call on `now`. The purchase pushes the provider's response to it; it writes to the client."""
 
+    calls: CallHandler
+    dialect: Dialect
+    own_headers: Headers  # carpool's
+    line: LogLine
+    purchase: Purchase | None = None  # None once it has ended
+    status: int = 0
 
-async def _send_whole_reply(reply: Reply, send: Once) -> None:
-    headers, refused = answer_headers(reply), reply.outcome.status in KEY_REFUSED
-    advised = (NO_RETRY,) if refused and not any(name == NO_RETRY[0] for name, _ in headers) else ()
-    await send_whole(send, reply.outcome.status, (*headers, *advised), reply.outcome.body)
+    def answered(self, status: int, headers: Headers) -> None:
+        self.status = status
+        ClientResponse.answered(self, status, (*passed_on(headers), *self.own_headers))
 
+    def finish(self) -> None:
+        self._end(self.status)
+        ClientResponse.finish(self)
 
-async def _send_stream(reply: Reply, dialect: Dialect, signs: Vigil, wish: str, send: Once) -> None:
-    outcome = reply.outcome
-    if not send.begun:
-        if outcome.status != 200:
-            await _send_whole_reply(reply, send)
+    def fail(self, error: WireError | Closed) -> None:
+        self.line.error = redacted(str(error))
+        self._end(error.status)
+        if self.status:  # the head is sent: only a broken connection shows the failure
+            log.warning("A begun answer breaks off: %s", error)
+            self.break_off()
             return
-        events = dialect.replay(outcome.body, wish)
-        await send_head(send, 200, [EVENT_STREAM, *carpool_headers(reply)])
-    elif outcome.status != 200:
-        await send_chunk(send, dialect.stream_error(outcome.body), more=False)
-        return
-    else:
-        try:
-            events = signs.rest(dialect.replay(outcome.body, wish))
-        except Garbled as error:
-            body = dialect.error(error.status, error.code, str(error))
-            await send_chunk(send, dialect.stream_error(body), more=False)
-            return
-    for event in events:
-        await send_chunk(send, event, more=True)
-    await send_chunk(send, b"", more=False)
+        body = self.dialect.error(error.status, error.code, str(error))
+        headers = (JSON, *advice(error), ("content-length", str(len(body))))
+        ClientResponse.answered(self, error.status, headers)
+        self.add(body)
+        ClientResponse.finish(self)
+
+    def pause(self, paused: bool) -> None:
+        if self.purchase is not None:
+            self.purchase.pause(paused)
+
+    def left(self) -> None:
+        if self.purchase is not None:
+            self.purchase.give_up()
+            self._end(CLIENT_LEFT)
+
+    def cut(self) -> None:
+        """carpool is shutting down and can't wait any longer."""
+        if self.purchase is not None:
+            self.purchase.give_up()
+            self.fail(Closed("carpool is stopping. Send this call again in a moment."))
+
+    def _end(self, status: int) -> None:
+        """Logs the call. If only the end marker of its body was missing, it counts as answered."""
+        purchase, self.purchase = self.purchase, None
+        assert purchase is not None
+        guard = self.calls.guard
+        guard.relays.discard(self)
+        guard.relay_ended.set()
+        self.calls.request_log.call_ended(
+            self.line, self.status if purchase.complete else status, purchase.entry, self.size
+        )
+
+
+# ------------------------------------------------------------ pass-through
+# Requests that carpool does not understand, and the responses of calls on `now`, unchanged.
+
+
+def as_it_is(raw: RawRequest, onward: Headers | None) -> Ask:
+    """The client's own request: its query, its body, and all end-to-end headers (`onward`, if already known)."""
+    return Ask(raw.method, _target(raw), tuple(end_to_end(raw.headers)) if onward is None else onward, raw.body)
+
+
+async def pass_through(
+    request: RequestContext, upstream: Upstream, raw: RawRequest, body: bytes | StreamedBody
+) -> None:
+    """Sends a request that carpool does not understand, and passes the response to the client."""
+    url, headers = upstream.url(_target(raw)), tuple(end_to_end(raw.headers))
+    sent = HttpRequest(raw.method, url, headers, body, PASSING_S, request.inform)
+    try:
+        response = await upstream.http_client.send(sent)
+    except Severed as error:
+        if isinstance(error.__cause__, Disconnected):  # the client disconnected during its upload
+            raise error.__cause__ from None
+        raise
+    try:
+        await _send_response(response.status, passed_on(response.headers), response.chunks(), request.send)
+    finally:
+        await response.aclose()
+
+
+async def pass_answer(passage: Passage, send: Send) -> None:
+    """Streams the response of a call on `now`, with carpool's headers added."""
+    headers = [*passed_on(passage.headers), *passing_headers(passage)]
+    try:
+        await _send_response(passage.status, headers, passage.chunks, send)
+    finally:
+        await passage.chunks.aclose()
+
+
+async def _send_response(status: int, headers: list[tuple[str, str]], chunks: AsyncIterator[bytes], send: Send) -> None:
+    """If the content length is known, the last chunk can be marked as the last."""
+    await send_head(send, status, headers)
+    length = next((int(value) for name, value in headers if name == "content-length" and value.isdecimal()), None)
+    size = 0
+    async for chunk in chunks:
+        size += len(chunk)
+        await send_chunk(send, chunk, more=size != length)
+    if size != length or not size:
+        await send_chunk(send, b"", more=False)
+
+
+def _target(raw: RawRequest) -> str:
+    return f"{raw.path}?{raw.query}" if raw.query else raw.path

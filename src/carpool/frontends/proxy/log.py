@@ -49,7 +49,7 @@ GATHER_S = 0.05  # lines are handed to the thread in groups
 MOST_WAITING = 100_000  # queued lines; more are dropped
 LONGEST_MODEL = 18  # characters of its name in a text line
 FAILED = 400  # lowest status of a failed request
-LEFT = 499  # its client disconnected early
+CLIENT_LEFT = 499  # its client disconnected early
 
 _ENCODER = msgspec.json.Encoder()
 _KEY = re.compile(r"\b(sk|cpk|gsk|xai|csk|key)-[\w*.-]{6,}")
@@ -82,8 +82,9 @@ class LogLine(msgspec.Struct, omit_defaults=True):
     saved_usd: float | None = None
     tags: Mapping[str, str] = {}
 
-    def bought(self, entry: Entry | None) -> LogLine:
-        """Fills in usage and costs from the ledger entry."""
+    def ended(self, now: float, status: int, entry: Entry | None, size: int) -> LogLine:
+        """Completes the line of a call, with usage and costs from its ledger entry."""
+        self.status, self.bytes_out, self.duration_s = status, size, now - self.at
         if entry is None:
             return self
         if (usage := entry.usage) is not None:
@@ -174,7 +175,7 @@ def as_json(line: Noted) -> str:
 def as_text(line: Noted, width: int | None = None) -> str:
     """The important fields come first and fit 80 columns. The line of a success is cut at `width`, which drops
     provider, tags and reason; the line of a failure is never cut, since it ends with what went wrong."""
-    failed = isinstance(line, LogLine) and line.status >= FAILED and (line.status != LEFT or line.error)
+    failed = isinstance(line, LogLine) and line.status >= FAILED and (line.status != CLIENT_LEFT or line.error)
     text = _printable(_request_text(line) if isinstance(line, LogLine) else f"{clock_time(line.at)} ... {line.words}")
     if width is not None and len(text) > width and not failed:
         text = text[: width - 1] + "…"

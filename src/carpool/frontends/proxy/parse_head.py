@@ -8,7 +8,9 @@ handling of a request does not depend on them: requests that differ in nothing e
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, MutableMapping
+from functools import lru_cache
+from typing import Any
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -18,20 +20,20 @@ from carpool.core.credentials import KEY_HEADERS
 from carpool.core.errors import BadCall
 from carpool.core.keys import KeyHolder
 from carpool.core.model import Headers
-from carpool.core.ports import RawRequest
 from carpool.dialects.headers import ONE_REQUEST
 from carpool.dialects.keep_alive import Client, recognise
 from carpool.engine import Upstream
 from carpool.engine.now.decompress import encodings
-from carpool.frontends.proxy import admin
-from carpool.frontends.proxy.http.asgi import Scope, end_to_end, request_headers
-from carpool.frontends.proxy.tickets import later
+from carpool.frontends.intake import end_to_end
 from carpool.planners.access.hosts import Hosts, of_the_way
-from carpool.planners.access.options import PREFIX, Options, from_headers, split_path
+from carpool.planners.access.options import PREFIX as OPTION_PREFIX
+from carpool.planners.access.options import Options, from_headers, split_path
 from carpool.planners.access.providers import HouseKeys, below, choose, completed
 from carpool.planners.access.rules import CallKind
 from carpool.planners.access.virtual_keys import NOBODY, GrantedKey, VirtualKeyAccess, check_query, within_profile
 
+PREFIX = "/carpool/"  # of carpool's own pages
+LONGEST_HOLD_S = 600.0  # that a client may ask for with `Prefer: wait`
 MOST = 1024  # cached heads; the oldest is dropped first
 MOST_BYTES = 8192  # of path and headers of a cached head
 KEYS = frozenset({"authorization", "x-api-key"})
@@ -39,6 +41,7 @@ LOCAL_ONLY = Hosts()
 _PER_REQUEST = ONE_REQUEST | {"content-length"}
 _PER_REQUEST_BYTES = frozenset(name.encode() for name in _PER_REQUEST)
 
+Scope = MutableMapping[str, Any]  # of ASGI
 Place = tuple[int, int]  # index in the headers of `HeadFacts`, and in those of the request
 
 
@@ -80,33 +83,6 @@ class HeadFacts(Struct, frozen=True):
         return f"<HeadFacts for {self.path}>"
 
 
-class ParsedHead(Struct, frozen=True):
-    """A head that identifies one cache_key of call: requests with it differ only in the length of their body."""
-
-    head: HeadFacts
-    method: str
-    query: str
-    headers: Headers
-    place: int | None  # index of the content length in the headers
-    address: str  # of the client; empty if local
-
-    @classmethod
-    def of(cls, head: HeadFacts, scope: Scope, address: str) -> ParsedHead:
-        headers = head.headers_of(scope)
-        places = [place for place, (name, _) in enumerate(headers) if name == "content-length"]
-        query = scope["query_string"].decode("latin-1")
-        return cls(head, scope["method"], query, headers, places[0] if places else None, address)
-
-    def request(self, body: bytes) -> RawRequest:
-        headers, place = self.headers, self.place
-        if place is not None:
-            headers = (*headers[:place], ("content-length", str(len(body))), *headers[place + 1 :])
-        return RawRequest(self.method, self.head.path, self.query, headers, body)
-
-    def __repr__(self) -> str:  # never the secrets
-        return f"<{type(self).__name__}>"
-
-
 class HeadParser:
     """Parses heads and caches the result per cache_key."""
 
@@ -145,14 +121,6 @@ class HeadParser:
             head.guest.used = True
         return head
 
-    def is_current(self, head: HeadFacts) -> bool:
-        """Whether a cached head is still valid. Marks its virtual key as used, because the caller then uses it."""
-        if head.epoch != self._key_access.epoch:
-            return False
-        if head.guest is not None:
-            head.guest.used = True
-        return True
-
     def _remember(self, cache_key: object, head: HeadFacts) -> None:
         self._known[cache_key] = head
 
@@ -167,12 +135,12 @@ class HeadParser:
         if trusted:
             numbers = [number for number in numbers if not of_the_way(headers[number][0])]
             headers = tuple([headers[number] for number in numbers])
-        if path.startswith(admin.PREFIX):
+        if path.startswith(PREFIX):
             return _head_facts(None, scope["method"], path, options, headers, numbers)
-        asked = tuple([pair for pair in headers if pair[0].startswith(PREFIX)])
+        asked = tuple([pair for pair in headers if pair[0].startswith(OPTION_PREFIX)])
         if asked:
             options = from_headers(asked).over(options)
-            kept = [place for place, pair in enumerate(headers) if not pair[0].startswith(PREFIX)]
+            kept = [place for place, pair in enumerate(headers) if not pair[0].startswith(OPTION_PREFIX)]
             places = list(numbers)
             headers, numbers = tuple([headers[place] for place in kept]), [places[place] for place in kept]
         guest = self._key_access.holder(path, headers)
@@ -225,3 +193,22 @@ def _understands(upstream: Upstream, method: str, path: str, headers: Headers) -
     if not upstream.dialect.handles(method, path):
         return False
     return any(name in KEYS for name, _ in headers) or bool(upstream.dialect.secret(headers))
+
+
+def request_headers(scope: Scope) -> Headers:
+    return tuple([(_lower(name), value.decode("latin-1")) for name, value in scope["headers"]])
+
+
+@lru_cache(4096)
+def _lower(name: bytes) -> str:
+    return name.decode("latin-1").lower()
+
+
+def later(prefer: str) -> float | None:
+    """`Prefer: respond-async, wait=10`: how many seconds to wait before the `202`; None without `respond-async`."""
+    preferences = [part.partition(";")[0].partition("=") for part in prefer.lower().split(",")] if prefer else []
+    by_name = {name.strip(): value.strip(' "') for name, _, value in preferences}
+    if "respond-async" not in by_name:
+        return None
+    wait = by_name.get("wait", "0")
+    return min(float(wait), LONGEST_HOLD_S) if wait.isascii() and wait.isdigit() else 0.0

@@ -1,19 +1,19 @@
-"""Logs requests that did not become calls: refused, passed through, or abandoned by their client."""
+"""Logs every request once: as a call, or as refused, passed through, or abandoned by its client."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Sequence
 
-from carpool.core.errors import CarpoolError
+from carpool.core.errors import CarpoolError, Closed
+from carpool.core.model import Entry
 from carpool.core.ports import Clock
 from carpool.dialects.keep_alive import Client, recognise
-from carpool.frontends.proxy.admin import PREFIX
-from carpool.frontends.proxy.http.asgi import Disconnected, Scope, request_headers
-from carpool.frontends.proxy.http.responses import REFUSED, RequestRefused
-from carpool.frontends.proxy.log import LogLine, Note, redacted
-from carpool.frontends.proxy.parse_head import ParsedHead
-from carpool.frontends.proxy.relay import CLIENT_LEFT
+from carpool.engine import Passage
+from carpool.frontends.proxy.http.responses import RequestRefused
+from carpool.frontends.proxy.log import CLIENT_LEFT, LogLine, Note, redacted
+from carpool.frontends.proxy.parse_head import PREFIX, request_headers
+from carpool.frontends.proxy.request import Disconnected, RequestContext
 from carpool.frontends.proxy.tickets import PATH as CALLS
 from carpool.planners.access.hosts import Hosts
 
@@ -23,45 +23,58 @@ _OPTIONS = re.compile(r"^/@[^/]*")
 
 
 class RequestLog:
-    """Logs every request that has no line as a call, once."""
+    """Writes the log lines of requests."""
 
     def __init__(self, clock: Clock, hosts: Hosts, note: Note) -> None:
         self._clock = clock
         self._hosts = hosts
         self._note = note
 
-    def begin(self, scope: Scope) -> LogLine:
-        """A new log line, which the code that answers the request completes."""
-        return LogLine(at=self._clock.now(), request=_shown(scope["method"], scope["raw_path"]))
+    def begin(self, request: RequestContext) -> None:
+        """Gives the request a log line, which the code that answers it completes."""
+        request.line = LogLine(at=self._clock.now(), request=_shown(request.scope["method"], request.scope["raw_path"]))
 
-    def ended(self, line: LogLine, scope: Scope, sent: int, error: BaseException | None) -> None:
-        """Logs the request unless its line is logged already. `sent`: the status of the response, 0 if none started."""
+    def ended(self, request: RequestContext, error: BaseException | None) -> None:
+        """Logs the request unless its line is logged already."""
+        line, scope, refused = request.line, request.scope, request.refused
         if line.status:
             return
-        line.status = sent or CRASHED
-        refused: RequestRefused | None = scope.get(REFUSED)
+        line.status = request.status or CRASHED
         if refused is not None:
             line.status, line.error = refused.status, refused.message
         elif isinstance(error, Disconnected):
             line.status = CLIENT_LEFT
         elif isinstance(error, CarpoolError):
-            line.status, line.error = sent or error.status, str(error)
-        if _of_interest(line, scope):
-            self._write(
-                line, recognise(request_headers(scope)), self._hosts.client(scope.get("client"), scope["headers"])
-            )
+            line.status, line.error = request.status or error.status, str(error)
+        # Of carpool's own pages, which are polled all the time, only refusals and `/carpool/calls/` are logged.
+        path = _bare(scope["raw_path"])
+        if not path.startswith(PREFIX) or path.startswith(CALLS) or 400 <= line.status < CLIENT_LEFT:
+            address = self._hosts.client(scope.get("client"), scope["headers"])
+            self._write(line, recognise(request_headers(scope)), address)
 
-    def left(self, parsed_head: ParsedHead, scope: Scope) -> None:
+    def call_ended(self, line: LogLine, status: int, entry: Entry | None, size: int) -> None:
+        self._note(line.ended(self._clock.now(), status, entry, size))
+
+    def call_failed(self, request: RequestContext, error: BaseException, passage: Passage | None = None) -> None:
+        """Logs a call without a complete response: client disconnected, carpool shutting down, or provider unreachable.
+        `passage` is the response, if it had begun."""
+        status = CLIENT_LEFT if request.gone else Closed.status
+        if isinstance(error, CarpoolError):
+            request.line.error, status = redacted(str(error)), error.status
+        if passage is None:
+            self.call_ended(request.line, status, None, 0)
+        else:
+            chunks = passage.chunks
+            self.call_ended(request.line, passage.status if chunks.answered else status, chunks.entry, chunks.size)
+
+    def left(
+        self, method: str, path: str, provider: str, client: Client, address: str, refused: RequestRefused | None
+    ) -> None:
         """The client disconnected, or was refused, before the request was complete."""
-        line = LogLine(
-            at=self._clock.now(), request=_shown(parsed_head.method, parsed_head.head.path.encode("latin-1"))
-        )
-        refused: RequestRefused | None = scope.get(REFUSED)
+        line = LogLine(at=self._clock.now(), request=_shown(method, path.encode("latin-1")), provider=provider)
         line.status = CLIENT_LEFT if refused is None else refused.status
         line.error = "" if refused is None else refused.message
-        if parsed_head.head.upstream is not None:
-            line.provider = parsed_head.head.upstream.provider
-        self._write(line, parsed_head.head.client, parsed_head.address)
+        self._write(line, client, address)
 
     def refused(
         self,
@@ -83,14 +96,6 @@ class RequestLog:
         line.error = redacted(line.error)
         line.duration_s = self._clock.now() - line.at
         self._note(line)
-
-
-def _of_interest(line: LogLine, scope: Scope) -> bool:
-    """Whether to log it. Of carpool's own pages, which are polled all the time, only refusals and `/carpool/calls/`."""
-    path = _bare(scope["raw_path"])
-    if not path.startswith(PREFIX) or path.startswith(CALLS):
-        return True
-    return 400 <= line.status < CLIENT_LEFT
 
 
 def _shown(method: str, target: bytes) -> str:

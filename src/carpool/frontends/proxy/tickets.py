@@ -19,14 +19,13 @@ from carpool.core.model import CallRow, Entry, Headers, Lane, ticket_number, tic
 from carpool.core.ports import Dialect
 from carpool.engine import Engine, PendingCall, Upstream
 from carpool.frontends.intake import answer_headers
-from carpool.frontends.proxy.http.asgi import JSON, Send, send_whole
-from carpool.frontends.proxy.request_context import RequestContext
+from carpool.frontends.proxy.parse_head import LONGEST_HOLD_S
+from carpool.frontends.proxy.request import JSON, RequestContext, Send, send_whole
 from carpool.planners.access.virtual_keys import virtual_key
 from carpool.planners.ledger import dollars
 from carpool.planners.policy import parse_budget
 
 PATH = "/carpool/calls/"
-LONGEST_HOLD_S = 600.0
 COME_BACK_S = "1"  # retry-after: long-polling clients ask again at once; others choose their interval
 
 _MESSAGES: Mapping[TicketState, str] = {
@@ -38,16 +37,6 @@ _MESSAGES: Mapping[TicketState, str] = {
 
 
 # ------------------------------------------------------------ 202
-
-
-def later(prefer: str) -> float | None:
-    """`Prefer: respond-async, wait=10`: how many seconds to wait before the `202`; None without `respond-async`."""
-    preferences = [part.partition(";")[0].partition("=") for part in prefer.lower().split(",")] if prefer else []
-    by_name = {name.strip(): value.strip(' "') for name, _, value in preferences}
-    if "respond-async" not in by_name:
-        return None
-    wait = by_name.get("wait", "0")
-    return min(float(wait), LONGEST_HOLD_S) if wait.isascii() and wait.isdigit() else 0.0
 
 
 async def send_accepted(send: Send, pending_call: PendingCall) -> None:

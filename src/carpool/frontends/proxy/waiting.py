@@ -24,18 +24,35 @@ client `102` until the deadline, if the client accepts that; the provider's head
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Iterator
+from collections.abc import AsyncGenerator, Awaitable, Iterator
 from contextlib import aclosing, contextmanager
 from dataclasses import dataclass, fields
+from functools import partial
 
+from carpool.core.errors import CallFailed, CarpoolError, Garbled
 from carpool.core.model import Headers, ticket_text
 from carpool.core.ports import Clock, Dialect
-from carpool.dialects.keep_alive import Client, ClientKind, EarlyMessage, EarlyResponse, Pings, Vigil
-from carpool.engine import PendingCall, Reply
-from carpool.frontends.proxy.http.asgi import EVENT_STREAM, JSON, Disconnected, Send, send_chunk, send_head
-from carpool.frontends.proxy.http.connection import Inform
-from carpool.frontends.proxy.request_context import RequestContext
+from carpool.dialects.keep_alive import EarlyMessage, EarlyResponse, Vigil
+from carpool.engine import Engine, PendingCall, Reply
+from carpool.frontends.intake import NO_RETRY, answer_headers, carpool_headers, early_headers
+from carpool.frontends.proxy.http.liveness import ConnectionLost
+from carpool.frontends.proxy.log import CLIENT_LEFT
+from carpool.frontends.proxy.request import (
+    EVENT_STREAM,
+    JSON,
+    Disconnected,
+    Inform,
+    RequestContext,
+    Send,
+    send_chunk,
+    send_head,
+    send_whole,
+)
+from carpool.frontends.proxy.request_log import RequestLog
+from carpool.frontends.proxy.tickets import send_accepted
 
+ACCEPTED = 202
+KEY_REFUSED = frozenset({401, 403})  # a retry with the same key fails the same way
 PROCESSING = 102
 STREAM_HEAD = (EVENT_STREAM, ("cache-control", "no-cache"))
 SHORTEST_PAUSE_S = 0.25  # a client with a shorter timeout must come back for its response
@@ -62,28 +79,93 @@ class Patience:
         return Patience(**{field.name: getattr(self, field.name) * factor for field in fields(self)})
 
 
-def vigil(dialect: Dialect, endpoint: str, client: Client, model: str, ticket: int, now: float) -> Vigil:
-    """The keep-alive events for this kind of streaming client."""
-    # SDKs require one response id in all events, and it is not known yet: they get comments, which they ignore.
-    if endpoint.endswith("/responses") and client.kind is not ClientKind.SDK:
-        return EarlyResponse(model, ticket_text(ticket), now)
-    if client.kind is ClientKind.CLAUDE_CODE and endpoint.endswith("/messages"):
-        return EarlyMessage(model, ticket_text(ticket))
-    return Pings(dialect.keep_alive())
+@dataclass(frozen=True, slots=True)
+class WaitingCall:
+    """A call that waits, and what is needed to answer it. The call itself is persisted and not kept in memory."""
+
+    pending_call: PendingCall
+    dialect: Dialect
+    signs: Vigil | None  # keep-alive events, if it streams
+    hold: float | None  # `respond-async`: how many seconds to wait before the `202`
+    wish: str = ""  # the client's stream options
 
 
-async def wait(
-    pending_call: PendingCall, request: RequestContext, patience: Patience, said: Headers, signs: Vigil | None
-) -> Reply:
-    """Waits for the reply. Raises `Disconnected` if the client disconnects first."""
-    async with aclosing(_pauses(request, patience, said, signs)) as pauses:
-        async for pause in pauses:
-            await _wait_for_either(pending_call.answer, request.leaving, pause)
-            if request.gone:
-                raise Disconnected  # the answer stays in the store until it comes back
-            if pending_call.answer.done():
-                break
-    return pending_call.answer.result()
+class Waiter:
+    """Waits with clients for the replies to their calls, and delivers them."""
+
+    def __init__(self, engine: Engine, request_log: RequestLog, patience: Patience) -> None:
+        self._engine = engine
+        self._request_log = request_log
+        self._patience = patience
+
+    async def wait(self, request: RequestContext, waiting_call: WaitingCall) -> None:
+        """Waits for the reply and delivers it. After `hold` seconds sends `202`; the client comes back for it."""
+        pending_call, hold = waiting_call.pending_call, waiting_call.hold
+        try:
+            if hold is None:
+                reply: Reply | None = await self._reply(request, waiting_call)
+            else:
+                reply = await self._engine.tickets.hold(pending_call, request.leaving, hold)
+            if reply is None:
+                sending = send_accepted(request.send, pending_call)
+                received = await self._send_and_confirm(request, pending_call, sending)
+                self._request_log.call_ended(request.line, ACCEPTED if received else CLIENT_LEFT, None, 0)
+                return
+        except (Disconnected, asyncio.CancelledError, CarpoolError) as error:
+            self._request_log.call_failed(request, error)
+            raise
+        await self._deliver(request, waiting_call, reply)
+
+    async def _reply(self, request: RequestContext, waiting_call: WaitingCall) -> Reply:
+        """Keeps the client alive until the reply is there. Raises `Disconnected` if the client disconnects first."""
+        pending_call = waiting_call.pending_call
+        headers = early_headers(request.line.ticket, pending_call.lane, pending_call.reason)
+        try:
+            async with aclosing(_pauses(request, self._patience, headers, waiting_call.signs)) as pauses:
+                async for pause in pauses:
+                    await _wait_for_either(pending_call.answer, request.leaving, pause)
+                    if request.gone or pending_call.answer.done():
+                        break
+        except asyncio.CancelledError:  # even if the reply arrived at the same moment
+            self._engine.tickets.leave(pending_call)
+            raise
+        if request.gone:  # the answer stays in the store until it comes back
+            self._engine.tickets.leave(pending_call)
+            raise Disconnected
+        return pending_call.answer.result()
+
+    async def _send_and_confirm(
+        self,
+        request: RequestContext,
+        pending_call: PendingCall,
+        sending: Awaitable[None],
+        lost: ConnectionLost = lambda: None,
+    ) -> bool:
+        """Whether the client received everything. If not, its ticket is released, so that it can come back."""
+        received = False
+        try:
+            await sending
+            received = await request.received(lost)
+        finally:
+            if not received:
+                self._engine.tickets.leave(pending_call)
+        return received
+
+    async def _deliver(self, request: RequestContext, waiting_call: WaitingCall, reply: Reply) -> None:
+        outcome, line, pending_call = reply.outcome, request.line, waiting_call.pending_call
+        reply = Reply(reply.ticket, outcome, reply.entry, outcome.reason or pending_call.reason)
+        line.batch, line.lane, line.reason = outcome.batch, str(outcome.lane), reply.reason
+        received: bool | None = None
+        try:
+            lost = partial(self._engine.deliveries.take_back, reply.ticket)
+            sending = _send_reply(reply, waiting_call, request)
+            received = await self._send_and_confirm(request, pending_call, sending, lost)
+            if received:
+                self._engine.deliveries.add(reply.ticket, pending_call)
+        finally:
+            left = request.gone if received is None else not received
+            status = CLIENT_LEFT if left else outcome.status
+            self._request_log.call_ended(line, status, reply.entry, len(outcome.body))
 
 
 @contextmanager
@@ -171,3 +253,47 @@ async def _spacing(send: Send, said: Headers, patience: Patience) -> AsyncGenera
     while True:
         await send_chunk(send, b" ", more=True)
         yield patience.space_s
+
+
+# ------------------------------------------------------------ delivery
+
+
+async def _send_reply(reply: Reply, waiting_call: WaitingCall, request: RequestContext) -> None:
+    if waiting_call.signs is not None:
+        await _send_stream(reply, waiting_call.dialect, waiting_call.signs, waiting_call.wish, request)
+    elif not request.begun:
+        await _send_whole_reply(reply, request.send)
+    elif reply.outcome.status == 200:
+        await send_chunk(request.send, reply.outcome.body, more=False)
+    else:  # the 200 is sent, and an error body would be taken for an answer
+        text = ticket_text(reply.ticket)
+        raise CallFailed(f"Call {text} failed with status {reply.outcome.status} while its client waited.", text)
+
+
+async def _send_whole_reply(reply: Reply, send: Send) -> None:
+    headers, refused = answer_headers(reply), reply.outcome.status in KEY_REFUSED
+    advised = (NO_RETRY,) if refused and not any(name == NO_RETRY[0] for name, _ in headers) else ()
+    await send_whole(send, reply.outcome.status, (*headers, *advised), reply.outcome.body)
+
+
+async def _send_stream(reply: Reply, dialect: Dialect, signs: Vigil, wish: str, request: RequestContext) -> None:
+    outcome, send = reply.outcome, request.send
+    if not request.begun:
+        if outcome.status != 200:
+            await _send_whole_reply(reply, send)
+            return
+        events = dialect.replay(outcome.body, wish)
+        await send_head(send, 200, [EVENT_STREAM, *carpool_headers(reply)])
+    elif outcome.status != 200:
+        await send_chunk(send, dialect.stream_error(outcome.body), more=False)
+        return
+    else:
+        try:
+            events = signs.rest(dialect.replay(outcome.body, wish))
+        except Garbled as error:
+            body = dialect.error(error.status, error.code, str(error))
+            await send_chunk(send, dialect.stream_error(body), more=False)
+            return
+    for event in events:
+        await send_chunk(send, event, more=True)
+    await send_chunk(send, b"", more=False)

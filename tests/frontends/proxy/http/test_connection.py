@@ -226,12 +226,12 @@ async def test_what_is_no_call_under_a_known_head_passes_as_it_would_without() -
 async def test_what_goes_wrong_with_a_known_call_is_told_and_not_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
     tried: list[bytes] = []
 
-    def fails(sink: Any, greeting: Any, raw: Any, address: str) -> None:
-        tried.append(raw.body)
+    def fails(parsed_head: Any, body: bytes, connection: Connection, *, keep_alive: bool) -> None:
+        tried.append(body)
         raise ZeroDivisionError
 
     async with talking() as (house, heard, (reader, writer)):
-        monkeypatch.setattr(house.proxy._caller, "relay", fails)
+        monkeypatch.setattr(house.proxy._calls, "relay", fails)
         writer.write(call(body=numbered(2)))
         assert (await read_message(reader)).status == 500
         assert await reader.read() == b""

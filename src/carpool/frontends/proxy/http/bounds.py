@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from typing import Any, ClassVar, Self
+from urllib.parse import unquote
 
 import httptools
 from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT
@@ -17,7 +18,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResp
 
 from carpool.config import ConnectionLimits
 from carpool.frontends.proxy.http.liveness import pace_of
-from carpool.frontends.proxy.http.responses import MALFORMED, REFUSED, RequestRefused
+from carpool.frontends.proxy.http.responses import MALFORMED, Cycle, OldCycle, RequestRefused
 
 LONGEST_NAME = 256  # of a header name, in characters; names are cached
 LINGER_S = 5.0  # keep reading after a refusal: closing at once may make the client's kernel drop the response
@@ -28,6 +29,7 @@ _VERSIONS = frozenset({"1.0", "1.1"})
 
 
 class BoundedProtocol(HttpToolsProtocol):
+    cycle: Cycle  # of the newest request
     limits: ClassVar[ConnectionLimits] = ConnectionLimits()
     _most: ClassVar[int] = ConnectionLimits().max_head  # cached: read many times per request
     _trailers: _Trailers | None = None
@@ -43,7 +45,6 @@ class BoundedProtocol(HttpToolsProtocol):
     _stalls = 0  # consecutive checks without progress
     _seen = 0  # bytes at the last check
     _idle = False  # idle between two requests
-    _rests = 0  # how many times it became idle
 
     @classmethod
     def within(cls, limits: ConnectionLimits) -> type[Self]:
@@ -108,11 +109,38 @@ class BoundedProtocol(HttpToolsProtocol):
         self._check_head()
         if self._over_limit:
             self._check_room()
-        super().on_headers_complete()
+        self._begin_cycle()
         if self._trailers is None:
             self._trailers = _Trailers(self._most)
         self.headers = self._trailers  # type: ignore[assignment]  # later fields are trailers, not headers
         self._in_head = False
+
+    def _begin_cycle(self) -> None:
+        """As in the base class, with a `Cycle`, and without what carpool does not use."""
+        parser, scope, target = self.parser, self.scope, httptools.parse_url(self.url)
+        version, path = parser.get_http_version(), target.path.decode("ascii")
+        scope["method"], scope["http_version"] = parser.get_method().decode("ascii"), version
+        scope["path"] = unquote(path) if "%" in path else path
+        scope["raw_path"], scope["query_string"] = target.path, target.query or b""
+        earlier = self.cycle
+        self.cycle = (Cycle if version == "1.1" else OldCycle)(
+            scope=scope,
+            transport=self.transport,
+            flow=self.flow,
+            logger=self.logger,
+            access_logger=self.access_logger,
+            access_log=self.access_log,
+            default_headers=self.server_state.default_headers,
+            message_event=asyncio.Event(),
+            expect_100_continue=self.expect_100_continue,
+            keep_alive=version == "1.1" and parser.should_keep_alive(),
+            on_response=self.on_response_complete,
+        )
+        if earlier is None or earlier.response_complete:
+            self._start_asgi_task(self.cycle, self.app)
+        else:  # requests are answered in their order
+            self.flow.pause_reading()
+            self.pipeline.appendleft((self.cycle, self.app))
 
     def _check_head(self) -> None:
         headers, most = self.headers, self.limits.max_headers
@@ -157,12 +185,6 @@ class BoundedProtocol(HttpToolsProtocol):
         if not self.pipeline:
             self.flow.resume_reading()  # paused, it would not notice a disconnect
 
-    @property
-    def _busy(self) -> bool:
-        """Whether a request that arrives now must wait or is ignored."""
-        underway = self.cycle is not None and not self.cycle.response_complete
-        return underway or self._over_limit or self._refused is not None
-
     def _resume_http(self, rest: bytes) -> None:
         """Continues with HTTP after an ignored upgrade. The parser stops there, so a new one takes over."""
         has_body = self._upgrade_body
@@ -177,42 +199,7 @@ class BoundedProtocol(HttpToolsProtocol):
         replayed_head = b"POST / HTTP/1.1\r\n" + b"".join([b"%b: %b\r\n" % pair for pair in framing]) + b"\r\n"
         self.data_received(replayed_head + rest)
 
-    # ------------------------------------------------------------ end of a response
-
-    def on_response_complete(self) -> None:
-        self.server_state.total_requests += 1
-        if self.transport.is_closing():
-            return
-        self.flow.resume_reading()
-        if self.pipeline:
-            self._start_asgi_task(*self.pipeline.pop())
-        elif self._last_words is not None:
-            self._send_refusal(self._last_words)
-        else:
-            self._become_idle()
-
-    def _become_idle(self) -> None:
-        self._idle = True
-        self._rests += 1
-        self._start_idle_timer()
-
-    def _start_idle_timer(self) -> None:
-        """Starts the keep-alive timer. Restarting it for every request would be a large part of the cost of a quick
-        one, so it runs on and fires after one to two times the configured time."""
-        if self.timeout_keep_alive_task is None:
-            timeout = self.timeout_keep_alive
-            self.timeout_keep_alive_task = self.loop.call_later(timeout, self.timeout_keep_alive_handler, self._rests)
-
-    def timeout_keep_alive_handler(self, rests: int = 0) -> None:
-        self.timeout_keep_alive_task = None
-        if self._idle and rests == self._rests:
-            super().timeout_keep_alive_handler()
-        elif self._idle:
-            self._start_idle_timer()
-
-    def _unset_keepalive_if_required(self) -> None:
-        """A request has arrived. The running timer checks the flag, so it need not be cancelled."""
-        self._idle = False
+    # ------------------------------------------------------------ refusals
 
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
@@ -241,7 +228,7 @@ class BoundedProtocol(HttpToolsProtocol):
         elif cycle.response_started:
             self.transport.abort()
         else:
-            cycle.scope[REFUSED] = refused  # type: ignore[literal-required]  # logged by the task that reads its body
+            cycle.refused = refused  # logged by the task that reads its body
             self._send_refusal(response)
             cycle.disconnected = True
             cycle.message_event.set()

@@ -1,30 +1,24 @@
 """The server side of one HTTP/1.1 connection. A request takes one of three paths, the cheapest that can serve it.
 
 1. Known head, no task. The data start with the head of the previous call, apart from the content length
-   (`known_heads`). The head is not parsed again. Once the body is complete, `RelayingApp.relay` starts the answer.
+   (`KnownHeads`). The head is not parsed again. Once the body is complete, `RequestHead.relay` starts the answer.
 2. New head, no task. uvicorn's parser reads the head and `RelayingApp.parse_head` looks at it. If the request may be
    relayed, the body is collected here, up to `MOST_AT_ONCE`, and then passed to `relay`.
 3. ASGI task. Everything else runs as a uvicorn task: other applications and protocol versions, larger bodies, requests
-   for which `parse_head` or `relay` returns None, and exceptions of both, which uvicorn then reports.
+   that `parse_head` or `relay` leaves to a task, and exceptions of both, which uvicorn then reports.
 
-Without a task, the events of the two connections carry the call: the engine writes the provider's response to a
-`ClientSink`, which stands in for uvicorn's request cycle until the response ends; backpressure and disconnects go to
-the `TasklessAnswer`. A path never answers halfway: as long as nothing was sent, a request can fall back to the next
-path. For path 1 that means that the buffered bytes are fed to the parser as if they had just arrived.
+Without a task, the events of the two connections carry the call: the provider's response is pushed to a
+`ClientResponse`, which stands in for uvicorn's request cycle until the response ends. A path never answers halfway: as
+long as nothing was sent, a request can fall back to the next path. For path 1 that means that the buffered bytes are
+fed to the parser as if they had just arrived.
 
 A head becomes known only after the parser accepted it and its call was relayed on a connection that stays open, and
 only if it arrived at the start of the data. Path 1 requires that no other request is in progress. If `relay` declines a
 known head, the connection forgets it. Slow bodies go back to the parser at the next idle check, which knows the limits.
-
-Requests that run as a task get three ASGI extensions; the proxy also works under servers that lack them:
-`carpool.informational` sends a 1xx response (not for HTTP/1.0). `carpool.leaving` returns a future that is done when
-the client disconnects, so that waiting clients need no listener task each. `carpool.received` tells whether the client
-has the whole response (`liveness`).
 """
 
 from __future__ import annotations
 
-import asyncio
 import re
 from collections.abc import Awaitable, Callable
 from functools import partial
@@ -32,36 +26,34 @@ from typing import Any, ClassVar, Protocol
 
 from httptools import parse_url
 from msgspec import Struct
-from uvicorn.protocols.http.httptools_impl import STATUS_LINE, RequestResponseCycle
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE
 
 from carpool.core.bounded import BoundedMap
 from carpool.core.model import Headers
-from carpool.frontends.proxy.http.asgi import Scope
 from carpool.frontends.proxy.http.bounds import BoundedProtocol
-from carpool.frontends.proxy.http.liveness import ConnectionLost, DeliveryReceipts
-from carpool.frontends.proxy.http.responses import BODYLESS, Cycle, Informer, OldCycle
-
-INFORMATIONAL = "carpool.informational"
-LEAVING = "carpool.leaving"
-RECEIVED = "carpool.received"
-
-Inform = Callable[[int, Headers], None]
-Leaving = asyncio.Future[None]  # done when the client has disconnected
-Receive = Callable[[ConnectionLost], Awaitable[bool]]
+from carpool.frontends.proxy.http.liveness import DeliveryReceipts
+from carpool.frontends.proxy.http.responses import BODYLESS, CLIENT, Cycle, RequestRefused
 
 MOST_AT_ONCE = 256 * 1024  # bytes of a body that is buffered here
 
+Application = Callable[[Any, Any, Any], Awaitable[None]]  # of ASGI
 
-class TasklessAnswer(Protocol):
-    """A response in progress that has no task."""
 
-    def pause(self, paused: bool) -> None:
-        """Backpressure: the client can't take more for now, or can again."""
+class RequestHead(Protocol):
+    """The head of a request. It holds for every request on the same connection whose head differs only in its length.
+    It is also the ASGI application that answers the request."""
+
+    relayable: bool  # it may be answered without a task
+
+    def relay(self, body: bytes, connection: Connection, *, keep_alive: bool) -> ClientResponse | Application:
+        """Starts the answer without a task; or returns the application to run in one, and then nothing was done."""
         ...
 
-    def left(self) -> None:
-        """The client has disconnected."""
+    def left(self, refused: RequestRefused | None) -> None:
+        """The client disconnected, or was refused, before the body of such a request was complete."""
         ...
+
+    def __call__(self, scope: Any, receive: Any, send: Any) -> Awaitable[None]: ...
 
 
 class RelayingApp(Protocol):
@@ -69,32 +61,21 @@ class RelayingApp(Protocol):
 
     heads: KnownHeads
 
-    def parse_head(self, scope: Scope) -> Any:
-        """Facts about a request that may be relayed once its body is complete; None if it may not. They hold for every
-        request on the same connection whose head differs only in its length."""
-        ...
-
-    def relay(self, parsed_head: Any, body: bytes, sink: ClientSink, scope: Scope | None) -> TasklessAnswer | None:
-        """Starts the answer. None if a task is needed after all: then nothing was done, and the result so far is in
-        the scope. A known head has no scope."""
-        ...
-
-    def left(self, parsed_head: Any, scope: Scope) -> None:
-        """The client disconnected before the body of such a request was complete."""
+    def parse_head(self, scope: Any) -> RequestHead | None:
+        """None if the application itself must answer the request, in a task."""
         ...
 
 
 class Connection(BoundedProtocol):
-    _leaving: Leaving | None = None
-    _due: tuple[RequestResponseCycle, Any, KnownHead | None] | None = None  # to be relayed once its body is complete
-    _answering: RequestResponseCycle | ClientSink | None = None
-    relay: TasklessAnswer | None = None  # of the current request, if it has no task
+    _due: tuple[Cycle, RequestHead, KnownHead | None] | None = None  # to be relayed once its body is complete
+    _answering: Cycle | ClientResponse | None = None
     _known: KnownHead | None = None  # head of the previous call, most likely also of the next
     _first: bytes = b""  # the data being parsed, if they start a message
     _came: list[bytes] | None = None  # data so far of a call with the known head and an incomplete body
     _missing = 0  # bytes of that body still to come
-    _failing_app: Any = None  # app for the next task: raises the error of a failed relay
+    _failing_app: Application | None = None  # for the next task: raises the error of a failed relay
     _receipts: DeliveryReceipts | None = None  # for responses sent by a task
+    _rests = 0  # how many times it became idle
 
     # ------------------------------------------------------------ known heads
 
@@ -113,8 +94,9 @@ class Connection(BoundedProtocol):
 
     def _recognise(self, known: KnownHead, data: bytes) -> bool:
         """Whether `data` starts a call with that head. A short body usually arrives with its head."""
-        body = known.body(data)
-        if body is None or self._busy:
+        body, cycle = known.body(data), self.cycle
+        busy = (cycle is not None and not cycle.response_complete) or self._over_limit or self._refused is not None
+        if body is None or busy:
             return False
         start, length = body
         missing = start + length - len(data)
@@ -122,8 +104,20 @@ class Connection(BoundedProtocol):
             return self._answer_known(known, data[start:])
         if missing < 0 or length > MOST_AT_ONCE:
             return False
-        self._unset_keepalive_if_required()
+        self._idle = False
         self._came, self._missing = [data], missing
+        return True
+
+    def _answer_known(self, known: KnownHead, body: bytes) -> bool:
+        try:
+            answer = known.parsed_head.relay(body, self, keep_alive=True)
+        except Exception as error:  # noqa: BLE001  raised again in a task, and not retried
+            answer = self._failing_app = partial(_failing, error)
+        if not isinstance(answer, ClientResponse):
+            self._known = None
+            return False
+        self._idle = False
+        self.cycle = self._answering = answer  # type: ignore[assignment]  # has the attributes that are read from a cycle
         return True
 
     def _gather(self, data: bytes) -> None:
@@ -144,20 +138,6 @@ class Connection(BoundedProtocol):
         if pieces is not None:
             self._read(b"".join(pieces))
 
-    def _answer_known(self, known: KnownHead, body: bytes) -> bool:
-        app: RelayingApp = self.app
-        sink = ClientSink(self, keep_alive=True)
-        try:
-            self.relay = app.relay(known.parsed_head, body, sink, None)
-        except Exception as error:  # noqa: BLE001  raised again in a task, and not retried
-            self._failing_app = partial(_failing, error)
-        if self.relay is None:
-            self._known = None
-            return False
-        self._unset_keepalive_if_required()
-        self.cycle = self._answering = sink  # type: ignore[assignment]  # has the attributes that are read from a cycle
-        return True
-
     def look(self, sender: int, reader: int) -> None:
         self._return_to_parser()  # the base class checks slow senders
         super().look(sender, reader)
@@ -168,29 +148,26 @@ class Connection(BoundedProtocol):
 
     # ------------------------------------------------------------ parsed heads
 
-    def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
+    def _start_asgi_task(self, cycle: Cycle, app: Any) -> None:  # type: ignore[override]
         self._answering = cycle
         failing_app, self._failing_app = self._failing_app, None
         if failing_app is not None:
             self._start_task(cycle, failing_app)
             return
-        relayable = cycle.scope["http_version"] == "1.1" and not cycle.waiting_for_100_continue
-        try:
-            parsed_head = app.parse_head(cycle.scope) if relayable and hasattr(app, "parse_head") else None
-        except Exception as error:  # noqa: BLE001  reported by uvicorn as any application error
-            app, parsed_head = partial(_failing, error), None
-        if parsed_head is None:
-            self._start_task(cycle, app)
+        parsed_head: RequestHead | None = None
+        if cycle.scope["http_version"] == "1.1" and not cycle.waiting_for_100_continue and hasattr(app, "parse_head"):
+            try:
+                parsed_head = app.parse_head(cycle.scope)
+            except Exception as error:  # noqa: BLE001  reported by uvicorn as any application error
+                app = partial(_failing, error)
+        if parsed_head is None or not parsed_head.relayable:
+            self._start_task(cycle, parsed_head or app)
             return
-        self._due = (cycle, parsed_head, self._cache_head(cycle, parsed_head) if self._first else None)
+        # Unless the connection closes or upgrades after it: parsing may then differ.
+        reusable = self._first and cycle is self.cycle and cycle.keep_alive and not self.parser.should_upgrade()
+        self._due = (cycle, parsed_head, app.heads.learn(self._first, parsed_head) if reusable else None)
         if not cycle.more_body:
             self._answer()
-
-    def _cache_head(self, cycle: RequestResponseCycle, parsed_head: Any) -> KnownHead | None:
-        """Caches the head, unless the connection closes or upgrades after it: parsing may then differ."""
-        app: RelayingApp = self.app
-        reusable = cycle is self.cycle and cycle.keep_alive and not self.parser.should_upgrade()
-        return app.heads.learn(self._first, parsed_head) if reusable else None
 
     def on_body(self, body: bytes) -> None:
         super().on_body(body)
@@ -198,8 +175,8 @@ class Connection(BoundedProtocol):
             if len(self.cycle.body) <= MOST_AT_ONCE:
                 self.flow.resume_reading()
             else:
-                self._due = None
-                self._start_task(self.cycle, self.app)
+                (_, parsed_head, _), self._due = self._due, None
+                self._start_task(self.cycle, parsed_head)
 
     def on_message_complete(self) -> None:
         super().on_message_complete()
@@ -209,42 +186,22 @@ class Connection(BoundedProtocol):
     def _answer(self) -> None:
         assert self._due is not None
         (cycle, parsed_head, known), self._due = self._due, None
-        app: Any = self.app
-        sink = ClientSink(self, cycle.keep_alive)
         try:
-            self.relay = app.relay(parsed_head, bytes(cycle.body), sink, cycle.scope)
+            answer = parsed_head.relay(bytes(cycle.body), self, keep_alive=cycle.keep_alive)
         except Exception as error:  # noqa: BLE001
-            app = partial(_failing, error)
-        if self.relay is None:
-            self._start_task(cycle, app)
+            answer = partial(_failing, error)
+        if not isinstance(answer, ClientResponse):
+            self._start_task(cycle, answer)
             return
-        self._known, self._answering = known, sink
+        self._known, self._answering = known, answer
         if self.cycle is cycle:  # otherwise another request is queued behind it
-            self.cycle = sink  # type: ignore[assignment]
+            self.cycle = answer  # type: ignore[assignment]
 
-    def pause_writing(self) -> None:
-        super().pause_writing()
-        if self.relay is not None:
-            self.relay.pause(True)
-
-    def resume_writing(self) -> None:
-        super().resume_writing()
-        if self.relay is not None:
-            self.relay.pause(False)
-
-    def _start_task(self, cycle: RequestResponseCycle, app: Any) -> None:
+    def _start_task(self, cycle: Cycle, app: Application) -> None:
         if self._receipts is None:
             self._receipts = DeliveryReceipts(self.transport)
-        extensions: dict[str, object] = {
-            LEAVING: partial(self._watch, cycle),
-            RECEIVED: partial(self._delivered, cycle),
-        }
-        if cycle.scope["http_version"] == "1.0":  # would mistake a 1xx for the response
-            cycle.__class__ = OldCycle
-        else:
-            cycle.__class__ = Cycle
-            extensions[INFORMATIONAL] = Informer(cycle)
-        cycle.scope["extensions"] = extensions  # type: ignore[typeddict-item]
+        cycle.receipts = self._receipts
+        cycle.scope["extensions"] = {CLIENT: cycle}  # type: ignore[dict-item]
         super()._start_asgi_task(cycle, app)
 
     def take_authority(self) -> None:
@@ -255,6 +212,52 @@ class Connection(BoundedProtocol):
             port = b"" if target.port is None else b":%d" % target.port
             host = b"[" + target.host + b"]" if b":" in target.host else target.host
             self.headers[:] = [pair for pair in self.headers if pair[0] != b"host"] + [(b"host", host + port)]
+
+    # ------------------------------------------------------------ between two requests
+
+    def on_response_complete(self) -> None:
+        self.server_state.total_requests += 1
+        if self.transport.is_closing():
+            return
+        self.flow.resume_reading()
+        if self.pipeline:
+            self._start_asgi_task(*self.pipeline.pop())  # type: ignore[arg-type]  # only cycles of ours are in there
+        elif self._last_words is not None:
+            self._send_refusal(self._last_words)
+        else:
+            self._idle = True
+            self._rests += 1
+            if self.timeout_keep_alive_task is None:
+                self._start_idle_timer()
+
+    def _start_idle_timer(self) -> None:
+        """Starts the keep-alive timer. Restarting it for every request would be a large part of the cost of a quick
+        one, so it runs on and fires after one to two times the configured time."""
+        timeout = self.timeout_keep_alive
+        self.timeout_keep_alive_task = self.loop.call_later(timeout, self.timeout_keep_alive_handler, self._rests)
+
+    def timeout_keep_alive_handler(self, rests: int = 0) -> None:
+        self.timeout_keep_alive_task = None
+        if self._idle and rests == self._rests:
+            super().timeout_keep_alive_handler()
+        elif self._idle:
+            self._start_idle_timer()
+
+    def _unset_keepalive_if_required(self) -> None:
+        """A request has arrived. The running timer checks the flag, so it need not be cancelled."""
+        self._idle = False
+
+    # ------------------------------------------------------------ clients that read slowly or disconnect
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        if isinstance(self._answering, ClientResponse):
+            self._answering.pause(True)
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        if isinstance(self._answering, ClientResponse):
+            self._answering.pause(False)
 
     def eof_received(self) -> None:
         if self._receipts is not None:
@@ -277,32 +280,16 @@ class Connection(BoundedProtocol):
         self.hung_up()
 
     def hung_up(self) -> None:
-        app: Any = self.app
         if self._due is not None:
-            app.left(self._due[1], self._due[0].scope)
+            self._due[1].left(self._due[0].refused)
         elif self._came is not None and self._known is not None:
-            app.left(self._known.parsed_head, {})
+            self._known.parsed_head.left(None)
         self._due = self._came = None
-        relay, self.relay = self.relay, None
-        if relay is not None:
-            relay.left()
-        if self._leaving is not None and not self._leaving.done():
-            self._leaving.set_result(None)
-
-    def _watch(self, cycle: RequestResponseCycle) -> Leaving:
-        """Requests are answered one at a time, so one future is enough."""
-        self._leaving = self.loop.create_future()
-        if cycle.disconnected or self.transport.is_closing():
-            cycle.disconnected = True  # a response sent now could not be delivered
-            self._leaving.set_result(None)
-        return self._leaving
-
-    async def _delivered(self, cycle: RequestResponseCycle, lost: ConnectionLost) -> bool:
-        assert self._receipts is not None
-        return cycle.response_complete and await self._receipts.received(lost)
+        if self._answering is not None:
+            self._answering.left()
 
 
-async def _failing(error: Exception, scope: Scope, receive: object, send: object) -> None:
+async def _failing(error: Exception, scope: object, receive: object, send: object) -> None:
     raise error
 
 
@@ -312,11 +299,9 @@ class _NullEvent:
     def set(self) -> None: ...
 
 
-class ClientSink(Struct, eq=False):
-    """Writes the HTTP/1.1 response to one request. Output is buffered until `flush` or the end.
-
-    Stands in for uvicorn's cycle meanwhile: the first fields are those that the connection reads from a cycle.
-    """
+class ClientResponse(Struct, eq=False):
+    """A response without a task: a `ResponseReceiver` that writes to the client. Output is buffered until `rest` or the
+    end. Stands in for uvicorn's cycle meanwhile: the first fields are those that the connection reads from a cycle."""
 
     connection: Connection
     keep_alive: bool
@@ -325,69 +310,57 @@ class ClientSink(Struct, eq=False):
     disconnected: bool = False
     out: list[bytes] = []
     chunked: bool = False
+    size: int = 0  # bytes of the body so far
     more_body: ClassVar[bool] = False  # the request body is complete
     message_event: ClassVar[_NullEvent] = _NullEvent()
 
     def __repr__(self) -> str:  # never the content
         return f"<{type(self).__name__}>"
 
-    def head(self, status: int, headers: list[tuple[str, str]]) -> None:
+    def answered(self, status: int, headers: Headers) -> None:
         """Header names are lower case. Without a content length, the body is chunked."""
         self.response_started = True
+        lines = list(map(": ".join, headers))
         if status not in BODYLESS and "content-length" not in dict(headers):
             self.chunked = True
-            headers.append(("transfer-encoding", "chunked"))
+            lines.append("transfer-encoding: chunked")
         if not self.keep_alive:
-            headers.append(("connection", "close"))
-        text = "\r\n".join(map(": ".join, headers))
+            lines.append("connection: close")
+        text = "\r\n".join(lines)
         self.out.append(STATUS_LINE.get(status) or b"HTTP/1.1 %d \r\n" % status)
         self.out.append(f"{text}\r\n\r\n".encode("latin-1"))
         if self.connection.flow.write_paused:
-            self.connection.pause_writing()
+            self.pause(True)
 
     def add(self, chunk: bytes) -> None:
         if chunk:  # an empty chunk would end the body
+            self.size += len(chunk)
             self.out.append(b"%x\r\n%b\r\n" % (len(chunk), chunk) if self.chunked else chunk)
 
-    def flush(self) -> None:
+    def rest(self) -> None:
         if self.out:
             self.connection.transport.write(b"".join(self.out))
             self.out.clear()
 
-    def end(self) -> None:
+    def finish(self) -> None:
         if self.chunked:
             self.out.append(b"0\r\n\r\n")
-        self.flush()
-        connection = self.connection
-        connection.relay = None
+        self.rest()
         self.response_complete = True
         if not self.keep_alive:
-            connection.transport.close()
-        connection.on_response_complete()
+            self.connection.transport.close()
+        self.connection.on_response_complete()
 
     def break_off(self) -> None:
         """Closes without an end, so that the client sees that the response is incomplete."""
-        self.connection.relay = None
-        self.flush()
+        self.rest()
         self.connection.transport.close()
 
+    def pause(self, paused: bool) -> None:
+        """Backpressure: the client can't take more for now, or can again."""
 
-def informer(scope: Scope) -> Inform | None:
-    """Sends a 1xx response; None if the server or the client's protocol does not support it."""
-    extension: Inform | None = scope.get("extensions", {}).get(INFORMATIONAL)
-    return extension
-
-
-def watcher(scope: Scope) -> Callable[[], Leaving] | None:
-    """Returns a future for the client's disconnect; None if the server does not support it."""
-    extension: Callable[[], Leaving] | None = scope.get("extensions", {}).get(LEAVING)
-    return extension
-
-
-def receiver(scope: Scope) -> Receive | None:
-    """Tells whether the client has the whole response; None if the server does not support it."""
-    extension: Receive | None = scope.get("extensions", {}).get(RECEIVED)
-    return extension
+    def left(self) -> None:
+        """The client has disconnected, perhaps after it got the whole response."""
 
 
 # ------------------------------------------------------------ known heads
@@ -405,7 +378,7 @@ class KnownHead(Struct, frozen=True, eq=False):
 
     before: bytes
     after: bytes  # up to the body
-    parsed_head: Any
+    parsed_head: RequestHead
 
     def __repr__(self) -> str:  # never the secrets
         return f"<{type(self).__name__}>"
@@ -425,7 +398,7 @@ class KnownHeads:
     def __init__(self) -> None:
         self._known: BoundedMap[tuple[bytes, bytes], KnownHead] = BoundedMap(MOST)
 
-    def learn(self, data: bytes, parsed_head: Any) -> KnownHead | None:
+    def learn(self, data: bytes, parsed_head: RequestHead) -> KnownHead | None:
         """Caches the head at the start of `data`; None if it is incomplete or has no content length."""
         end = data.find(_END, 0, LARGEST) + len(_END)
         length = _LENGTH.search(data, 0, end)

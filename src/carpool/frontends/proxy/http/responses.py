@@ -1,7 +1,8 @@
-"""Responses sent by a task: uvicorn's cycle with three additions, and refusals.
+"""Responses sent by a task: uvicorn's cycle with some additions, and refusals.
 
 The head is sent together with the first bytes of the body; a response that breaks off is recognisable as such, also to
-HTTP/1.0 clients; and 1xx responses can precede it.
+HTTP/1.0 clients; 1xx responses can precede it; and the application can ask about its client. For that the ASGI scope
+has the extension `CLIENT`, which is the `Cycle` itself. The proxy also works under servers that lack it.
 """
 
 from __future__ import annotations
@@ -17,14 +18,25 @@ from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
 from carpool.core.model import Headers
 from carpool.dialects import get as get_dialect
+from carpool.frontends.proxy.http.liveness import ConnectionLost, DeliveryReceipts
 from carpool.planners.access.providers import below, wire_of
 
+Leaving = asyncio.Future[None]  # done when the client has disconnected
+
+CLIENT = "carpool.client"  # ASGI extension: the `Cycle`, which knows about the client
 BODYLESS = frozenset({204, 304})  # a content-length, if present, describes another response
 _KNOWN = frozenset(map(int, HTTPStatus))
 _RESET_ON_CLOSE = struct.pack("ii", 1, 0)
 
 
 class Cycle(RequestResponseCycle):
+    """One request and its response. The later methods are for the application."""
+
+    can_inform = True  # the client's protocol has 1xx responses
+    refused: RequestRefused | None = None  # why the server itself refused the request
+    leaving: Leaving | None = None
+    receipts: DeliveryReceipts  # of the connection
+
     async def send(self, message: Any) -> None:
         if self.transport.is_closing():  # connection_lost will follow, and writing would be an error
             self.disconnected = True
@@ -40,6 +52,32 @@ class Cycle(RequestResponseCycle):
             await super().send(message)
         if self.response_complete:
             self.body = bytearray()  # unread request data, which an idle connection would keep
+
+    def inform(self, status: int, headers: Headers) -> None:
+        """Sends a 1xx response."""
+        if self.flow.write_paused:  # the client does not read, and 1xx responses are optional
+            return
+        if not self.response_started and not self.disconnected and not self.transport.is_closing():
+            phrase = HTTPStatus(status).phrase if status in _KNOWN else ""
+            lines = [f"HTTP/1.1 {status} {phrase}", *(f"{name}: {value}" for name, value in headers), "", ""]
+            self.transport.write("\r\n".join(lines).encode("latin-1"))
+
+    def watch(self) -> Leaving:
+        """A future that is done when the client disconnects, so that waiting clients need no listener task each."""
+        self.leaving = asyncio.get_running_loop().create_future()
+        if self.disconnected or self.transport.is_closing():
+            self.disconnected = True  # a response sent now could not be delivered
+            self.leaving.set_result(None)
+        return self.leaving
+
+    def left(self) -> None:
+        """Called by the connection when the client has disconnected."""
+        if self.leaving is not None and not self.leaving.done():
+            self.leaving.set_result(None)
+
+    async def received(self, lost: ConnectionLost) -> bool:
+        """Whether the client has the whole response (`liveness`)."""
+        return self.response_complete and await self.receipts.received(lost)
 
 
 class _HeadFirst:
@@ -78,6 +116,7 @@ class _HeadFirst:
 class OldCycle(Cycle):
     """HTTP/1.0: a response without a length ends with its connection, so only a reset shows that it is incomplete."""
 
+    can_inform = False  # it would mistake a 1xx for the response
     _open_ended = False
 
     async def send(self, message: Any) -> None:
@@ -97,28 +136,9 @@ class OldCycle(Cycle):
             self.transport.abort()
 
 
-class Informer:
-    """Sends 1xx responses."""
-
-    __slots__ = ("_cycle",)
-
-    def __init__(self, cycle: RequestResponseCycle) -> None:
-        self._cycle = cycle
-
-    def __call__(self, status: int, headers: Headers) -> None:
-        cycle = self._cycle
-        if cycle.flow.write_paused:  # the client does not read, and 1xx responses are optional
-            return
-        if not cycle.response_started and not cycle.disconnected and not cycle.transport.is_closing():
-            phrase = HTTPStatus(status).phrase if status in _KNOWN else ""
-            lines = [f"HTTP/1.1 {status} {phrase}", *(f"{name}: {value}" for name, value in headers), "", ""]
-            cycle.transport.write("\r\n".join(lines).encode("latin-1"))
-
-
 # ------------------------------------------------------------ refusals
 # Responses to requests that are refused before they reach the application.
 
-REFUSED = "carpool.refused"  # scope key: why the server refused the request
 _CODES = {408: "timeout_error", 413: "request_too_large", 429: "rate_limit_error"}
 _DIALECTS = ("anthropic", "openai")
 
