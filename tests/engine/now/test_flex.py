@@ -1,0 +1,58 @@
+"""The lane `flex` is tried once. If it has no room, the call takes another lane."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from carpool.core.model import Call, EntryKind, Lane
+from carpool.engine.context import EngineContext, Reply
+from carpool.engine.now.flex import FlexRefused, FlexSender
+from carpool.engine.now.send import Sender, SendRequest
+from tests.support.engine_context import AlikeClient, engine_context
+from tests.support.stores import admission
+
+BODY = b'{"model":"gpt-5","messages":[]}'
+
+
+def scene(client: AlikeClient) -> tuple[EngineContext, FlexSender, Call]:
+    context, credential = engine_context(client)
+    call = admission(1).call
+    changes = {"provider": "openai", "credential": credential, "payer": "", "model": "gpt-5", "body": BODY}
+    values = {name: getattr(call, name) for name in call.__struct_fields__} | changes
+    return context, FlexSender(context, Sender(context)), Call(**values | {"endpoint": "/v1/chat/completions"})
+
+
+async def test_an_answer_is_bought_on_flex() -> None:
+    client = AlikeClient()
+    context, flex, call = scene(client)
+    reply = await flex.direct(call, "cheap")
+    assert isinstance(reply, Reply)
+    assert (reply.outcome.status, reply.outcome.lane, reply.entry and reply.entry.lane) == (200, Lane.FLEX, Lane.FLEX)
+    [request] = client.requests
+    assert isinstance(request.body, bytes)
+    assert json.loads(request.body)["service_tier"] == "flex"
+    assert context.stats.flex_refused == 0
+
+
+@pytest.mark.parametrize("status", [429, 503])
+async def test_without_room_nothing_is_billed_and_the_next_purchase_is_the_second_attempt(status: int) -> None:
+    client = AlikeClient(status)
+    context, flex, call = scene(client)
+    refused = await flex.direct(call, "cheap")
+    assert refused == FlexRefused(EntryKind.PURCHASE, tried=1)
+    assert len(client.requests) == 1  # one attempt, no retry
+    [entry] = context.store.record.call_args.args  # type: ignore[attr-defined]
+    assert (entry.paid, entry.reason) == (0, "flex had no room")
+    assert context.stats.flex_refused == 1
+    onward = refused.onward(SendRequest.of(call, "then"))
+    assert (onward.tried, onward.kind) == (1, EntryKind.PURCHASE)
+
+
+async def test_an_error_of_the_call_itself_is_its_answer() -> None:
+    context, flex, call = scene(AlikeClient(400, (), b'{"error":{"message":"messages: required","code":"bad"}}'))
+    reply = await flex.direct(call, "cheap")
+    assert isinstance(reply, Reply)
+    assert reply.outcome.status == 400
+    assert context.stats.flex_refused == 0
