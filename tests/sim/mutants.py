@@ -428,7 +428,7 @@ MUTANTS = (
     ),
     Mutant(
         "two keys at once are taken for one of them",
-        "src/carpool/core/credentials.py",
+        "src/carpool/core/keys.py",
         "return keys.pop() if len(keys) == 1 else None",
         "return min(key or '' for key in keys) if keys else None",
         test="tests/frontends/proxy/test_isolation.py",
@@ -505,7 +505,7 @@ MUTANTS = (
     ),
     Mutant(
         "a crash quotes what it stumbled over",
-        "src/carpool/core/tracebacks.py",
+        "src/carpool/core/errors.py",
         "    if isinstance(error, CarpoolError):\n",
         "    if isinstance(error, Exception):\n",
         test="tests/frontends/proxy/test_tracebacks.py",

@@ -6,8 +6,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
-from carpool.core.credentials import sent_in
-from carpool.core.keys import Profile, new_key
+from carpool.core.keys import Profile, new_key, sent_in
 from carpool.core.model import Headers
 from carpool.dialects import get as get_dialect
 from tests.support.stage import Stage, staged

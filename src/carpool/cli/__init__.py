@@ -16,8 +16,7 @@ from carpool.cli.keys import keys
 from carpool.cli.mock import mock
 from carpool.cli.serve import serve
 from carpool.cli.stats import stats
-from carpool.core.errors import CarpoolError
-from carpool.core.tracebacks import safe_traceback
+from carpool.core.errors import CarpoolError, safe_traceback
 
 app = typer.Typer(
     name="carpool",

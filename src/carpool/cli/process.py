@@ -20,8 +20,8 @@ from pathlib import Path
 from typing import Any
 
 from carpool.config import ConnectionLimits
+from carpool.core.errors import safe_traceback
 from carpool.core.ports import Clock
-from carpool.core.tracebacks import safe_traceback
 
 log = logging.getLogger("carpool.serve")
 _PR_SET_DUMPABLE = 4

@@ -12,8 +12,8 @@ from carpool.cli.listen import admin_token, check_keys, listen, tls_context
 from carpool.cli.workers import able
 from carpool.config import Config, Flag, Provider, Serving, read_config, secret_in
 from carpool.core.clock import SystemClock
-from carpool.core.credentials import sent_in
 from carpool.core.errors import CarpoolError, ConfigError
+from carpool.core.keys import sent_in
 from carpool.core.model import Headers
 from carpool.core.ports import Dialect, HttpClient
 from carpool.dialects import COMPATIBLE_PROVIDERS, DIALECTS, speaking

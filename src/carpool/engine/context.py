@@ -11,7 +11,16 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from carpool.core.backoff import backoff
-from carpool.core.errors import IllegalMove, NotConnected, StoreError, StoreUnwritable, TooBusy, Unwell
+from carpool.core.errors import (
+    IllegalMove,
+    NotConnected,
+    StoreError,
+    StoreUnwritable,
+    TooBusy,
+    Unwell,
+    error_name,
+    plain_message,
+)
 from carpool.core.lifecycle import BatchState
 from carpool.core.model import (
     NONCE_LETTERS,
@@ -28,7 +37,6 @@ from carpool.core.model import (
 )
 from carpool.core.ports import Clock, Store
 from carpool.core.prices import PriceBook
-from carpool.core.tracebacks import error_name, plain_message
 from carpool.core.upstream import Upstream
 from carpool.engine.credentials import Keyring, LaneRefusals
 from carpool.engine.events import CallSettled, EventHooks, Stats, Trouble, Troubles

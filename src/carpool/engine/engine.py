@@ -9,8 +9,8 @@ from dataclasses import dataclass
 
 from msgspec.structs import replace
 
-from carpool.core.credentials import forms, plain
 from carpool.core.errors import CallTooLarge, CarpoolError, Closed, NotStarted
+from carpool.core.keys import forms, plain
 from carpool.core.lifecycle import BatchState, TicketState
 from carpool.core.model import Batch, Call, CallRow, Entry, EntryKind, Headers, Lane, Totals, Value, ticket_text
 from carpool.core.ports import Ask, Clock, ResponseReceiver, Store, WebhookEvent

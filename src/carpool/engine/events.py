@@ -10,8 +10,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, fields
 
 from carpool.core.bounded import BoundedMap
+from carpool.core.errors import error_name
 from carpool.core.model import Entry, EntryKind, Lane
-from carpool.core.tracebacks import error_name
 
 log = logging.getLogger("carpool.events")
 

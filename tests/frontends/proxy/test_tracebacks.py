@@ -19,8 +19,7 @@ import msgspec
 import pytest
 
 import carpool
-from carpool.core.errors import CallTooLarge
-from carpool.core.tracebacks import error_name, safe_traceback
+from carpool.core.errors import CallTooLarge, error_name, safe_traceback
 from carpool.dialects import get as get_dialect
 from carpool.engine import Upstream
 from carpool.http import Http1Client

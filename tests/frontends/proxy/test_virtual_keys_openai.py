@@ -10,8 +10,7 @@ import httpx2
 import openai
 import pytest
 
-from carpool.core.credentials import sent_in
-from carpool.core.keys import Profile, new_key
+from carpool.core.keys import Profile, new_key, sent_in
 from carpool.dialects import get as get_dialect
 from carpool.mock import MockConfig, expected_openai_text
 

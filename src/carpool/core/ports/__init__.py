@@ -3,7 +3,7 @@
 Every implementation must keep these contracts; `tests/contract` runs one suite over all implementations of a port.
 """
 
-from carpool.core.ports.clock import Clock
+from carpool.core.clock import Clock
 from carpool.core.ports.dialect import (
     Allowance,
     Allowances,

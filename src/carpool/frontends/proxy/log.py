@@ -18,8 +18,8 @@ from typing import Any, TextIO
 
 import msgspec
 
+from carpool.core.errors import safe_traceback
 from carpool.core.model import Entry
-from carpool.core.tracebacks import safe_traceback
 from carpool.engine import Event
 from carpool.engine.events import (
     AccountSlowed,

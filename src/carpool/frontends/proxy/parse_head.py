@@ -16,9 +16,8 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from carpool.core.bounded import BoundedMap
-from carpool.core.credentials import KEY_HEADERS
 from carpool.core.errors import BadCall
-from carpool.core.keys import KeyHolder
+from carpool.core.keys import KEY_HEADERS, KeyHolder
 from carpool.core.model import Headers
 from carpool.dialects.headers import ONE_REQUEST
 from carpool.dialects.keep_alive import Client, recognise

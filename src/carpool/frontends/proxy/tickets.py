@@ -12,8 +12,8 @@ from urllib.parse import parse_qs
 
 import msgspec
 
-from carpool.core.credentials import sent_in, the_key
 from carpool.core.errors import BadCall
+from carpool.core.keys import sent_in, the_key
 from carpool.core.lifecycle import TicketState
 from carpool.core.model import CallRow, Entry, Headers, Lane, ticket_number, ticket_text
 from carpool.core.ports import Dialect

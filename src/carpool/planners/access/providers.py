@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from urllib.parse import urlsplit
 
-from carpool.core.credentials import BEARER, bare
 from carpool.core.errors import NoProvider
+from carpool.core.keys import BEARER, bare
 from carpool.core.model import Headers
 from carpool.core.upstream import Upstream, versioned
 

@@ -12,9 +12,8 @@ from typing import Protocol
 
 from msgspec.structs import replace
 
-from carpool.core.credentials import KEY_HEADERS
 from carpool.core.errors import BadCall, KeyForbidden, KeyRefused, KeyUnready
-from carpool.core.keys import PREFIX, SHAPE, KeyHolder, VirtualKey, looks_virtual
+from carpool.core.keys import KEY_HEADERS, PREFIX, SHAPE, KeyHolder, VirtualKey, looks_virtual
 from carpool.core.model import Headers, Lane
 from carpool.core.upstream import Upstream
 from carpool.planners.access.options import Options, capped, span

@@ -2,7 +2,7 @@
 
 import pytest
 
-from carpool.core.credentials import forms, plain, the_key
+from carpool.core.keys import forms, plain, the_key
 from carpool.core.model import Headers
 from carpool.dialects import ANTHROPIC, OPENAI, speaking
 
