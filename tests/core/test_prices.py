@@ -207,8 +207,8 @@ def test_the_cards_agree_with_genai_prices(model: str, lane: Lane) -> None:
 def test_the_table_is_searched_once_for_many_lines_of_a_kind(monkeypatch: pytest.MonkeyPatch) -> None:
     """A search takes a thousand times as long as a multiplication; a batch has 100,000 lines."""
     searches = []
-    search = prices._find_model
-    monkeypatch.setattr(prices, "_find_model", lambda *asked: searches.append(asked) or search(*asked))
+    search = prices._table_prices
+    monkeypatch.setattr(prices, "_table_prices", lambda *asked: searches.append(asked) or search(*asked))
     book = PriceBook()
     for tokens in range(1000):
         assert price("claude-haiku-4-5", Lane.BATCH, AT + tokens, book, input_tokens=tokens) is not None

@@ -35,7 +35,6 @@ CarpoolError
 from __future__ import annotations
 
 import traceback
-from collections.abc import Iterator
 from typing import ClassVar, Literal
 
 Fault = Literal["caller", "provider", "carpool", "machine"]
@@ -263,18 +262,13 @@ def plain_message(error: BaseException) -> str:
 
 def safe_traceback(error: BaseException) -> str:
     """Formats the stack frames of an exception and of its causes, without source lines or values."""
-    return "\nwhich came of this:\n".join(_format_frames(link) for link in _chain(error))
-
-
-def _format_frames(error: BaseException) -> str:
-    frames = traceback.extract_tb(error.__traceback__)[-MOST_FRAMES:]
-    return "\n".join([*(f"  {frame.filename}:{frame.lineno} in {frame.name}" for frame in frames), error_name(error)])
-
-
-def _chain(error: BaseException) -> Iterator[BaseException]:
+    texts: list[str] = []
     seen: set[int] = set()
     current: BaseException | None = error
     while current is not None and id(current) not in seen:
         seen.add(id(current))
-        yield current
+        frames = traceback.extract_tb(current.__traceback__)[-MOST_FRAMES:]
+        lines = [f"  {frame.filename}:{frame.lineno} in {frame.name}" for frame in frames]
+        texts.append("\n".join([*lines, error_name(current)]))
         current = current.__cause__ or (None if current.__suppress_context__ else current.__context__)
+    return "\nwhich came of this:\n".join(texts)

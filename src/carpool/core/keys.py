@@ -185,21 +185,16 @@ def rotated(
 
 def _live_keys_named(keys: Iterable[VirtualKey], name: str, now: float) -> list[VirtualKey]:
     keys = list(keys)
-    matching = [key for key in keys if key.name == name and key.live(now)]
-    if not matching:
-        raise ConfigError(_missing_message(keys, name, now))
-    return matching
-
-
-def _missing_message(keys: Iterable[VirtualKey], name: str, now: float) -> str:
-    """Explains why no live key has that name."""
-    ended = [key for key in keys if key.name == name]
-    if ended:
-        state = max(ended, key=lambda key: key.created_at).state(now)
-        return f"The key {name} is {state} already. carpool keys add {name} makes a new one of that name."
+    named = [key for key in keys if key.name == name]
+    matching = [key for key in named if key.live(now)]
+    if matching:
+        return matching
+    if named:
+        state = max(named, key=lambda key: key.created_at).state(now)
+        raise ConfigError(f"The key {name} is {state} already. carpool keys add {name} makes a new one of that name.")
     live = sorted({key.name for key in keys if key.live(now)})
     hint = f"The keys are {', '.join(live[:20])}." if live else "No key is good now: carpool keys add NAME makes one."
-    return f"There is no key {name[:60]!r}. {hint}"
+    raise ConfigError(f"There is no key {name[:60]!r}. {hint}")
 
 
 # ---------------------------------------------------------------- headers that carry a key

@@ -126,18 +126,14 @@ class PriceBook:
         if surcharge is None:
             return None
         context = _context(provider, lane, speed)
-        override = self._override(provider, model)
+        prices = self._overrides.get(provider, {})
+        patterns = (price for pattern, price in prices.items() if fnmatchcase(model, pattern))
+        override = prices[model] if model in prices else next(patterns, None)
         if override is not None:
             return _card_of_override(override, lane, surcharge) if context is _CONTEXTS[lane] else None
         if any(provider == name and fnmatchcase(model, pattern) for name, pattern in _FREE_OF_CHARGE):
             return ((-1, _rates([Fraction(0)] * (len(_TOKEN_KEYS) + 1))),)
         return _card_of_table(provider, model, context, datetime.fromtimestamp(slot * _SLOT_S, UTC), surcharge)
-
-    def _override(self, provider: str, model: str) -> Price | None:
-        prices = self._overrides.get(provider, {})
-        if model in prices:
-            return prices[model]
-        return next((price for pattern, price in prices.items() if fnmatchcase(model, pattern)), None)
 
 
 def _cost(rates: Rates, usage: Usage) -> int | None:
@@ -173,24 +169,20 @@ def half_even(numerator: int, denominator: int) -> int:
 
 def _surcharge(provider: str, model: str, lane: Lane, geo: str | None, speed: str | None) -> Fraction | None:
     """The price factor for all tokens; None for a combination without a published price."""
-    place = _place_factor(provider, model, geo)
-    pace = _pace_factor(provider, lane, speed)
-    return None if place is None or pace is None else place * pace
-
-
-def _place_factor(provider: str, model: str, geo: str | None) -> Fraction | None:
-    if provider != "anthropic" or geo in _EVERYWHERE:
-        return Fraction(1)
-    version = _version(model)
-    if geo != "us" or version is None:
-        return None
-    return _US_ONLY if version >= _US_ONLY_SINCE else Fraction(1)
-
-
-def _pace_factor(provider: str, lane: Lane, speed: str | None) -> Fraction | None:
-    if provider != "anthropic" or speed in _UNHURRIED:
-        return Fraction(1)
-    return _FAST if speed == "fast" and lane is Lane.NOW else None
+    factor = Fraction(1)
+    if provider != "anthropic":
+        return factor
+    if geo not in _EVERYWHERE:
+        version = _version(model)
+        if geo != "us" or version is None:
+            return None
+        if version >= _US_ONLY_SINCE:
+            factor *= _US_ONLY
+    if speed not in _UNHURRIED:
+        if speed != "fast" or lane is not Lane.NOW:
+            return None
+        factor *= _FAST
+    return factor
 
 
 def _version(model: str) -> tuple[int, int] | None:
@@ -203,20 +195,14 @@ def _version(model: str) -> tuple[int, int] | None:
 
 
 def _card_of_override(price: Price, lane: Lane, surcharge: Fraction) -> Card | None:
-    factor = _lane_factor(price, lane)
-    if factor is None:
-        return None
+    factor = surcharge
+    if _CONTEXTS[lane] is not _STANDARD:
+        if lane is not Lane.BATCH or price.batch_multiplier is None:
+            return None
+        factor *= Fraction(str(price.batch_multiplier))
     amounts = (price.input, price.output, price.cache_read, price.cache_write_5m, price.cache_write_1h)
-    tokens = [_times(_nano(amount, _NANO_PER_MTOK_DOLLAR), factor * surcharge) for amount in amounts]
+    tokens = [_times(_nano(amount, _NANO_PER_MTOK_DOLLAR), factor) for amount in amounts]
     return ((-1, _rates([*tokens, _nano(price.web_search, _NANO_PER_KCOUNT_DOLLAR)])),)
-
-
-def _lane_factor(price: Price, lane: Lane) -> Fraction | None:
-    if _CONTEXTS[lane] is _STANDARD:
-        return Fraction(1)
-    if lane is Lane.BATCH and price.batch_multiplier is not None:
-        return Fraction(str(price.batch_multiplier))
-    return None
 
 
 def _context(provider: str, lane: Lane, speed: str | None) -> Mapping[str, str]:
@@ -260,14 +246,22 @@ def _table_prices(provider: str, model: str, at: datetime, context: Mapping[str,
     gaps only: either would label the full price as a discount. So with a context, token prices count only if an active
     variant sets them. Fees (searches) have no variants and are used as they are.
     """
-    entry = _find_model(provider, model)
-    if entry is None:
+    try:
+        _, entry = _snapshot().find_provider_model(_INSTEAD.get((provider, model), model), None, provider, None)
+    except LookupError:
         return None
     resolved: dict[str, Any] = dict(entry.get_prices(at, context or None).__dict__)
     if resolved.get(_REQUEST_KEY) is not None:
         return None  # also charged per request, which usage does not count
     if context:
-        covered = _covered(entry.price_variants or (), at, context)
+        covered = {
+            key
+            for variant in entry.price_variants or ()
+            if variant.constraint is None or variant.constraint.active(at)
+            if all(context.get(name) == value for name, value in variant.when.items())
+            for key, price in variant.prices.__dict__.items()
+            if price is not None
+        }
         resolved = {key: price for key, price in resolved.items() if key in covered or key == _SEARCH_KEY}
     if resolved.get("input_mtok") is None:  # the output price may be missing: embeddings have no output
         return None
@@ -279,25 +273,6 @@ def _snapshot() -> Any:
     from genai_prices.data_snapshot import get_snapshot
 
     return get_snapshot()
-
-
-def _find_model(provider: str, model: str) -> Any | None:
-    try:
-        _, entry = _snapshot().find_provider_model(_INSTEAD.get((provider, model), model), None, provider, None)
-    except LookupError:
-        return None
-    return entry
-
-
-def _covered(variants: Iterable[Any], at: datetime, context: Mapping[str, str]) -> set[str]:
-    return {
-        key
-        for variant in variants
-        if variant.constraint is None or variant.constraint.active(at)
-        if all(context.get(name) == value for name, value in variant.when.items())
-        for key, price in variant.prices.__dict__.items()
-        if price is not None
-    }
 
 
 def _tiers(price: Any) -> Iterable[Any]:

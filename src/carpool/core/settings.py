@@ -72,16 +72,11 @@ def load(path: str | os.PathLike[str]) -> Mapping[object, object]:
     try:
         loaded = yaml.safe_load(text)
     except _TROUBLE as error:
-        raise ConfigError(f"This is not valid YAML{_where(error)}.") from error
+        where = ""  # the position only: the source lines that PyYAML would show may hold a secret
+        if isinstance(error, yaml.MarkedYAMLError) and (mark := error.problem_mark) is not None:
+            where = f" at line {mark.line + 1}, column {mark.column + 1}: {error.problem}"
+        raise ConfigError(f"This is not valid YAML{where}.") from error
     return mapping(loaded, "The file")
-
-
-def _where(error: Exception) -> str:
-    """Returns the position of a YAML error, without the source lines that PyYAML would show: they may hold a secret."""
-    if not isinstance(error, yaml.MarkedYAMLError) or error.problem_mark is None:
-        return ""
-    mark = error.problem_mark
-    return f" at line {mark.line + 1}, column {mark.column + 1}: {error.problem}"
 
 
 def value_of(text: str, shown: str) -> object:

@@ -28,7 +28,11 @@ def load_secret_at(file: Path, env: Mapping[str, str]) -> bytes:
     """Returns `CARPOOL_SECRET`, else the contents of the file (mode 0600, created if missing)."""
     secret = find_secret_at(file, env)
     if secret is None:
-        _make(file)
+        try:
+            file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            _create(file)
+        except OSError as error:
+            raise _unusable(file, error) from error
         secret = find_secret_at(file, env)
     assert secret is not None
     return secret
@@ -85,14 +89,6 @@ def _read(path: Path) -> bytes | None:
     if len(text) < SHORTEST:
         raise WrongSecret(f"The secret {path} is damaged: put the earlier file back, or set {VARIABLE}.")
     return text.encode()
-
-
-def _make(path: Path) -> None:
-    try:
-        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        _create(path)
-    except OSError as error:
-        raise _unusable(path, error) from error
 
 
 def _unusable(path: Path, error: Exception) -> StoreUnwritable:

@@ -203,21 +203,17 @@ def inspect_file(real: str, secret: bytes | None = None, *, encrypt: bool = Fals
         try:
             with closing(connect_to_read(real)) as connection:
                 if version_of(connection, real) > 0:
-                    return _inspect(SqliteSession(connection, real), secret, encrypt)
+                    session = SqliteSession(connection, real)
+                    check = session.meta("secret_check")  # before the secret, which a new store writes first
+                    secrets.verify_found(secret or find_secret(real, os.environ), check, real)
+                    check_sealing(session.meta(SALT), real, encrypt=encrypt)
+                    known = session.execute("SELECT 1 FROM sqlite_schema WHERE name = 'virtual_keys'").fetchone()
+                    return calls.all_keys(session) if known else []
         except sqlite3.Error as error:
             raise translate(error, real) from error
     find_secret(real, os.environ)
     check_sealing(None, real, encrypt=encrypt)
     return []
-
-
-def _inspect(session: SqliteSession, secret: bytes | None, encrypt: bool) -> list[VirtualKey]:
-    check = session.meta("secret_check")  # read before the secret, which a process that creates the store writes first
-    secrets.verify_found(secret or find_secret(session.name, os.environ), check, session.name)
-    check_sealing(session.meta(SALT), session.name, encrypt=encrypt)
-    if not session.execute("SELECT 1 FROM sqlite_schema WHERE name = 'virtual_keys'").fetchone():
-        return []
-    return calls.all_keys(session)
 
 
 # ------------------------------------------------------------ opening
