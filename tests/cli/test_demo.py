@@ -11,7 +11,7 @@ import typer
 from rich.console import Console
 
 from carpool.cli import demo as command
-from carpool.cli.demo_board import FLEET, DemoVerdict, conclude
+from carpool.cli.demo import FLEET, DemoVerdict, conclude
 from carpool.core.model import EntryKind, Lane, Totals
 
 

@@ -8,7 +8,7 @@ from datetime import datetime
 
 import pytest
 
-from carpool.cli.announce import Holding, stopped
+from carpool.cli.console import Holding, stopped
 from carpool.config import Config
 from carpool.engine.events import BatchCollected, BatchEnded, BatchSubmitted, TroubleBegan, TroubleOver
 from carpool.frontends.proxy.log import EventLogger, LogEvent, LogLine, Noted, as_text, waiting

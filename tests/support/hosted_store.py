@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from carpool.cli.hub import Hub
+from carpool.cli.workers import Hub
 from carpool.core.clock import SystemClock
 from carpool.stores import SqliteStore
 from carpool.stores.remote import RemoteStore

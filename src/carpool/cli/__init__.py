@@ -7,9 +7,10 @@ import sys
 from typing import Annotated
 
 import typer
+from typer.completion import completion_init  # type: ignore[attr-defined]
 
 from carpool._version import __version__
-from carpool.cli import completion
+from carpool.cli import flags
 from carpool.cli.console import complain
 from carpool.cli.demo import demo
 from carpool.cli.keys import keys
@@ -47,21 +48,21 @@ def root(
         bool, typer.Option("--version", help="Print the version and exit.", is_eager=True, callback=_print_version)
     ] = False,
     show_completion: Annotated[
-        completion.Shell | None,
+        flags.Shell | None,
         typer.Option(
             metavar="SHELL",
             help="Print what makes bash, zsh or fish complete carpool's commands, and exit.",
             is_eager=True,
-            callback=completion.show,
+            callback=flags.show_completion,
         ),
     ] = None,
     install_completion: Annotated[
-        completion.Shell | None,
+        flags.Shell | None,
         typer.Option(
             metavar="SHELL",
             help="Put that where the shell reads it when it starts, and exit.",
             is_eager=True,
-            callback=completion.set_up,
+            callback=flags.install_completion,
         ),
     ] = None,
 ) -> None:
@@ -73,7 +74,7 @@ def main() -> None:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # a terminal that can't show a character shows another
-    completion.prepare()
+    completion_init()
     try:
         app()
     except CarpoolError as error:

@@ -1,12 +1,23 @@
-"""Console output: tables fit the terminal, and are not cut in a pipe."""
+"""Console output: tables and errors, and the messages of `carpool serve` at its start and its end."""
 
 from __future__ import annotations
 
+import json
+import shlex
+import socket
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
 
 from rich.console import Console
 from rich.text import Text
+
+from carpool.config import Config
+from carpool.core.lifecycle import UNFINISHED
+from carpool.engine.engine import OPEN_CALLS
+from carpool.stores import shown, sqlite_path
+from carpool.stores.remote import hosted
 
 UNBOUNDED = 100_000  # columns
 
@@ -23,3 +34,97 @@ def complain(errors: Iterable[Exception]) -> None:
     """Print one line per error to stderr."""
     for error in errors:
         console(stderr=True).print(Text.assemble(("carpool: ", "bold red"), str(error)), soft_wrap=True)
+
+
+ANY_ADDRESS = ("0.0.0.0", "[::]")  # noqa: S104  as it is shown
+BUDGET = "/@budget=30m"
+
+
+class Holding(NamedTuple):
+    """The unfinished contents of a store."""
+
+    calls: int = 0
+    batches: int = 0
+    answers: int = 0  # responses that were not delivered yet
+    keyless: int = 0  # calls whose provider key only their client has
+
+    @classmethod
+    def of(cls, counts: Mapping[str, int], keyless: int = 0) -> Holding:
+        calls = sum(counts.get(f"tickets.{state}", 0) for state in OPEN_CALLS)
+        batches = sum(counts.get(f"batches.{state}", 0) for state in UNFINISHED)
+        return cls(calls, batches, counts.get("answers.undelivered", 0), keyless)
+
+    def __str__(self) -> str:
+        parts = [
+            (self.calls, "open call", "open calls"),
+            (self.batches, "unfinished batch", "unfinished batches"),
+            (self.answers, "answer to be fetched", "answers to be fetched"),
+        ]
+        return ", ".join(_many(*part) for part in parts if part[0]) or "nothing to be done"
+
+
+def started(address: str, config: Config, holding: Holding) -> list[str]:
+    """The lines of the start message; the first has the address."""
+    reached = address
+    for anywhere in ANY_ADDRESS:
+        reached = reached.replace(anywhere, socket.gethostname())
+    lines = [f"carpool listens on {address} (Ctrl-C stops it)"]
+    lines += _block("buys from", [", ".join(provider.base_url for provider in config.providers)])
+    lines += _block("store", [place(config.store), f"found: {holding}"])
+    if holding.keyless:
+        waits = "call has no key here: it waits until its client calls again"
+        wait = "calls have no key here: they wait until their clients call again"
+        lines += _block("", [_many(holding.keyless, waits, wait)])
+    lines += _block("clients", _variables(reached, config))
+    lines += _block("", [f"with {BUDGET} in it, calls that stand alone may wait and cost less"])
+    return lines + _block("look at", [f"{reached}/carpool/stats"])
+
+
+def stopped(config: Config, holding: Holding | None) -> list[str]:
+    """What remains in the store, and how to get it back. `holding` None: unknown."""
+    if in_memory(config.store):
+        return ["carpool has stopped. Its store was in memory, so nothing is kept."]
+    where = place(config.store)
+    if holding is None:
+        return [f"carpool has stopped. What is left in {where} could not be read."]
+    if not holding.calls and not holding.batches and not holding.answers:
+        return [f"carpool has stopped. Nothing is left to be done in {where}."]
+    lines = [f"carpool has stopped, and keeps {holding}"]
+    lines += _block("store", [where])
+    lines += _block("to go on", [shlex.join(["carpool", *sys.argv[1:]])])
+    return lines + _block("", ["clients that send their call again get its answer, bought once"])
+
+
+def say(lines: Sequence[str], event: str, facts: Mapping[str, object], *, as_json: bool) -> None:
+    """Print to standard output: lines of text, or one line of JSON."""
+    console = Console(highlight=False)
+    if as_json:
+        lines = [json.dumps({"event": event, "message": lines[0], **facts})]
+    for line in lines:
+        console.print(line, markup=False, soft_wrap=True)
+
+
+def in_memory(store: str) -> bool:
+    return hosted(store) and sqlite_path(store) is None
+
+
+def place(store: str) -> str:
+    """The location of a store, without a password."""
+    if not hosted(store):
+        return shown(store)
+    path = sqlite_path(store)
+    return "in memory, until carpool stops" if path is None else str(Path(path).absolute())
+
+
+def _variables(address: str, config: Config) -> list[str]:
+    spoken = {one.dialect for one in config.providers}
+    known = {"anthropic": f"ANTHROPIC_BASE_URL={address}", "openai": f"OPENAI_BASE_URL={address}/v1"}
+    return [variable for dialect, variable in known.items() if dialect in spoken] or [address]
+
+
+def _block(title: str, lines: Sequence[str]) -> list[str]:
+    return [f"  {title if number == 0 else '':<10} {line}" for number, line in enumerate(lines)]
+
+
+def _many(count: int, one: str, several: str) -> str:
+    return f"{count:,} {one if count == 1 else several}"

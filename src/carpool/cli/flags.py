@@ -1,14 +1,59 @@
-"""The options of `carpool serve`, and options shared by several commands."""
+"""The options of the commands, and shell completion of their values."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
 import typer
+from typer.completion import get_completion_script, install  # type: ignore[attr-defined]
 
-from carpool.cli import completion
+from carpool.cli.setup import gather
+from carpool.core.clock import SystemClock
+from carpool.core.errors import CarpoolError
+from carpool.stores import inspect_store
+
+PROGRAM, VARIABLE = "carpool", "_CARPOOL_COMPLETE"
+
+
+class Shell(StrEnum):
+    BASH = "bash"
+    ZSH = "zsh"
+    FISH = "fish"
+
+
+def show_completion(shell: Shell | None) -> None:
+    if shell is not None:
+        typer.echo(get_completion_script(prog_name=PROGRAM, complete_var=VARIABLE, shell=shell.value))
+        raise typer.Exit
+
+
+def install_completion(shell: Shell | None) -> None:
+    if shell is not None:
+        _, path = install(shell=shell.value, prog_name=PROGRAM, complete_var=VARIABLE)
+        typer.echo(f"Completion for {shell} is in {path}. It works in shells that are started from now on.")
+        raise typer.Exit
+
+
+def complete_from(*names: str) -> Callable[[str], list[str]]:
+    """A completion with the names that begin like the incomplete one."""
+    return lambda incomplete: [name for name in names if name.startswith(incomplete)]
+
+
+def key_names(ctx: typer.Context, incomplete: str) -> list[str]:
+    """The names of valid keys; none if the store can't be read."""
+    file = ctx.params.get("config")
+    try:
+        config = gather(None if file is None else Path(file), None, (), ctx.params.get("store"))
+        keys, now = inspect_store(config.store), SystemClock().now()
+    except CarpoolError:
+        return []
+    return complete_from(*sorted({key.name for key in keys if key.live(now)}))(incomplete)
+
+
+# ---------------------------------------------------------------- options of `carpool serve`, and shared ones
 
 
 class LogFormat(StrEnum):
@@ -71,8 +116,7 @@ PatienceScale = Annotated[
 HubPath = Annotated[str | None, typer.Option("--hub", help="Where a worker finds the others.", hidden=True)]
 
 
-# ------------------------------------------------------------ key flags
-# The options of `carpool keys add`.
+# ---------------------------------------------------------------- options of `carpool keys add`
 
 Provider = Annotated[
     str | None, typer.Option(metavar="NAME", help="The provider it buys from; the config's first one otherwise.")
@@ -90,7 +134,7 @@ Lane = Annotated[
     typer.Option(
         metavar="LANE",
         help="The lane of calls that ask for nothing: now or batch.",
-        autocompletion=completion.lanes,
+        autocompletion=complete_from("now", "batch"),
     ),
 ]
 MaxBudget = Annotated[
@@ -100,7 +144,9 @@ RefuseOver = Annotated[bool, typer.Option("--refuse-over", help="Refuse larger b
 Lanes = Annotated[
     str | None,
     typer.Option(
-        metavar="LANES", help="The lanes it may take, such as now or now,batch.", autocompletion=completion.lanes
+        metavar="LANES",
+        help="The lanes it may take, such as now or now,batch.",
+        autocompletion=complete_from("now", "batch"),
     ),
 ]
 Tag = Annotated[

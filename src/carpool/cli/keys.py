@@ -15,7 +15,7 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 from rich.text import Text
 
-from carpool.cli import completion, flags
+from carpool.cli import flags
 from carpool.cli.console import console
 from carpool.cli.setup import gather
 from carpool.config import Config, Provider
@@ -134,7 +134,7 @@ keys = typer.Typer(
 
 
 NewName = Annotated[str, typer.Argument(metavar="NAME", help="The key's name.")]
-Name = Annotated[str, typer.Argument(metavar="NAME", help="The key's name.", autocompletion=completion.key_names)]
+Name = Annotated[str, typer.Argument(metavar="NAME", help="The key's name.", autocompletion=flags.key_names)]
 
 
 # ---------------------------------------------------------------- commands

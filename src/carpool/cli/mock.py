@@ -12,16 +12,14 @@ import typer
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
-from carpool.cli import completion
+from carpool.cli import flags
 from carpool.cli.console import console
 from carpool.cli.listen import listen
 from carpool.core.errors import ConfigError
-from carpool.mock import FAULTS, LENGTHS, Faults, MockConfig, MockServer, OpenAIConfig, parse_latency, run
-from carpool.mock import Faults as Defaults
+from carpool.mock import FAULTS, LENGTHS, VENDORS, Faults, MockConfig, MockServer, OpenAIConfig, parse_latency, run
 from carpool.planners.ledger import dollars
 
-# ------------------------------------------------------------ mock flags
-# The options of `carpool mock`.
+SIGNED = frozenset({"clock_offset_s"})
 
 
 def _list_faults(wanted: bool) -> None:
@@ -29,69 +27,137 @@ def _list_faults(wanted: bool) -> None:
         return
     width = max(map(len, (*FAULTS, *LENGTHS)))
     typer.echo("Faults, each with its chance from 0 to 1, as in --fault create_500=0.1:\n")
-    for name, said in FAULTS.items():
-        typer.echo(f"  {name:{width}}  {said}")
+    for name, description in FAULTS.items():
+        typer.echo(f"  {name:{width}}  {description}")
     typer.echo("\nHow long, in seconds, as in --fault hang_s=10:\n")
-    for name, said in LENGTHS.items():
-        typer.echo(f"  {name:{width}}  {said}; {getattr(Defaults(), name):g} unless given")
+    for name, description in LENGTHS.items():
+        typer.echo(f"  {name:{width}}  {description}; {getattr(Faults(), name):g} unless given")
     raise typer.Exit
 
 
-Host = Annotated[str, typer.Option(metavar="ADDRESS", help="Address to listen on.")]
-Port = Annotated[int, typer.Option(metavar="PORT", help="Port to listen on.", min=1, max=65535)]
-BatchLatency = Annotated[
-    str,
-    typer.Option(
-        metavar="SECONDS",
-        help="How long batches take: constant:2, uniform:1,5, lognormal:median=100,sigma=0.5 …",
-    ),
-]
-SyncLatency = Annotated[str, typer.Option(metavar="SECONDS", help="How long synchronous calls take, written likewise.")]
-Fault = Annotated[
-    list[str] | None,
-    typer.Option(
-        help="A fault and its chance, as in create_500=0.1. May be repeated.",
-        metavar="NAME=CHANCE",
-        autocompletion=completion.faults,
-    ),
-]
-ListFaults = Annotated[
-    bool,
-    typer.Option("--faults", help="List the faults, a line each, and exit.", is_eager=True, callback=_list_faults),
-]
-BatchRpm = Annotated[
-    float, typer.Option(metavar="COUNT", help="Requests per minute on the batch endpoints.", min=0.001)
-]
-SyncRpm = Annotated[
-    float | None,
-    typer.Option(
-        metavar="COUNT", help="Requests per minute on the synchronous endpoints; no limit unless given.", min=0.001
-    ),
-]
-EnqueuedTokens = Annotated[
-    int | None,
-    typer.Option(
-        metavar="COUNT",
-        help="OpenAI: prompt tokens that may wait in batches of one model; no limit unless given.",
-        min=1,
-    ),
-]
-Vendor = Annotated[
-    str,
-    typer.Option(
-        metavar="NAME",
-        help="Whose habits OpenAI's part has: openai, azure, groq, together, mistral or xai.",
-        autocompletion=completion.relative_names,
-    ),
-]
-WebhookUrl = Annotated[
-    str | None, typer.Option(metavar="URL", help="OpenAI: where to post signed events about ended batches.")
-]
-Seed = Annotated[int, typer.Option(metavar="NUMBER", help="Seed of everything random.")]
+def _complete_fault(incomplete: str) -> list[tuple[str, str]]:
+    return [(f"{name}=", description) for name, description in FAULTS.items() if name.startswith(incomplete)]
 
 
-# ------------------------------------------------------------ mock bill
-# The mock provider's bill as a table.
+def mock(
+    host: Annotated[str, typer.Option(metavar="ADDRESS", help="Address to listen on.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(metavar="PORT", help="Port to listen on.", min=1, max=65535)] = 8788,
+    batch_latency: Annotated[
+        str,
+        typer.Option(
+            metavar="SECONDS",
+            help="How long batches take: constant:2, uniform:1,5, lognormal:median=100,sigma=0.5 …",
+        ),
+    ] = "lognormal:median=20,sigma=0.5",
+    sync_latency: Annotated[
+        str, typer.Option(metavar="SECONDS", help="How long synchronous calls take, written likewise.")
+    ] = "uniform:0.3,1.2",
+    fault: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="A fault and its chance, as in create_500=0.1. May be repeated.",
+            metavar="NAME=CHANCE",
+            autocompletion=_complete_fault,
+        ),
+    ] = None,
+    faults: Annotated[
+        bool,
+        typer.Option("--faults", help="List the faults, a line each, and exit.", is_eager=True, callback=_list_faults),
+    ] = False,
+    batch_rpm: Annotated[
+        float, typer.Option(metavar="COUNT", help="Requests per minute on the batch endpoints.", min=0.001)
+    ] = 1000.0,
+    sync_rpm: Annotated[
+        float | None,
+        typer.Option(
+            metavar="COUNT", help="Requests per minute on the synchronous endpoints; no limit unless given.", min=0.001
+        ),
+    ] = None,
+    enqueued_tokens: Annotated[
+        int | None,
+        typer.Option(
+            metavar="COUNT",
+            help="OpenAI: prompt tokens that may wait in batches of one model; no limit unless given.",
+            min=1,
+        ),
+    ] = None,
+    vendor: Annotated[
+        str,
+        typer.Option(
+            metavar="NAME",
+            help="Whose habits OpenAI's part has: openai, azure, groq, together, mistral or xai.",
+            autocompletion=flags.complete_from(*VENDORS),
+        ),
+    ] = "openai",
+    webhook_url: Annotated[
+        str | None, typer.Option(metavar="URL", help="OpenAI: where to post signed events about ended batches.")
+    ] = None,
+    seed: Annotated[int, typer.Option(metavar="NUMBER", help="Seed of everything random.")] = 0,
+) -> None:
+    """Serve a stand-in for the APIs of Anthropic and OpenAI: limits, timing, faults, and a bill of its own.
+
+    It takes any key. Point an SDK, or carpool serve --upstream, at http://127.0.0.1:8788. At
+    http://127.0.0.1:8788/v1 it stands in for OpenAI, with files, batches, the flex tier and webhooks; with --vendor
+    for another OpenAI-compatible provider. GET /mock/bill shows what it has sold, and so does its end.
+    """
+    if webhook_url is not None and not webhook_url.startswith(("http://", "https://")):
+        raise ConfigError(f"--webhook-url is {webhook_url[:60]!r}: write a URL, such as http://127.0.0.1:9000/hooks.")
+    chosen = Faults()
+    for pair in fault or ():
+        name, _, value = pair.partition("=")
+        chosen = replace(chosen, **{name: _fault(name, value)})
+    try:
+        config = MockConfig(
+            seed=seed,
+            batch_latency=parse_latency(batch_latency),
+            sync_latency=parse_latency(sync_latency),
+            batch_rpm=batch_rpm,
+            sync_rpm=sync_rpm,
+            faults=chosen,
+            openai=OpenAIConfig(
+                vendor=vendor,
+                enqueued_tokens={} if enqueued_tokens is None else {"*": enqueued_tokens},
+                webhook_url=webhook_url,
+            ),
+        )
+    except ValueError as error:
+        raise ConfigError(f"The stand-in can't be set up like this: {error}.") from error
+    _serve(config, host, port)
+
+
+def _fault(name: str, value: str) -> Any:
+    """The value of a fault. A fault without a probability always occurs."""
+    if name not in FAULTS and name not in LENGTHS:
+        near = get_close_matches(name, (*FAULTS, *LENGTHS), n=1, cutoff=0.75)
+        hint = f"Did you mean {near[0]}? " if near else ""
+        raise ConfigError(f"There is no fault {name[:60]!r}. {hint}carpool mock --faults lists them.")
+    kind = type(getattr(Faults(), name))
+    try:
+        number = kind(value or "1") if name in FAULTS else kind(value)
+    except ValueError:
+        number = math.nan
+    if name in FAULTS and not 0 <= number <= 1:
+        raise ConfigError(f"--fault {name} can't be {value[:40]!r}: write its chance, from 0 to 1, such as 0.1.")
+    if name in LENGTHS and not (number >= 0 or (name in SIGNED and number < 0)):
+        what = "a whole number" if kind is int else "a number"
+        raise ConfigError(f"--fault {name} can't be {value[:40]!r}: write {what} of seconds, as in {name}=10.")
+    return number
+
+
+def _serve(config: MockConfig, host: str, port: int) -> None:
+    listen(host, port).close()  # fails with a clear error if the port is in use
+    own = config.openai
+    served: list[MockServer] = []
+
+    def ready(server: MockServer) -> None:
+        served.append(server)
+        typer.echo(f"A stand-in for the APIs of Anthropic and OpenAI listens on {server.url}. Stop it with Ctrl-C.")
+        if own.webhook_url is not None:
+            typer.echo(f"It posts events to {own.webhook_url}, signed with {own.webhook_secret}.")
+
+    run(config, host, port, ready)
+    for server in served:
+        console().print(bill_table(server.provider.bill_summary))
 
 
 def bill_table(summary: Mapping[str, Any]) -> Table | str:
@@ -113,92 +179,3 @@ def bill_table(summary: Mapping[str, Any]) -> Table | str:
 def _figures(sums: Mapping[str, Any]) -> list[str]:
     counts = (sums["purchases"], sums["input_tokens"], sums["output_tokens"])
     return [*(f"{count:,}" for count in counts), dollars(sums["nano_usd"])]
-
-
-SIGNED = frozenset({"clock_offset_s"})
-
-
-def mock(
-    host: Host = "127.0.0.1",
-    port: Port = 8788,
-    batch_latency: BatchLatency = "lognormal:median=20,sigma=0.5",
-    sync_latency: SyncLatency = "uniform:0.3,1.2",
-    fault: Fault = None,
-    faults: ListFaults = False,
-    batch_rpm: BatchRpm = 1000.0,
-    sync_rpm: SyncRpm = None,
-    enqueued_tokens: EnqueuedTokens = None,
-    vendor: Vendor = "openai",
-    webhook_url: WebhookUrl = None,
-    seed: Seed = 0,
-) -> None:
-    """Serve a stand-in for the APIs of Anthropic and OpenAI: limits, timing, faults, and a bill of its own.
-
-    It takes any key. Point an SDK, or carpool serve --upstream, at http://127.0.0.1:8788. At
-    http://127.0.0.1:8788/v1 it stands in for OpenAI, with files, batches, the flex tier and webhooks; with --vendor
-    for another OpenAI-compatible provider. GET /mock/bill shows what it has sold, and so does its end.
-    """
-    chosen = _faults(fault or [])
-    if webhook_url is not None and not webhook_url.startswith(("http://", "https://")):
-        raise ConfigError(f"--webhook-url is {webhook_url[:60]!r}: write a URL, such as http://127.0.0.1:9000/hooks.")
-    try:
-        config = MockConfig(
-            seed=seed,
-            batch_latency=parse_latency(batch_latency),
-            sync_latency=parse_latency(sync_latency),
-            batch_rpm=batch_rpm,
-            sync_rpm=sync_rpm,
-            faults=chosen,
-            openai=_openai(vendor, enqueued_tokens, webhook_url),
-        )
-    except ValueError as error:
-        raise ConfigError(f"The stand-in can't be set up like this: {error}.") from error
-    _serve(config, host, port)
-
-
-def _serve(config: MockConfig, host: str, port: int) -> None:
-    listen(host, port).close()  # fails with a clear error if the port is in use
-    own = config.openai
-    served: list[MockServer] = []
-
-    def ready(server: MockServer) -> None:
-        served.append(server)
-        typer.echo(f"A stand-in for the APIs of Anthropic and OpenAI listens on {server.url}. Stop it with Ctrl-C.")
-        if own.webhook_url is not None:
-            typer.echo(f"It posts events to {own.webhook_url}, signed with {own.webhook_secret}.")
-
-    run(config, host, port, ready)
-    for server in served:
-        console().print(bill_table(server.provider.bill_summary))
-
-
-def _openai(vendor: str, enqueued_tokens: int | None, webhook_url: str | None) -> OpenAIConfig:
-    limits = {} if enqueued_tokens is None else {"*": enqueued_tokens}
-    return OpenAIConfig(vendor=vendor, enqueued_tokens=limits, webhook_url=webhook_url)
-
-
-def _faults(pairs: list[str]) -> Faults:
-    faults = Faults()
-    for pair in pairs:
-        name, _, value = pair.partition("=")
-        if name not in FAULTS and name not in LENGTHS:
-            near = get_close_matches(name, (*FAULTS, *LENGTHS), n=1, cutoff=0.75)
-            hint = f"Did you mean {near[0]}? " if near else ""
-            raise ConfigError(f"There is no fault {name[:60]!r}. {hint}carpool mock --faults lists them.")
-        faults = replace(faults, **{name: _number(name, value)})
-    return faults
-
-
-def _number(name: str, value: str) -> Any:
-    """The value of a fault. A fault without a probability always occurs."""
-    kind = type(getattr(Faults(), name))
-    try:
-        number = kind(value or "1") if name in FAULTS else kind(value)
-    except ValueError:
-        number = math.nan
-    if name in FAULTS and not 0 <= number <= 1:
-        raise ConfigError(f"--fault {name} can't be {value[:40]!r}: write its chance, from 0 to 1, such as 0.1.")
-    if name in LENGTHS and not (number >= 0 or (name in SIGNED and number < 0)):
-        what = "a whole number" if kind is int else "a number"
-        raise ConfigError(f"--fault {name} can't be {value[:40]!r}: write {what} of seconds, as in {name}=10.")
-    return number

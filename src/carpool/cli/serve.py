@@ -16,10 +16,9 @@ import uvicorn
 import uvloop
 
 from carpool.cli import flags
-from carpool.cli.announce import Holding, in_memory, say, started, stopped
-from carpool.cli.announce import place as where
 from carpool.cli.check import Asked, refuse_json, run_check
-from carpool.cli.console import complain
+from carpool.cli.console import Holding, complain, in_memory, say, started, stopped
+from carpool.cli.console import place as where
 from carpool.cli.flags import LogFormat
 from carpool.cli.listen import (
     ProxyServer,

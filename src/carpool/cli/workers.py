@@ -1,4 +1,8 @@
-"""`carpool serve --workers N`: a supervisor starts and restarts the workers, hosts what they share, and exits last."""
+"""`carpool serve --workers N`: a supervisor starts and restarts the workers, hosts what they share, and exits last.
+
+They share a store in a file, which only one process may open, and the secrets that clients sent to any of them. Both
+use a Unix socket that only the same user can open.
+"""
 
 from __future__ import annotations
 
@@ -8,17 +12,23 @@ import os
 import signal
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
+from typing import Any, cast
 
-from carpool.cli.announce import Holding
-from carpool.cli.hub import Hub, Ready
+import msgspec
+
+from carpool.cli.console import Holding
 from carpool.config import Config
 from carpool.core.backoff import backoff
 from carpool.core.clock import SystemClock
+from carpool.core.errors import CarpoolError, Garbled, StoreError
+from carpool.core.model import Headers
+from carpool.core.ports import Clock, Store
 from carpool.engine.context import BackgroundTasks
 from carpool.stores import open_store
-from carpool.stores.remote import hosted
+from carpool.stores.remote import UNASKED, Frames, Message, frame, hosted, message, method
 
 log = logging.getLogger("carpool.serve")
 
@@ -26,6 +36,13 @@ SHORTEST_PAUSE_S = 0.5  # before a worker is restarted; doubles each time
 LONGEST_PAUSE_S = 30.0
 STEADY_S = 60.0  # after so long a worker's pause is reset
 FAILED = 2
+HIGH_WATER = 8 << 20  # bytes that may be buffered for a worker before its requests and hints are held back
+
+Ready = Callable[[Holding], None]
+
+_HOLDING = msgspec.msgpack.Decoder(Holding)
+_NUMBER = msgspec.msgpack.Decoder(tuple[int])
+_SECRET = msgspec.msgpack.Decoder(tuple[str, Headers])
 
 
 class Workers:
@@ -90,7 +107,15 @@ class Workers:
         ended = 0  # exits in a row soon after the start
         while not self._stopping.is_set():
             started = self._clock.now()
-            code = await self._live_once(which)
+            # In a new session, or Ctrl-C at a terminal would reach the workers twice.
+            process = await asyncio.create_subprocess_exec(*self._command, start_new_session=True)
+            self._live.add(process)
+            try:
+                if self._stopping.is_set():
+                    process.send_signal(signal.SIGTERM)
+                code = await process.wait()
+            finally:
+                self._live.discard(process)
             if self._stopping.is_set():
                 return
             if not self._served.is_set():  # it never served, so a restart would fail as well
@@ -99,30 +124,11 @@ class Workers:
             lived = self._clock.now() - started
             ended = 1 if lived >= STEADY_S else ended + 1
             pause = backoff(ended, SHORTEST_PAUSE_S, LONGEST_PAUSE_S)
-            log.warning("Worker %d ended (%s). It is started again in %g s.", which, _how(code), pause)
-            await self._wait(pause)
-
-    async def _live_once(self, which: int) -> int:
-        # In a new session, or Ctrl-C at a terminal would reach the workers twice.
-        process = await asyncio.create_subprocess_exec(*self._command, start_new_session=True)
-        self._live.add(process)
-        try:
-            if self._stopping.is_set():
-                process.send_signal(signal.SIGTERM)
-            return await process.wait()
-        finally:
-            self._live.discard(process)
-
-    async def _wait(self, seconds: float) -> None:
-        try:
-            async with asyncio.timeout(seconds):
-                await self._stopping.wait()
-        except TimeoutError:
-            return
-
-
-def _how(code: int) -> str:
-    return f"signal {-code}" if code < 0 else f"code {code}"
+            how = f"signal {-code}" if code < 0 else f"code {code}"
+            log.warning("Worker %d ended (%s). It is started again in %g s.", which, how, pause)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(pause):
+                    await self._stopping.wait()
 
 
 async def supervise(count: int, config: Config, port: int, begun: Ready) -> int:
@@ -145,3 +151,173 @@ async def supervise(count: int, config: Config, port: int, begun: Ready) -> int:
 def able() -> bool:
     """Whether several processes can share a port on this system, each with its own accept queue."""
     return sys.platform == "linux" and hasattr(os, "fork")
+
+
+# ---------------------------------------------------------------- shared by the workers
+
+
+class Hub:
+    """`ready` is called when a worker serves, with what it found. Without a store only secrets are shared."""
+
+    def __init__(self, store: Store | None, clock: Clock, ready: Ready = lambda holding: None) -> None:
+        self.store = store
+        self.clock = clock
+        self.ready = ready
+        self.background = BackgroundTasks()
+        self.workers: set[WorkerConnection] = set()
+        self.secrets: dict[tuple[str, Headers], None] = {}  # in memory only
+        self._server: asyncio.Server | None = None
+        self._closing = False
+
+    async def open(self, path: Path) -> None:
+        """Listen in a directory that only its owner can enter, so there is no moment when others could connect."""
+        before = os.umask(0o177)
+        try:
+            self._server = await asyncio.get_running_loop().create_unix_server(
+                lambda: WorkerConnection(self), str(path)
+            )
+        finally:
+            os.umask(before)
+
+    async def aclose(self) -> None:
+        self._closing = True
+        if self._server is not None:
+            self._server.close()
+        for worker in tuple(self.workers):
+            worker.hang_up()
+        await self.background.rest(5.0)
+
+    def disconnected(self, worker: WorkerConnection, engines: Sequence[str]) -> None:
+        self.workers.discard(worker)
+        if self.store is not None and engines and not self._closing:
+            self.background.spawn(self._release_engines(self.store, engines), "release engines")
+
+    async def _release_engines(self, store: Store, engines: Sequence[str]) -> None:
+        """A worker that disconnected is dead: release what it owned at once, so that its clients find their tickets."""
+        for engine in engines:
+            await store.leave(engine)
+        await store.take_over("", (), self.clock.now())
+
+    def share_secret(self, sender: WorkerConnection, provider: str, secret: Headers) -> None:
+        if (provider, secret) not in self.secrets:
+            self.secrets[provider, secret] = None
+            for worker in self.workers - {sender}:
+                worker.tell("secrets", [(provider, secret)])
+
+
+class WorkerConnection(asyncio.Protocol):
+    """The connection of a worker."""
+
+    def __init__(self, hub: Hub) -> None:
+        self._hub = hub
+        self._frames = Frames()
+        self._transport: asyncio.Transport | None = None
+        self._engines: set[str] = set()
+        self._lines: dict[int, AsyncIterator[list[tuple[int, bytes]]]] = {}
+        self._next = 0
+        self._ends: list[Callable[[], None]] = []
+        self._slow = False
+        self._skipped_hints: set[str] = set()  # hints that were held back while it was slow
+
+    # asyncio.Protocol
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast("asyncio.Transport", transport)  # uvloop's does not inherit from it
+        self._transport.set_write_buffer_limits(HIGH_WATER)
+        self._hub.workers.add(self)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._transport = None
+        for end in self._ends:
+            end()
+        self._hub.disconnected(self, sorted(self._engines))
+
+    def pause_writing(self) -> None:
+        """A worker that does not read gets no more requests; hints that are held back follow later."""
+        self._slow = True
+        if self._transport is not None:
+            self._transport.pause_reading()
+
+    def resume_writing(self) -> None:
+        self._slow = False
+        if self._transport is not None:
+            self._transport.resume_reading()
+        for name in sorted(self._skipped_hints):
+            self.tell(name, ())
+        self._skipped_hints.clear()
+
+    def data_received(self, data: bytes) -> None:
+        try:
+            for frame in self._frames.feed(data):
+                self._receive(message(frame))
+        except (msgspec.DecodeError, Garbled):
+            self.hang_up()
+
+    def hang_up(self) -> None:
+        if self._transport is not None:
+            self._transport.close()
+
+    # outgoing messages
+
+    def tell(self, name: str, content: Sequence[Any]) -> None:
+        if self._slow and name != "secrets":
+            self._skipped_hints.add(name)
+        elif self._transport is not None:
+            self._transport.write(frame(UNASKED, name, content))
+
+    def _answer(self, number: int, succeeded: bool, content: Any) -> None:
+        if self._transport is not None:
+            self._transport.write(frame(number, succeeded, content))
+
+    # incoming messages
+
+    def _receive(self, message: Message) -> None:
+        name, rest = str(message.head), message.rest
+        if message.number != UNASKED:  # tasks start in this order, and so do their writes
+            self._hub.background.spawn(self._serve(message.number, name, rest), name)
+        elif name == "secret":
+            self._hub.share_secret(self, *_SECRET.decode(rest))
+        elif name == "secrets":
+            self.tell("secrets", list(self._hub.secrets))
+        elif name == "enough":
+            self._lines.pop(_NUMBER.decode(rest)[0], None)
+        elif name == "ready":
+            self._hub.ready(_HOLDING.decode(rest))
+
+    async def _serve(self, number: int, name: str, rest: msgspec.Raw) -> None:
+        try:
+            result = await self._call(name, rest)
+        except CarpoolError as error:
+            self._answer(number, False, (type(error).__name__, str(error)))
+        except (AttributeError, msgspec.ValidationError):
+            self._answer(number, False, ("StoreError", f"A store does not understand {name[:40]!r} so."))
+        except BaseException:
+            self._answer(number, False, ("StoreError", f"The process that hosts the store broke at {name[:40]!r}."))
+            raise
+        else:
+            self._answer(number, True, result)
+
+    async def _call(self, name: str, rest: msgspec.Raw) -> Any:
+        store = self._hub.store
+        if store is None:
+            raise StoreError("This store is not hosted here: each worker opens it for itself.")
+        if name == "hello":
+            self._ends = [
+                store.subscribe(lambda tickets: self.tell("settled", tickets)),
+                store.on_pool_change(lambda names: self.tell("pools", names)),
+                store.on_batch_hint(lambda batches: self.tell("batches", batches)),
+            ]
+            return store.durable, store.pepper
+        if name == "lines":
+            self._next += 1
+            self._lines[self._next] = aiter(store.lines(_NUMBER.decode(rest)[0]))
+            return self._next
+        if name == "more":
+            lines = self._lines.get(_NUMBER.decode(rest)[0])
+            return None if lines is None else await anext(lines, None)
+        args, named = method(name).arguments(rest)
+        if name == "join":
+            self._engines.add(args[0])
+        elif name == "leave":
+            self._engines.discard(args[0])
+        return await getattr(store, name)(*args, **named)
