@@ -16,7 +16,7 @@ import uvicorn
 import uvloop
 
 from carpool.cli import flags
-from carpool.cli.check import Asked, refuse_json, run_check
+from carpool.cli.check import refuse_json, run_check
 from carpool.cli.console import Holding, complain, in_memory, say, started, stopped
 from carpool.cli.console import place as where
 from carpool.cli.flags import LogFormat
@@ -111,7 +111,7 @@ def serve(
         refuse_json(error)
         raise typer.Exit(2) from error
     if check:
-        run_check(settled, start, Asked(request, everything, in_json))
+        run_check(settled, start, request, everything=everything, as_json=in_json)
         return
     if hub is None and (errors := problems(settled, start)):  # a worker's config was checked by its supervisor
         complain(errors)
