@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from datetime import UTC, datetime
-from pathlib import Path
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any
 
 import msgspec
 import typer
@@ -25,7 +24,7 @@ from carpool.core.keys import PREFIX, KeyState, Profile, VirtualKey, check_free,
 from carpool.core.model import Lane
 from carpool.planners.access.options import span
 from carpool.planners.policy import DAY, parse_budget
-from carpool.stores import KeyAdmin, open_keys, shown, store_exists
+from carpool.stores import open_keys, shown, store_exists
 
 # ------------------------------------------------------------ key profiles
 # Parse and check the options of `carpool keys`. Errors name the option.
@@ -39,11 +38,11 @@ _TAG = re.compile(r"[^\s=,]{1,60}=[^,]{1,200}")
 
 
 def find_provider(config: Config, name: str | None) -> Provider:
-    found = [one for one in config.providers if name in (None, one.name)]
-    if not found:
-        known = ", ".join(one.name for one in config.providers)
+    named = [provider for provider in config.providers if name in (None, provider.name)]
+    if not named:
+        known = ", ".join(provider.name for provider in config.providers)
         raise ConfigError(f"There is no provider {str(name)[:60]!r}. The config has {known}.")
-    return found[0]
+    return named[0]
 
 
 def key_variable(provider: Provider, given: str | None) -> str:
@@ -68,11 +67,7 @@ def parse_limit(text: str | None, flag: str) -> float | None:
         raise ConfigError(f"{flag}: {error}") from error
 
 
-def parse_grace(text: str) -> float:
-    return 0.0 if text.strip() in ("0", "0s") else _duration(text, "--grace")
-
-
-def _duration(text: str, flag: str) -> float:
+def parse_duration(text: str, flag: str) -> float:
     days = _DAYS.fullmatch(text)
     try:
         seconds = float(days[1]) * DAY if days else parse_budget(text)
@@ -84,22 +79,33 @@ def _duration(text: str, flag: str) -> float:
     return seconds
 
 
+def parse_expiry(text: str, now: float) -> float:
+    try:
+        until = datetime.fromisoformat(text.strip())
+    except ValueError:
+        return now + parse_duration(text, "--expires")
+    at = (until if until.tzinfo else until.replace(tzinfo=UTC)).timestamp()
+    if at <= now:
+        raise ConfigError(f"--expires {text} is past. Name a time to come, such as 30d.")
+    return at
+
+
 def parse_lane(text: str, flag: str) -> Lane:
-    said = text.strip().lower()
-    if said not in OFFERED:
+    name = text.strip().lower()
+    if name not in OFFERED:
         raise ConfigError(f"{flag} can't be {text[:40]!r}: a key's lanes are {' and '.join(OFFERED)}.")
-    return Lane(said)
+    return Lane(name)
 
 
 def parse_lanes(text: str | None) -> tuple[Lane, ...]:
-    return tuple(dict.fromkeys(parse_lane(part, "--lanes") for part in text.split(","))) if text is not None else ()
+    return () if text is None else tuple(dict.fromkeys(parse_lane(part, "--lanes") for part in text.split(",")))
 
 
-def parse_tag(text: str) -> tuple[str, str]:
-    if not _TAG.fullmatch(text):
-        raise ConfigError(f"{text[:60]!r} is not a tag. Write --tag name=value, as in --tag team=ci.")
-    name, _, value = text.partition("=")
-    return name, value
+def parse_tags(texts: Iterable[str]) -> dict[str, str]:
+    for text in texts:
+        if not _TAG.fullmatch(text):
+            raise ConfigError(f"{text[:60]!r} is not a tag. Write --tag name=value, as in --tag team=ci.")
+    return dict(text.split("=", 1) for text in texts)
 
 
 def check_profile(profile: Profile) -> None:
@@ -112,19 +118,6 @@ def check_profile(profile: Profile) -> None:
         raise ConfigError("--refuse-over says what becomes of budgets over --max-budget: give that, too.")
 
 
-def parse_expiry(text: str | None, now: float) -> float | None:
-    if text is None:
-        return None
-    try:
-        until = datetime.fromisoformat(text.strip())
-    except ValueError:
-        return now + _duration(text, "--expires")
-    at = (until if until.tzinfo else until.replace(tzinfo=UTC)).timestamp()
-    if at <= now:
-        raise ConfigError(f"--expires {text} is past. Name a time to come, such as 30d.")
-    return at
-
-
 keys = typer.Typer(
     help="Give out virtual keys: each buys with your provider's key, within bounds that its client can't change.\n\n"
     "KEY=$(carpool keys add ci --owner platform --tag team=ci --max-budget 1h)",
@@ -133,7 +126,6 @@ keys = typer.Typer(
 )
 
 
-NewName = Annotated[str, typer.Argument(metavar="NAME", help="The key's name.")]
 Name = Annotated[str, typer.Argument(metavar="NAME", help="The key's name.", autocompletion=flags.key_names)]
 
 
@@ -142,7 +134,7 @@ Name = Annotated[str, typer.Argument(metavar="NAME", help="The key's name.", aut
 
 @keys.command(short_help="Make a key. It is shown once.")
 def add(
-    name: NewName,
+    name: Annotated[str, typer.Argument(metavar="NAME", help="The key's name.")],
     provider: flags.Provider = None,
     env: flags.Env = None,
     owner: flags.Owner = "",
@@ -169,54 +161,46 @@ def add(
         lane=None if lane is None else parse_lane(lane, "--lane"),
         max_budget=parse_limit(max_budget, "--max-budget"),
         refuse_over=refuse_over,
-        lanes=parse_lanes(lanes),
-        tags=dict(parse_tag(text) for text in tag or ()),
+        lanes=tuple(dict.fromkeys(parse_lane(part, "--lanes") for part in lanes.split(",")))
+        if lanes is not None
+        else (),
+        tags=parse_tags(tag or ()),
         whole_account=whole_account,
     )
     check_profile(profile)
     check_name(name)
-    _add(_config(config, store), _Wanted(name, provider, env, owner, profile, expires), store, create, as_json)
-
-
-class _Wanted(NamedTuple):
-    name: str
-    provider: str | None
-    env: str | None
-    owner: str
-    profile: Profile
-    expires: str | None
-
-
-def _add(config: Config, wanted: _Wanted, store: str | None, create: bool, as_json: bool) -> None:
-    name, now, chosen = wanted.name, SystemClock().now(), find_provider(config, wanted.provider)
-    variable, until = key_variable(chosen, wanted.env), parse_expiry(wanted.expires, now)
-    fresh = not store_exists(config.store)
-    if fresh and store is not None and not create:
-        raise ConfigError(
-            f"There is no store at {shown(store)}. Name the one that carpool serve uses, or add --create to make it."
-        )
-    with open_keys(config.store, make=True) as cabinet:
-        key, secret = new_key(
-            cabinet.pepper,
-            name,
-            chosen.name,
-            variable,
-            now,
-            owner=wanted.owner[:200],
-            profile=wanted.profile,
-            expires_at=until,
-        )
-
-        def decide(standing: list[VirtualKey]) -> Sequence[VirtualKey]:
-            check_free(standing, name, now)
-            return [key]
-
-        cabinet.change(decide)
-    if fresh:
-        typer.echo(f"The store {shown(config.store)} is new. carpool serve must use the same one.", err=True)
+    settings, now = gather(config, None, (), store), SystemClock().now()
+    chosen = find_provider(settings, provider)
+    variable, until = key_variable(chosen, env), None if expires is None else parse_expiry(expires, now)
+    key, secret = _insert(
+        settings.store,
+        lambda pepper: new_key(
+            pepper, name, chosen.name, variable, now, owner=owner[:200], profile=profile, expires_at=until
+        ),
+        may_create=store is None or create,
+    )
     _show_secret(
         key, secret, f"The key {name} buys from {chosen.name} with {variable}. It is not shown again.", as_json
     )
+
+
+def _insert(store: str, make: Callable[[bytes], tuple[VirtualKey, str]], *, may_create: bool) -> tuple[VirtualKey, str]:
+    fresh = not store_exists(store)
+    if fresh and not may_create:
+        raise ConfigError(
+            f"There is no store at {shown(store)}. Name the one that carpool serve uses, or add --create to make it."
+        )
+    with open_keys(store, make=True) as admin:
+        key, secret = make(admin.pepper)
+
+        def decide(existing: list[VirtualKey]) -> Sequence[VirtualKey]:
+            check_free(existing, key.name, key.created_at)
+            return [key]
+
+        admin.change(decide)
+    if fresh:
+        typer.echo(f"The store {shown(store)} is new. carpool serve must use the same one.", err=True)
+    return key, secret
 
 
 @keys.command("list", short_help="Show the keys, never their secrets.")
@@ -227,27 +211,31 @@ def list_keys(
     as_json: flags.Json = False,
 ) -> None:
     """Show who has a key, what it may do, and when it was last used (to the minute)."""
-    settled, now = _config(config, store), SystemClock().now()
-    with open_keys(settled.store) as cabinet:
-        standing = cabinet.standing()
-    found = [key for key in standing if everything or key.live(now)]
-    found.sort(key=lambda key: (key.name, key.created_at))
+    now = SystemClock().now()
+    with open_keys(gather(config, None, (), store).store) as admin:
+        existing = admin.standing()
+    chosen = [key for key in existing if everything or key.live(now)]
+    chosen.sort(key=lambda key: (key.name, key.created_at))
     if as_json:
-        typer.echo(msgspec.json.format(msgspec.json.encode([_document(key, now) for key in found]), indent=2).decode())
-    elif found:
-        console().print(_table(found, now))
+        typer.echo(msgspec.json.format(msgspec.json.encode([_document(key, now) for key in chosen]), indent=2).decode())
+    elif chosen:
+        console().print(_table(chosen, now))
+    elif existing:
+        count = len(existing)
+        ended = "the one that was made has ended" if count == 1 else f"all {count} that were made have ended"
+        typer.echo(f"No key is good now: {ended}. carpool keys list --all shows what was.")
     else:
-        typer.echo("No keys yet: carpool keys add NAME makes one." if not standing else _all_ended(len(standing)))
+        typer.echo("No keys yet: carpool keys add NAME makes one.")
 
 
 @keys.command(short_help="End a key at once.")
 def revoke(name: Name, store: flags.Store = None, config: flags.ConfigFile = None, as_json: flags.Json = False) -> None:
     """End a key: within two seconds nobody gets in with it. What was bought with it is still collected."""
-    settled, now = _config(config, store), SystemClock().now()
-    with open_keys(settled.store) as cabinet:
-        cabinet.change(lambda standing: revoked(standing, name, now))
-    said = f"The key {name} is revoked. Calls that wait with it are still bought, and wait for nobody."
-    typer.echo(msgspec.json.encode({"name": name, "state": "revoked"}).decode() if as_json else said)
+    now = SystemClock().now()
+    with open_keys(gather(config, None, (), store).store) as admin:
+        admin.change(lambda existing: revoked(existing, name, now))
+    message = f"The key {name} is revoked. Calls that wait with it are still bought, and wait for nobody."
+    typer.echo(msgspec.json.encode({"name": name, "state": "revoked"}).decode() if as_json else message)
 
 
 @keys.command(short_help="Give a key a new secret. It is shown once.")
@@ -261,43 +249,30 @@ def rotate(
     as_json: flags.Json = False,
 ) -> None:
     """Give a key a new secret. Its profile, its calls and their answers stay its own."""
-    settled, now = _config(config, store), SystemClock().now()
-    seconds = parse_grace(grace)
-    with open_keys(settled.store) as cabinet:
-        key, secret = _rotate(cabinet, name, now, seconds)
+    now = SystemClock().now()
+    seconds = 0.0 if grace.strip() in ("0", "0s") else parse_duration(grace, "--grace")
+    with open_keys(gather(config, None, (), store).store) as admin:
+        made: list[tuple[VirtualKey, str]] = []
+
+        def decide(existing: list[VirtualKey]) -> Sequence[VirtualKey]:
+            changed, secret = rotated(existing, name, now, seconds, admin.pepper)
+            made.append((changed[-1], secret))
+            return changed
+
+        admin.change(decide)
+    key, secret = made[0]
     until = f"is good for {span(seconds)} more" if seconds else "is not good any more"
     _show_secret(
         key, secret, f"The key {name} has a new secret, which is not shown again. The earlier one {until}.", as_json
     )
 
 
-def _all_ended(count: int) -> str:
-    ended = "the one that was made has ended" if count == 1 else f"all {count} that were made have ended"
-    return f"No key is good now: {ended}. carpool keys list --all shows what was."
-
-
-def _rotate(cabinet: KeyAdmin, name: str, now: float, grace: float) -> tuple[VirtualKey, str]:
-    made: list[tuple[VirtualKey, str]] = []
-
-    def decide(standing: list[VirtualKey]) -> Sequence[VirtualKey]:
-        changed, secret = rotated(standing, name, now, grace, cabinet.pepper)
-        made.append((changed[-1], secret))
-        return changed
-
-    cabinet.change(decide)
-    return made[0]
-
-
-def _config(file: Path | None, store: str | None) -> Config:
-    return gather(file, None, (), store)
-
-
 # ---------------------------------------------------------------- output
 
 
-def _show_secret(key: VirtualKey, secret: str, said: str, as_json: bool) -> None:
+def _show_secret(key: VirtualKey, secret: str, message: str, as_json: bool) -> None:
     """Print only the key to stdout, so that KEY=$(carpool keys add NAME) works."""
-    typer.echo(said, err=True)
+    typer.echo(message, err=True)
     if not os.environ.get(key.env):
         typer.echo(f"{key.env} is not set here. It must be where carpool serve runs.", err=True)
     if as_json:
@@ -323,36 +298,27 @@ def _document(key: VirtualKey, now: float) -> dict[str, Any]:
     }
 
 
-def _table(found: Sequence[VirtualKey], now: float) -> Table:
+def _table(keys: Sequence[VirtualKey], now: float) -> Table:
     """Four columns of a few lines each, so that the table fits into 80 columns."""
     table = Table(box=SIMPLE_HEAD, pad_edge=False)
     for head in ("name", "buys with", "profile", "state"):
         table.add_column(head, overflow="fold", no_wrap=head != "profile")
-    for key in found:
+    for key in keys:
+        owner = f"\n{key.owner}" if key.owner else ""
+        unset = "" if os.environ.get(key.env) else "\nnot set here"
+        state, ends = key.state(now), [end for end in (key.ends_at, key.expires_at) if end is not None]
+        left = f", {_ago(min(ends) - now)} left" if ends and key.live(now) else ""
+        used = "never used" if key.last_used is None else f"used {_ago(now - key.last_used)} ago"
+        since = datetime.fromtimestamp(key.created_at, UTC).strftime("%Y-%m-%d")
+        style = {KeyState.ACTIVE: "green", KeyState.ENDING: "yellow"}.get(state, "dim")
         table.add_row(
-            _whose(key), _bought_with(key), Text(described(key.profile)), _standing(key, now), end_section=True
+            Text.assemble((key.name, "bold"), owner, (f"\n{PREFIX}{key.hint}…", "dim")),
+            Text.assemble(key.provider, (f"\n{key.env}{unset}", "dim")),
+            Text(_described(key.profile)),
+            Text.assemble((f"{state}{left}", style), (f"\n{used}\nmade {since}", "dim")),
+            end_section=True,
         )
     return table
-
-
-def _whose(key: VirtualKey) -> Text:
-    owner = f"\n{key.owner}" if key.owner else ""
-    return Text.assemble((key.name, "bold"), owner, (f"\n{PREFIX}{key.hint}…", "dim"))
-
-
-def _bought_with(key: VirtualKey) -> Text:
-    unset = "" if os.environ.get(key.env) else "\nnot set here"
-    return Text.assemble(key.provider, (f"\n{key.env}{unset}", "dim"))
-
-
-def _standing(key: VirtualKey, now: float) -> Text:
-    state = key.state(now)
-    ends = [end for end in (key.ends_at, key.expires_at) if end is not None]
-    left = f", {_ago(min(ends) - now)} left" if ends and key.live(now) else ""
-    used = "never used" if key.last_used is None else f"used {_ago(now - key.last_used)} ago"
-    since = datetime.fromtimestamp(key.created_at, UTC).strftime("%Y-%m-%d")
-    style = {KeyState.ACTIVE: "green", KeyState.ENDING: "yellow"}.get(state, "dim")
-    return Text.assemble((f"{state}{left}", style), (f"\n{used}\nmade {since}", "dim"))
 
 
 def _ago(seconds: float) -> str:
@@ -362,18 +328,18 @@ def _ago(seconds: float) -> str:
     return f"{max(0.0, seconds):.0f} s"
 
 
-def described(profile: Profile) -> str:
-    said = []
+def _described(profile: Profile) -> str:
+    parts = []
     if profile.budget is not None:
-        said.append(f"budget {span(profile.budget)}")
+        parts.append(f"budget {span(profile.budget)}")
     if profile.lane is not None:
-        said.append(f"lane {profile.lane}")
+        parts.append(f"lane {profile.lane}")
     if profile.max_budget is not None:
-        said.append(f"{'refused over' if profile.refuse_over else 'at most'} {span(profile.max_budget)}")
+        parts.append(f"{'refused over' if profile.refuse_over else 'at most'} {span(profile.max_budget)}")
     if profile.lanes:
-        said.append(f"only {', '.join(profile.lanes)}")
+        parts.append(f"only {', '.join(profile.lanes)}")
     if profile.tags:
-        said.append(" ".join(f"{name}={value}" for name, value in profile.tags.items()))
+        parts.append(" ".join(f"{name}={value}" for name, value in profile.tags.items()))
     if profile.whole_account:
-        said.append("whole account")
-    return "; ".join(said) or "no bounds"
+        parts.append("whole account")
+    return "; ".join(parts) or "no bounds"

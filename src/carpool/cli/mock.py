@@ -39,60 +39,72 @@ def _complete_fault(incomplete: str) -> list[tuple[str, str]]:
     return [(f"{name}=", description) for name, description in FAULTS.items() if name.startswith(incomplete)]
 
 
+Host = Annotated[str, typer.Option(metavar="ADDRESS", help="Address to listen on.")]
+Port = Annotated[int, typer.Option(metavar="PORT", help="Port to listen on.", min=1, max=65535)]
+BatchLatency = Annotated[
+    str,
+    typer.Option(
+        metavar="SECONDS",
+        help="How long batches take: constant:2, uniform:1,5, lognormal:median=100,sigma=0.5 …",
+    ),
+]
+SyncLatency = Annotated[str, typer.Option(metavar="SECONDS", help="How long synchronous calls take, written likewise.")]
+Fault = Annotated[
+    list[str] | None,
+    typer.Option(
+        help="A fault and its chance, as in create_500=0.1. May be repeated.",
+        metavar="NAME=CHANCE",
+        autocompletion=_complete_fault,
+    ),
+]
+ListFaults = Annotated[
+    bool,
+    typer.Option("--faults", help="List the faults, a line each, and exit.", is_eager=True, callback=_list_faults),
+]
+BatchRpm = Annotated[
+    float, typer.Option(metavar="COUNT", help="Requests per minute on the batch endpoints.", min=0.001)
+]
+SyncRpm = Annotated[
+    float | None,
+    typer.Option(
+        metavar="COUNT", help="Requests per minute on the synchronous endpoints; no limit unless given.", min=0.001
+    ),
+]
+EnqueuedTokens = Annotated[
+    int | None,
+    typer.Option(
+        metavar="COUNT",
+        help="OpenAI: prompt tokens that may wait in batches of one model; no limit unless given.",
+        min=1,
+    ),
+]
+Vendor = Annotated[
+    str,
+    typer.Option(
+        metavar="NAME",
+        help="Whose habits OpenAI's part has: openai, azure, groq, together, mistral or xai.",
+        autocompletion=flags.complete_from(*VENDORS),
+    ),
+]
+WebhookUrl = Annotated[
+    str | None, typer.Option(metavar="URL", help="OpenAI: where to post signed events about ended batches.")
+]
+Seed = Annotated[int, typer.Option(metavar="NUMBER", help="Seed of everything random.")]
+
+
 def mock(
-    host: Annotated[str, typer.Option(metavar="ADDRESS", help="Address to listen on.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(metavar="PORT", help="Port to listen on.", min=1, max=65535)] = 8788,
-    batch_latency: Annotated[
-        str,
-        typer.Option(
-            metavar="SECONDS",
-            help="How long batches take: constant:2, uniform:1,5, lognormal:median=100,sigma=0.5 …",
-        ),
-    ] = "lognormal:median=20,sigma=0.5",
-    sync_latency: Annotated[
-        str, typer.Option(metavar="SECONDS", help="How long synchronous calls take, written likewise.")
-    ] = "uniform:0.3,1.2",
-    fault: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="A fault and its chance, as in create_500=0.1. May be repeated.",
-            metavar="NAME=CHANCE",
-            autocompletion=_complete_fault,
-        ),
-    ] = None,
-    faults: Annotated[
-        bool,
-        typer.Option("--faults", help="List the faults, a line each, and exit.", is_eager=True, callback=_list_faults),
-    ] = False,
-    batch_rpm: Annotated[
-        float, typer.Option(metavar="COUNT", help="Requests per minute on the batch endpoints.", min=0.001)
-    ] = 1000.0,
-    sync_rpm: Annotated[
-        float | None,
-        typer.Option(
-            metavar="COUNT", help="Requests per minute on the synchronous endpoints; no limit unless given.", min=0.001
-        ),
-    ] = None,
-    enqueued_tokens: Annotated[
-        int | None,
-        typer.Option(
-            metavar="COUNT",
-            help="OpenAI: prompt tokens that may wait in batches of one model; no limit unless given.",
-            min=1,
-        ),
-    ] = None,
-    vendor: Annotated[
-        str,
-        typer.Option(
-            metavar="NAME",
-            help="Whose habits OpenAI's part has: openai, azure, groq, together, mistral or xai.",
-            autocompletion=flags.complete_from(*VENDORS),
-        ),
-    ] = "openai",
-    webhook_url: Annotated[
-        str | None, typer.Option(metavar="URL", help="OpenAI: where to post signed events about ended batches.")
-    ] = None,
-    seed: Annotated[int, typer.Option(metavar="NUMBER", help="Seed of everything random.")] = 0,
+    host: Host = "127.0.0.1",
+    port: Port = 8788,
+    batch_latency: BatchLatency = "lognormal:median=20,sigma=0.5",
+    sync_latency: SyncLatency = "uniform:0.3,1.2",
+    fault: Fault = None,
+    faults: ListFaults = False,
+    batch_rpm: BatchRpm = 1000.0,
+    sync_rpm: SyncRpm = None,
+    enqueued_tokens: EnqueuedTokens = None,
+    vendor: Vendor = "openai",
+    webhook_url: WebhookUrl = None,
+    seed: Seed = 0,
 ) -> None:
     """Serve a stand-in for the APIs of Anthropic and OpenAI: limits, timing, faults, and a bill of its own.
 
