@@ -17,7 +17,7 @@ from rich.text import Text
 
 from carpool.cli.console import complain, console
 from carpool.cli.listen import exposed
-from carpool.cli.setup import Start, defaults_of, problems, upstreams_of
+from carpool.cli.setup import defaults_of, upstreams_of
 from carpool.config import Config
 from carpool.core.clock import SystemClock
 from carpool.core.errors import BadCall, CarpoolError, ConfigError
@@ -40,10 +40,12 @@ _NO_FLEX = "Its endpoint, its own service tier or its key keeps it from this lan
 _REQUEST_KEYS = frozenset({"method", "path", "headers", "body"})
 
 
-def run_check(config: Config, start: Start, request: Path | None, *, everything: bool, as_json: bool) -> None:
+def run_check(
+    config: Config, errors: list[CarpoolError], host: str, request: Path | None, *, everything: bool, as_json: bool
+) -> None:
     """Print the effective settings, then the problems; exit with 2 if there are any."""
-    errors, explained = problems(config, start), None
-    notes = config.notes if errors else (*config.notes, *exposed(start.host, config.serving))
+    explained = None
+    notes = config.notes if errors else (*config.notes, *exposed(host, config.serving))
     if request is not None:
         try:
             raw, options = read_request(request)

@@ -9,6 +9,7 @@ import shutil
 import socket
 import sys
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import NamedTuple
 
 import typer
@@ -42,7 +43,6 @@ from carpool.cli.process import (
 )
 from carpool.cli.setup import (
     HttpClients,
-    Start,
     defaults_of,
     gather,
     hook_secrets_of,
@@ -102,77 +102,72 @@ def serve(
     """
     if not check and (request is not None or in_json or everything):
         raise ConfigError("A request, --all and --json go with --check: carpool serve --check request.json.")
-    start = Start(host, port, workers)
     try:
-        settled = gather(config, upstream, provider or (), store, (tls_cert, tls_key))
+        settings = gather(config, upstream, provider or (), store, (tls_cert, tls_key))
     except ConfigError as error:
         if not in_json:
             raise
         refuse_json(error)
         raise typer.Exit(2) from error
+    errors = problems(settings, host, port, workers) if hub is None else []  # a worker's supervisor checked them
     if check:
-        run_check(settled, start, request, everything=everything, as_json=in_json)
+        run_check(settings, errors, host, request, everything=everything, as_json=in_json)
         return
-    if hub is None and (errors := problems(settled, start)):  # a worker's config was checked by its supervisor
+    if errors:
         complain(errors)
         raise typer.Exit(2)
-    token = admin_token(host, settled.serving, os.environ)
-    _start(start, settled, Way(host, log_format, drain, Patience().scaled(patience), token, hub))
-
-
-def _start(start: Start, config: Config, way: Way) -> None:
+    options = ServeOptions(host, log_format, drain, Patience().scaled(patience), hub)
     give_back_large_blocks()
-    if start.workers > 1 and way.hub is None:
-        _supervise(start, config, way)
+    if workers > 1 and hub is None:
+        _supervise(settings, options, port, workers)
         return
-    with keeping_quiet(), listen(start.host, start.port, shared=way.hub is not None) as listener:
-        uvloop.run(_serve(listener, config, way))
+    with keeping_quiet(), listen(host, port, shared=hub is not None) as listener:
+        uvloop.run(_serve(listener, settings, options))
 
 
-def _supervise(start: Start, config: Config, way: Way) -> None:
-    _, end_log = _log(way.log_format)
-    begun = False
-
-    def begin(holding: Holding) -> None:
-        nonlocal begun
-        begun = True
-        _say(holder, config, way, holding)
-
-    with keeping_quiet(), reserve(start.host, start.port) as holder:
-        code = uvloop.run(supervise(start.workers, config, holder.getsockname()[1], begin))
-    end_log()
-    if begun:
-        _say_stopped(config, way, asyncio.run(_remaining(config)))
-    if code:
-        raise typer.Exit(code)
-
-
-class Way(NamedTuple):
+class ServeOptions(NamedTuple):
     """The parameters of a server beside the config."""
 
     host: str
     log_format: LogFormat
     drain: float
     patience: Patience
-    token: str | None
     hub: str | None  # the socket of the supervising process, for a worker
 
 
-async def _serve(listener: socket.socket, config: Config, way: Way) -> None:
+def _supervise(config: Config, options: ServeOptions, port: int, workers: int) -> None:
+    _, end_log = _log(options.log_format)
+    begun = False
+
+    def begin(holding: Holding) -> None:
+        nonlocal begun
+        begun = True
+        _say_started(holder, config, options, holding)
+
+    with keeping_quiet(), reserve(options.host, port) as holder:
+        code = uvloop.run(supervise(workers, config, holder.getsockname()[1], begin))
+    end_log()
+    if begun:
+        asyncio.run(_say_stopped(config, options))
+    if code:
+        raise typer.Exit(code)
+
+
+async def _serve(listener: socket.socket, config: Config, options: ServeOptions) -> None:
     asyncio.get_running_loop().set_exception_handler(on_loop)
     clock, http_clients = SystemClock(), HttpClients(config.serving, os.environ)
     upstreams = upstreams_of(config, http_clients.to)
-    line = None if way.hub is None else await connect(way.hub)
-    note, end_log = _log(way.log_format)
-    engine, holding = await _engine(config, upstreams, clock, way.host, line, note)
-    local, alone = is_local(way.host), reached(way.host, config.serving) is None
+    line = None if options.hub is None else await connect(options.hub)
+    note, end_log = _log(options.log_format)
+    engine, holding = await _engine(config, upstreams, clock, options.host, line, note)
+    local, alone = is_local(options.host), reached(options.host, config.serving) is None
     proxy = Proxy(
         engine,
         upstreams,
         clock,
         defaults=defaults_of(config),
         on_disconnect=config.policy.on_disconnect,
-        patience=way.patience,
+        patience=options.patience,
         note=note,
         tell=note,
         book=config.book,
@@ -180,16 +175,13 @@ async def _serve(listener: socket.socket, config: Config, way: Way) -> None:
         keys_required=config.keys_required if config.keys_required is not None else not alone,
         max_body=config.max_body,
         hosts=Hosts(local=local, allowed=config.serving.allowed_hosts, trusted=config.serving.trusted_proxies),
-        admin_token=way.token,
+        admin_token=admin_token(options.host, config.serving, os.environ),
         hook_secrets=hook_secrets_of(config, os.environ),
     )
 
-    async def end() -> None:
-        await _end(proxy, engine, way.drain)
-
     def begun() -> None:
         if line is None:
-            _say(listener, config, way, holding)
+            _say_started(listener, config, options, holding)
         else:
             line.tell("ready", *holding)
 
@@ -197,6 +189,7 @@ async def _serve(listener: socket.socket, config: Config, way: Way) -> None:
     background = BackgroundTasks()
     background.spawn(trim_heap(clock), "trim heap")
     try:
+        end = partial(_end, proxy, engine, options.drain)
         server = ProxyServer(_config(proxy, room(config.limits)), end, config.serving.tls, begun)
         if line is not None:  # a worker ends when its supervisor does
             line.lost.add_done_callback(lambda _: setattr(server, "should_exit", True))
@@ -207,7 +200,7 @@ async def _serve(listener: socket.socket, config: Config, way: Way) -> None:
         await http_clients.aclose()
         end_log()
     if line is None:
-        _say_stopped(config, way, await _remaining(config))
+        await _say_stopped(config, options)
 
 
 async def _engine(
@@ -224,7 +217,7 @@ async def _engine(
         store = await open_store(config.store, encrypt=config.encrypt)
     counts = await store.counts()
     keyring = Keyring(store.pepper)
-    abilities = Capabilities({one.name: one.models for one in config.providers})
+    abilities = Capabilities({provider.name: provider.models for provider in config.providers})
     engine = Engine(
         store=store,
         clock=clock,
@@ -249,28 +242,25 @@ async def _engine(
     return engine, Holding.of(counts, await engine.overview.keyless())
 
 
-def _say(listener: socket.socket, config: Config, way: Way, holding: Holding) -> None:
-    as_json = way.log_format is LogFormat.JSON
+def _say_started(listener: socket.socket, config: Config, options: ServeOptions, holding: Holding) -> None:
+    as_json = options.log_format is LogFormat.JSON
     place = address(listener, "http" if config.serving.tls is None else "https")
-    providers = {one.name: one.base_url for one in config.providers}
+    providers = {provider.name: provider.base_url for provider in config.providers}
     facts = {"address": place, "providers": providers, "store": where(config.store), "found": holding._asdict()}
     say(started(place, config, holding), "start", facts, as_json=as_json)
-    for note in (*config.notes, *exposed(way.host, config.serving)):
+    for note in (*config.notes, *exposed(options.host, config.serving)):
         say([f"Note: {note}"], "start", {}, as_json=as_json)
 
 
-def _say_stopped(config: Config, way: Way, holding: Holding | None) -> None:
-    facts = {"store": where(config.store), "left": None if holding is None else holding._asdict()}
-    say(stopped(config, holding), "stop", facts, as_json=way.log_format is LogFormat.JSON)
-
-
-async def _remaining(config: Config) -> Holding | None:
-    """What remains in the store after shutdown. A failure here must not turn a clean exit into an error."""
+async def _say_stopped(config: Config, options: ServeOptions) -> None:
+    """Say what remains in the store. A failure to read it must not turn a clean exit into an error."""
     try:
-        return None if in_memory(config.store) else Holding.of((await peek(config.store))[1])
+        holding = None if in_memory(config.store) else Holding.of((await peek(config.store))[1])
     except CarpoolError as error:
         log.warning("%s", error)
-        return None
+        holding = None
+    facts = {"store": where(config.store), "left": None if holding is None else holding._asdict()}
+    say(stopped(config, holding), "stop", facts, as_json=options.log_format is LogFormat.JSON)
 
 
 async def _end(proxy: Proxy, engine: Engine, drain: float) -> None:
@@ -282,14 +272,9 @@ async def _end(proxy: Proxy, engine: Engine, drain: float) -> None:
 
 def _log(log_format: LogFormat) -> tuple[Callable[[Noted], None], Callable[[], None]]:
     """The writer of the call log, and its close function. Errors go to the other stream."""
-    if log_format is LogFormat.JSON:
-        handler = logging.StreamHandler()
-        handler.setFormatter(JsonFormatter())
-        logging.basicConfig(level=logging.WARNING, handlers=[handler])
-    else:
-        handler = logging.StreamHandler()
-        handler.setFormatter(Discreet("carpool: %(message)s"))
-        logging.basicConfig(level=logging.WARNING, handlers=[handler])
+    handler = logging.StreamHandler()
+    handler.setFormatter(JsonFormatter() if log_format is LogFormat.JSON else Discreet("carpool: %(message)s"))
+    logging.basicConfig(level=logging.WARNING, handlers=[handler])
     logging.getLogger("uvicorn.error").addFilter(_not_broken_off)
     if log_format is LogFormat.OFF:
         return lambda line: None, lambda: None

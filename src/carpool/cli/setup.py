@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import os
 import ssl
+import sys
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import NamedTuple
 
 from carpool.cli.listen import admin_token, check_keys, listen, tls_context
-from carpool.cli.workers import able
 from carpool.config import Config, Flag, Provider, Serving, read_config, secret_in
 from carpool.core.clock import SystemClock
 from carpool.core.errors import CarpoolError, ConfigError
@@ -41,7 +40,11 @@ def gather(
     for text in providers:
         flags += _provider(text)
     if store is not None:
-        _check_no_password(store)
+        if is_postgres(store) and carries_password(store):
+            raise ConfigError(
+                "--store carries a password, and everybody on this machine can read a command line. Put the password "
+                "into PGPASSWORD or ~/.pgpass, or the whole URL into CARPOOL_STORE__URL."
+            )
         flags.append(Flag(("store", "url"), store, "--store"))
     for name, path in zip(("cert", "key"), tls, strict=True):
         if path is not None:
@@ -69,39 +72,25 @@ def _provider(text: str) -> list[Flag]:
     ]
 
 
-def _check_no_password(store: str) -> None:
-    """Refuse a password in a flag: every user of the machine can read the arguments of a process."""
-    if is_postgres(store) and carries_password(store):
-        raise ConfigError(
-            "--store carries a password, and everybody on this machine can read a command line. Put the password into "
-            "PGPASSWORD or ~/.pgpass, or the whole URL into CARPOOL_STORE__URL."
-        )
-
-
 class HttpClients:
     """HTTP clients: providers with equal network settings share one, and its connections."""
 
     def __init__(self, serving: Serving, environ: Mapping[str, str]) -> None:
-        self._wires: dict[object, Http1Client] = {}
+        self._clients: dict[object, Http1Client] = {}
         self._login = _login(serving, environ)
 
-    def to(self, one: Provider) -> Http1Client:
-        way = (one.proxy, one.ca_file, one.allow_link_local)
-        if way not in self._wires:
-            proxy = None if one.proxy is None else OutgoingProxy(one.proxy, self._login)
-            self._wires[way] = Http1Client(roots_pem=_roots(one), proxy=proxy, allow_link_local=one.allow_link_local)
-        return self._wires[way]
+    def to(self, provider: Provider) -> Http1Client:
+        settings = (provider.proxy, provider.ca_file, provider.allow_link_local)
+        if settings not in self._clients:
+            proxy = None if provider.proxy is None else OutgoingProxy(provider.proxy, self._login)
+            self._clients[settings] = Http1Client(
+                roots_pem=_roots(provider), proxy=proxy, allow_link_local=provider.allow_link_local
+            )
+        return self._clients[settings]
 
     async def aclose(self) -> None:
-        for http_client in self._wires.values():
+        for http_client in self._clients.values():
             await http_client.aclose()
-
-
-def check_ways(config: Config, environ: Mapping[str, str]) -> None:
-    """Raise if a provider can't be reached as configured: no login for the proxy, or no usable certificates."""
-    _login(config.serving, environ)
-    for one in config.providers:
-        _roots(one)
 
 
 def _login(serving: Serving, environ: Mapping[str, str]) -> str | None:
@@ -114,35 +103,44 @@ def _login(serving: Serving, environ: Mapping[str, str]) -> str | None:
     return login or None
 
 
-def _roots(one: Provider) -> bytes | None:
-    if one.ca_file is None:
+def _roots(provider: Provider) -> bytes | None:
+    if provider.ca_file is None:
         return None
     try:
-        pem = Path(one.ca_file).read_bytes()
+        pem = Path(provider.ca_file).read_bytes()
         ssl.create_default_context().load_verify_locations(cadata=pem.decode("ascii"))
     except (OSError, ValueError) as error:  # includes ssl's errors
         raise ConfigError(
-            f"The certificates in {one.ca_file} can't be used: providers.{one.name}.ca_file, or server.ca_file, must "
-            "name a file in PEM form."
+            f"The certificates in {provider.ca_file} can't be used: providers.{provider.name}.ca_file, or "
+            "server.ca_file, must name a file in PEM form."
         ) from error
     return pem
 
 
-def upstreams_of(config: Config, wire_to: Callable[[Provider], HttpClient]) -> dict[str, Upstream]:
-    return {one.name: Upstream(one.name, one.base_url, dialect_of(one), wire_to(one)) for one in config.providers}
+def upstreams_of(config: Config, client_for: Callable[[Provider], HttpClient]) -> dict[str, Upstream]:
+    return {
+        provider.name: Upstream(provider.name, provider.base_url, dialect_of(provider), client_for(provider))
+        for provider in config.providers
+    }
 
 
-def dialect_of(one: Provider) -> Dialect:
-    return speaking(one.dialect, one.base_url, one.vendor or None, window=one.window, api_version=one.api_version)
+def dialect_of(provider: Provider) -> Dialect:
+    return speaking(
+        provider.dialect,
+        provider.base_url,
+        provider.vendor or None,
+        window=provider.window,
+        api_version=provider.api_version,
+    )
 
 
 def defaults_of(config: Config) -> list[str]:
-    return [one.name for one in config.providers if one.default]
+    return [provider.name for provider in config.providers if provider.default]
 
 
 def lender_of(config: Config, environ: Mapping[str, str]) -> SecretLookup:
     """The lookup of provider keys for virtual keys: the key in a variable, for every header its provider accepts."""
-    dialects = {one.name: dialect_of(one) for one in config.providers}
+    dialects = {provider.name: dialect_of(provider) for provider in config.providers}
 
     def lend(provider: str, variable: str) -> list[Headers]:
         key = secret_in(variable, environ)
@@ -153,14 +151,14 @@ def lender_of(config: Config, environ: Mapping[str, str]) -> SecretLookup:
 
 def house_keys(config: Config, environ: Mapping[str, str]) -> list[tuple[str, Headers]]:
     """The keys in `api_key_env` variables, as secrets of their providers."""
-    named = [(one, secret_in(one.api_key_env, environ)) for one in config.providers]
-    return [(one.name, sent_in(dialect_of(one).key_headers, key)[0]) for one, key in named if key]
+    keys = [(provider, secret_in(provider.api_key_env, environ)) for provider in config.providers]
+    return [(provider.name, sent_in(dialect_of(provider).key_headers, key)[0]) for provider, key in keys if key]
 
 
 def hook_secrets_of(config: Config, environ: Mapping[str, str]) -> dict[str, str]:
     """The webhook secrets of providers whose variable is set."""
-    named = {one.name: secret_in(one.webhook_secret_env, environ) for one in config.providers}
-    return {name: secret for name, secret in named.items() if secret}
+    secrets = {provider.name: secret_in(provider.webhook_secret_env, environ) for provider in config.providers}
+    return {name: secret for name, secret in secrets.items() if secret}
 
 
 def keys_of(config: Config, environ: Mapping[str, str]) -> dict[str, tuple[str, str]]:
@@ -173,39 +171,32 @@ def keys_of(config: Config, environ: Mapping[str, str]) -> dict[str, tuple[str, 
 # configs, and a refused start leaves no file behind.
 
 
-class Start(NamedTuple):
-    """The parameters of `carpool serve` beside the config."""
-
-    host: str
-    port: int
-    workers: int
-
-
-def problems(config: Config, start: Start) -> list[CarpoolError]:
+def problems(config: Config, host: str, port: int, workers: int) -> list[CarpoolError]:
     """Everything that keeps carpool from starting, except a store that another process uses."""
-    looks: tuple[Callable[[], object], ...] = (
-        lambda: listen(start.host, start.port).close(),
-        lambda: admin_token(start.host, config.serving, os.environ),
+    checks: tuple[Callable[[], object], ...] = (
+        lambda: listen(host, port).close(),
+        lambda: admin_token(host, config.serving, os.environ),
         lambda: None if config.serving.tls is None else tls_context(config.serving.tls),
-        lambda: check_ways(config, os.environ),
-        lambda: _check_store(config, start.host),
-        lambda: _check_workers(start.workers),
+        lambda: (_login(config.serving, os.environ), *map(_roots, config.providers)),
+        lambda: _check_store(config, host),
+        lambda: _check_workers(workers),
     )
-    found = []
-    for look in looks if start.host else looks[:1]:  # without an address only the config can be checked
+    errors = []
+    for check in checks if host else checks[:1]:  # without an address only the config can be checked
         try:
-            look()
+            check()
         except CarpoolError as error:
-            found.append(error)
-    return found
+            errors.append(error)
+    return errors
 
 
 def _check_store(config: Config, host: str) -> None:
     keys, now = inspect_store(config.store, encrypt=config.encrypt), SystemClock().now()
-    good = any(key.live(now) for key in keys)
-    check_keys(host, config.serving, configured=good and config.keys_required is not False)
+    usable = any(key.live(now) for key in keys)
+    check_keys(host, config.serving, configured=usable and config.keys_required is not False)
 
 
 def _check_workers(count: int) -> None:
-    if count > 1 and not able():
+    # Where several processes can share a port, each with its own accept queue.
+    if count > 1 and not (sys.platform == "linux" and hasattr(os, "fork")):
         raise ConfigError("--workers needs Linux, where several processes can share a port. Leave it out here.")

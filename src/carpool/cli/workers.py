@@ -148,11 +148,6 @@ async def supervise(count: int, config: Config, port: int, begun: Ready) -> int:
                 await store.aclose()
 
 
-def able() -> bool:
-    """Whether several processes can share a port on this system, each with its own accept queue."""
-    return sys.platform == "linux" and hasattr(os, "fork")
-
-
 # ---------------------------------------------------------------- shared by the workers
 
 
