@@ -24,7 +24,8 @@ def test_a_response_passes_through_and_is_entered_at_its_end() -> None:
     assert (attempt, status, seller) == (bought.attempt, 200, "openai")
     assert seen.final
     assert seen.usage.input_tokens == 3
-    bought.outlet.finish.assert_called_once_with(bought.books.close.return_value)  # type: ignore[attr-defined]
+    bought.outlet.finish.assert_called_once_with()  # type: ignore[attr-defined]
+    assert bought.entry is bought.books.close.return_value  # type: ignore[attr-defined]
 
 
 def test_a_request_that_was_never_sent_is_void() -> None:
@@ -32,7 +33,8 @@ def test_a_request_that_was_never_sent_is_void() -> None:
     bought.fail(error)
     bought.books.void.assert_called_once_with(bought.attempt)  # type: ignore[attr-defined]
     bought.slot.failed.assert_called_once_with(error)  # type: ignore[attr-defined]
-    bought.outlet.fail.assert_called_once_with(error, None)  # type: ignore[attr-defined]
+    bought.outlet.fail.assert_called_once_with(error)  # type: ignore[attr-defined]
+    assert bought.entry is None
 
 
 def test_a_response_that_breaks_off_has_no_final_usage() -> None:
@@ -42,13 +44,15 @@ def test_a_response_that_breaks_off_has_no_final_usage() -> None:
     bought.fail(error)
     assert not bought.books.close.call_args.args[3].final  # type: ignore[attr-defined]
     assert not bought.complete
-    bought.outlet.fail.assert_called_once_with(error, bought.books.close.return_value)  # type: ignore[attr-defined]
+    bought.outlet.fail.assert_called_once_with(error)  # type: ignore[attr-defined]
+    assert bought.entry is bought.books.close.return_value  # type: ignore[attr-defined]
 
 
 def test_what_is_given_up_before_its_answer_has_no_entry() -> None:
     bought = purchase()
     bought.tether = Mock()
-    assert bought.give_up() is None
+    bought.give_up()
+    assert bought.entry is None
     bought.tether.give_up.assert_called_once_with()
     bought.books.close.assert_not_called()  # type: ignore[attr-defined]
 
