@@ -11,6 +11,7 @@ import asyncio
 import inspect
 import struct
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
+from contextlib import suppress
 from functools import cache, partial
 from pathlib import Path
 from typing import Any, Self, cast, get_args, get_origin, get_type_hints
@@ -94,16 +95,19 @@ class Method:
     def __init__(self, name: str) -> None:
         method = getattr(Store, name)
         hints = get_type_hints(method)
-        parameters = [one for one in inspect.signature(method).parameters.values() if one.name != "self"]
-        self._loose = any(one.kind is one.VAR_KEYWORD for one in parameters)
-        self._names = [one.name for one in parameters if one.kind is not one.VAR_KEYWORD]
-        self._by_place = sum(one.kind is one.POSITIONAL_OR_KEYWORD for one in parameters)
-        self._defaults = {one.name: one.default for one in parameters if one.default is not one.empty}
-        kinds = tuple(_listed(hints[name]) for name in self._names)
+        parameters = list(inspect.signature(method).parameters.values())[1:]  # without `self`
+        self._loose = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters)
+        self._names = [parameter.name for parameter in parameters if parameter.kind is not parameter.VAR_KEYWORD]
+        self._by_place = sum(parameter.kind is parameter.POSITIONAL_OR_KEYWORD for parameter in parameters)
+        self._defaults = {
+            parameter.name: parameter.default for parameter in parameters if parameter.default is not parameter.empty
+        }
+        kinds = tuple(hints[name] for name in self._names)
         whole: Any = tuple.__class_getitem__((*kinds, dict[str, Any]))
         self._arguments = msgspec.msgpack.Decoder(whole)
-        self._result = msgspec.msgpack.Decoder(_RESULTS.get(name) or _awaited(hints["return"]))
-        self._after = _AFTER.get(name)
+        self._admits = name == "admit_all"  # errors among its results arrive by name and message
+        kind = list[Admitted | tuple[str, str]] if self._admits else _awaited(hints["return"])
+        self._result = msgspec.msgpack.Decoder(kind)
 
     def pack(self, args: tuple[Any, ...], named: dict[str, Any]) -> tuple[Any, ...]:
         """Returns the arguments in order, with extra keyword arguments as a dict at the end."""
@@ -120,13 +124,10 @@ class Method:
         return tuple(given[: self._by_place]), {**named, **rest}
 
     def result(self, raw: msgspec.Raw) -> Any:
-        found = self._result.decode(raw)
-        return found if self._after is None else self._after(found)
-
-
-def _listed(kind: Any) -> Any:
-    """Replaces an iterable type by a list, as which it arrives."""
-    return list[get_args(kind)] if get_origin(kind) is Iterable else kind  # type: ignore[misc]
+        result = self._result.decode(raw)
+        if self._admits:
+            return [admitted if isinstance(admitted, Admitted) else error(*admitted) for admitted in result]
+        return result
 
 
 def _awaited(kind: Any) -> Any:
@@ -134,23 +135,13 @@ def _awaited(kind: Any) -> Any:
     return get_args(kind)[0] if origin == "Awaitable" else kind
 
 
-def error(name: str, said: str) -> CarpoolError:
+def error(name: str, text: str) -> CarpoolError:
     """Recreates an error of carpool that was raised in the other process."""
     kind = getattr(errors, name, None)
     if isinstance(kind, type) and issubclass(kind, CarpoolError):
-        try:
-            return kind(said)
-        except TypeError:  # an error whose constructor needs more than a message
-            return StoreError(said)
-    return StoreError(said)
-
-
-def _admitted(found: list[Any]) -> list[Admitted | CarpoolError]:
-    return [one if isinstance(one, Admitted) else error(*one) for one in found]
-
-
-_RESULTS: dict[str, Any] = {"admit_all": list[Admitted | tuple[str, str]]}
-_AFTER: dict[str, Callable[[Any], Any]] = {"admit_all": _admitted}
+        with suppress(TypeError):  # an error whose constructor needs more than a message
+            return kind(text)
+    return StoreError(text)
 
 
 @cache

@@ -121,7 +121,10 @@ def _match_or_add(session: Session, new_calls: _NewCalls, admission: Admission) 
         ticket = None if row is None else row[0]
     else:
         # Asked first: a ticket that is released between the two queries is found by the second.
-        in_doubt = not admission.pressed and _in_doubt(session, admission, credential)
+        in_doubt = False
+        if not admission.pressed and (doubted := session.doubted - {admission.awaiter}):  # the asking engine is alive
+            query = {"fingerprint": signed(call.fingerprint), "credential": credential}
+            in_doubt = session.row("in_doubt", {**query, "doubted": to_json(sorted(doubted))}) is not None
         ticket = _adoptable(session, call, credential)
         if ticket is None and in_doubt:
             return Undecided(
@@ -131,15 +134,6 @@ def _match_or_add(session: Session, new_calls: _NewCalls, admission: Admission) 
         return _reassign(session, ticket, admission)
     new_calls.add(admission)
     return _fresh(admission)
-
-
-def _in_doubt(session: Session, admission: Admission, credential: int) -> bool:
-    """Whether an equal undelivered call is awaited by an engine that may be dead or alive. The engine that asks is
-    alive."""
-    doubted = session.doubted - {admission.awaiter}
-    query = {"fingerprint": signed(admission.call.fingerprint), "doubted": to_json(sorted(doubted))}
-    query["credential"] = credential
-    return bool(doubted) and session.row("in_doubt", query) is not None
 
 
 def _adoptable(session: Session, call: Call, credential: int) -> int | None:

@@ -70,16 +70,6 @@ _CHANGES: dict[Work, Callable[[Any], Iterable[int]]] = {
 }
 
 
-def _changed(jobs: Sequence[Job]) -> list[int]:
-    """Returns the tickets that a group changes, in ascending order: all processes lock in this order, which avoids
-    deadlocks."""
-    tickets: set[int] = set()
-    for job in jobs:
-        if job.work in _CHANGES:
-            tickets.update(_CHANGES[job.work](job.item))
-    return sorted(ticket for ticket in tickets if ticket <= BIGGEST)
-
-
 class _StatusLost(StoreError):
     """The server no longer knows whether a transaction was committed."""
 
@@ -193,8 +183,10 @@ class PostgresGroups(Groups):
         for job in jobs:
             job.result = job.error = None
         number = self._begin(jobs)
-        if len(jobs) > 1 and (tickets := _changed(jobs)):
-            self._session.hold(to_json(tickets))
+        if len(jobs) > 1:  # all processes lock in ascending order, which avoids deadlocks
+            changed = {ticket for job in jobs if job.work in _CHANGES for ticket in _CHANGES[job.work](job.item)}
+            if tickets := sorted(ticket for ticket in changed if ticket <= BIGGEST):
+                self._session.hold(to_json(tickets))
         for run in runs(jobs):
             if careful:
                 self._savepoint(run)

@@ -87,18 +87,15 @@ class SqliteGroups(Groups):
             connection.execute("COMMIT")
             self.commits += 1
         except Exception as error:  # noqa: BLE001  raised for the callers; it must not end the thread
-            self._undo(jobs, error)
-
-    def _undo(self, jobs: Sequence[Job], error: Exception) -> None:
-        translated = self._callers_error(error)
-        try:
-            if self._session.connection.in_transaction:
-                self._session.connection.execute("ROLLBACK")
-            self._session.forget()
-        except sqlite3.Error as second:
-            translated = translate(second, self._session.name)
-        for job in jobs:
-            job.error = translated
+            translated = self._callers_error(error)
+            try:
+                if connection.in_transaction:
+                    connection.execute("ROLLBACK")
+                self._session.forget()
+            except sqlite3.Error as second:
+                translated = translate(second, self._session.name)
+            for job in jobs:
+                job.error = translated
 
     def _must_end(self, error: Exception) -> bool:
         return not self._session.connection.in_transaction  # SQLite rolled it back: disk full, I/O error
