@@ -117,14 +117,14 @@ def place(store: str) -> str:
 
 
 def _variables(address: str, config: Config) -> list[str]:
-    spoken = {one.dialect for one in config.providers}
+    dialects = {provider.dialect for provider in config.providers}
     known = {"anthropic": f"ANTHROPIC_BASE_URL={address}", "openai": f"OPENAI_BASE_URL={address}/v1"}
-    return [variable for dialect, variable in known.items() if dialect in spoken] or [address]
+    return [variable for dialect, variable in known.items() if dialect in dialects] or [address]
 
 
 def _block(title: str, lines: Sequence[str]) -> list[str]:
     return [f"  {title if number == 0 else '':<10} {line}" for number, line in enumerate(lines)]
 
 
-def _many(count: int, one: str, several: str) -> str:
-    return f"{count:,} {one if count == 1 else several}"
+def _many(count: int, singular: str, plural: str) -> str:
+    return f"{count:,} {singular if count == 1 else plural}"

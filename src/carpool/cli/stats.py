@@ -53,5 +53,5 @@ def states_line(counts: Mapping[str, int]) -> str:
 
 
 def _states(counts: Mapping[str, int], prefix: str) -> str:
-    found = {name.removeprefix(prefix): count for name, count in sorted(counts.items()) if name.startswith(prefix)}
-    return " · ".join(f"{state} {count:,}" for state, count in found.items() if count)
+    states = {name.removeprefix(prefix): count for name, count in sorted(counts.items()) if name.startswith(prefix)}
+    return " · ".join(f"{state} {count:,}" for state, count in states.items() if count)

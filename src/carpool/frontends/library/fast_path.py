@@ -42,11 +42,11 @@ Settled = Reply | CarpoolError  # the SDK wraps an error as if it had occurred t
 class Pattern:
     """The SDK's request and answer type for the first call of a kind."""
 
-    __slots__ = ("answer", "ids", "names", "raw", "said")
+    __slots__ = ("answer", "header_options", "ids", "names", "raw")
 
-    def __init__(self, raw: RawRequest, said: Options, names: tuple[str, ...]) -> None:
+    def __init__(self, raw: RawRequest, header_options: Options, names: tuple[str, ...]) -> None:
         self.raw = raw  # without a body
-        self.said = said  # the options from its headers
+        self.header_options = header_options
         self.names = names  # the fields of the body, in the SDK's order
         self.answer: Any = None  # the type of the first answer
         self.ids: tuple[str, ...] = ()  # the attributes that the SDK sets from its headers
@@ -64,9 +64,9 @@ class Draft:
         self.raw = None if pattern is None else replace(pattern.raw, body=body)
 
     def options(self, given: Options) -> Options:
-        return given if self._pattern is None else given.over(self._pattern.said)
+        return given if self._pattern is None else given.over(self._pattern.header_options)
 
-    def learn_request(self, raw: RawRequest, said: Options) -> None:
+    def learn_request(self, raw: RawRequest, header_options: Options) -> None:
         """Keeps the SDK's request as the pattern if the fast path would have sent the same bytes."""
         if self._pattern is not None:
             return
@@ -74,7 +74,7 @@ class Draft:
             names = tuple(json.loads(raw.body))
             if sorted(names) == sorted(names_of(self._params)) and encoded(self._params, names) == raw.body:
                 headers = tuple(pair for pair in raw.headers if pair[0] != "content-length")
-                self._pattern = Pattern(replace(raw, headers=headers, body=b""), said, names)
+                self._pattern = Pattern(replace(raw, headers=headers, body=b""), header_options, names)
             self._quick.keep(self._kind, self._pattern)
 
     def learn_answer(self, message: Any) -> None:
