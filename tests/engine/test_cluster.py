@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 
+import msgspec
 import pytest
 
 import carpool.engine.cluster
 from carpool.mock import Constant, Faults, MockConfig
 from carpool.planners.policy import RoutingPolicy
-from carpool.sim.process import Process
+from carpool.sim.leaving import Cut
+from carpool.sim.process import Broken, Process
 from carpool.stores import SqliteStore
 from tests.support.engines import LEASE, House, in_house
 
@@ -205,3 +207,22 @@ def test_a_batch_is_looked_at_when_another_door_hears_that_it_ended(seed: int) -
         assert house.owners() == {leader.engine.name}
 
     in_house(test, STUCK)
+
+
+@pytest.mark.parametrize("after", [0.2, 120.0])
+def test_a_retry_at_another_door_may_come_before_the_news_that_its_client_left(after: float) -> None:
+    """Whether its batch still runs, or its answer is cut: the other engine knows a moment later that nobody waits."""
+
+    async def test(house: House) -> None:
+        await house.boot(2)
+        first, second = house.engines
+        first._store._slowness = 0.05
+        cut = Cut.UNREAD if after > 60 else None
+        with pytest.raises(Broken if cut else TimeoutError):
+            async with asyncio.timeout(after):
+                await first.submit(house.call(first, 1), cut)
+        again = msgspec.structs.replace(house.call(second, 1), retry=True)
+        assert await second.submit(again)
+        assert set(house.bought.values()) == {1}
+
+    in_house(test, QUICK)

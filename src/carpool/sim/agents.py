@@ -111,9 +111,10 @@ class Agent:
         return reply
 
     async def _choose_process(self, left: HangUp | None) -> Process:
-        """The process of the next request. Another process learns of the disconnect only a moment later."""
+        """The process of the next request. Another process learns of the disconnect only a moment later, and allows for
+        that only if the request is marked as a retry."""
         last = self._process
-        at_once = left is not None and left.away is not None and left.away < AT_ONCE_S
+        at_once = left is not None and not left.marked and left.away is not None and left.away < AT_ONCE_S
         return last if at_once and last is not None and not last.died.is_set() else await self._find()
 
     def _options(self, turn: SimTurn) -> Options:

@@ -16,6 +16,9 @@ A client that leaves delays an equal call. That a client has left is written to 
 (`Tickets.leave`), so a client that reconnects at once may arrive before. The old ticket would still count as awaited,
 and the equal call would be bought as a second one. So the `Admitter` counts the fingerprints of the calls whose clients
 are leaving (`leaving`, `left`) and holds equal calls back until the store knows, unless they are pressed for time.
+
+A client may also reconnect to another process, which knows nothing of that. So a batch call that is marked as a retry
+is first held back for `RETRY_HOLD_S`, in which the process of the earlier attempt writes that its client has left.
 """
 
 from __future__ import annotations
@@ -40,6 +43,7 @@ Gone = Literal["keep", "cancel"]
 GROUP = 250  # calls written at once, while the next ones are still being parsed
 NO_TICKET: Final = -1
 ADMISSION_PAUSE_S = 0.1  # admitted calls wake the planner no more often than this
+RETRY_HOLD_S = 0.1  # short: a client that times out sooner than this never gets its answer
 ASK_AGAIN_S = 0.5  # between two attempts to admit an undecided call
 
 
@@ -136,7 +140,7 @@ class Admitter:
         if self._arrivals:
             group, self._arrivals = self._arrivals, []
             self._context.gc_freezer.grew(self._waiting_count)
-            delayed, group = self._split_delayed(group)
+            delayed, group = self._split_delayed(group, first=True)
             if delayed:
                 self._context.background.spawn(self._admit_group(delayed, None), "admit")
             if group:
@@ -159,15 +163,16 @@ class Admitter:
         if not self._leaving[pending_call.fingerprint]:
             del self._leaving[pending_call.fingerprint]
 
-    def _split_delayed(self, group: list[_Arrival]) -> tuple[list[_Arrival], list[_Arrival]]:
-        """Splits off the calls that must wait because the client of an equal call is leaving."""
-        if not self._leaving:  # the usual case
-            return [], group
+    def _split_delayed(self, group: list[_Arrival], *, first: bool = False) -> tuple[list[_Arrival], list[_Arrival]]:
+        """Splits off the calls that must wait because the client of an equal call is leaving, here or, when they are
+        admitted for the `first` time, at another process."""
+        if not self._leaving and not (first and any(admission.call.retry for admission, _ in group)):
+            return [], group  # the usual case
         delayed: list[_Arrival] = []
         others: list[_Arrival] = []
         for admission, pending_call in group:
-            waits = pending_call.fingerprint in self._leaving and not admission.pressed
-            (delayed if waits else others).append((admission, pending_call))
+            waits = pending_call.fingerprint in self._leaving or (first and _may_be_early(admission))
+            (delayed if waits and not admission.pressed else others).append((admission, pending_call))
         return delayed, others
 
     # ------------------------------------------------------------ writing to disk
@@ -178,9 +183,11 @@ class Admitter:
         """Admits a group. `writing` is None for calls that must wait before they are written."""
         try:
             undecided = group if writing is None else await self._admit_each(group, writing)
+            pause = RETRY_HOLD_S if writing is None else ASK_AGAIN_S
             while undecided:
-                await self._context.clock.sleep(ASK_AGAIN_S)
+                await self._context.clock.sleep(pause)
                 undecided = await self._ask_again(undecided)
+                pause = ASK_AGAIN_S
         finally:  # whatever went wrong, no client waits for ever
             for admission, pending_call in group:
                 if self._coming:
@@ -271,6 +278,11 @@ class Admitter:
             context.event_hooks.tell(
                 CallAdmitted(context.now(), text, admitted.lane, pending_call.reason, credential=call.credential)
             )
+
+
+def _may_be_early(admission: Admission) -> bool:
+    """Whether another process may still await this call for a client that has left it."""
+    return admission.call.retry and admission.call.key is None and admission.lane is Lane.BATCH
 
 
 class Tickets:
