@@ -460,7 +460,7 @@ MUTANTS = (
     ),
     Mutant(
         "carpool answers to any name",
-        "src/carpool/planners/access/hosts.py",
+        "src/carpool/planners/access/providers.py",
         "        if not self._welcomes(names[0]):\n",
         "        if not names[0]:\n",
         test="tests/frontends/proxy/test_hosts.py",
@@ -474,7 +474,7 @@ MUTANTS = (
     ),
     Mutant(
         "anybody may say for whom a request is passed on",
-        "src/carpool/planners/access/hosts.py",
+        "src/carpool/planners/access/providers.py",
         "return bool(self._trusted) and peer is not None",
         "return not self._trusted or peer is not None",
         test="tests/frontends/proxy/test_hosts.py",

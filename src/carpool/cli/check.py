@@ -23,10 +23,9 @@ from carpool.core.clock import SystemClock
 from carpool.core.errors import BadCall, CarpoolError, ConfigError
 from carpool.core.model import Lane
 from carpool.core.ports import HttpRequest, HttpResponse, RawRequest
-from carpool.planners.access import call_of, understand
 from carpool.planners.access.options import PREFIX, Options, from_headers, span, split_path
 from carpool.planners.access.providers import choose
-from carpool.planners.access.rules import Rule, rule_for
+from carpool.planners.access.rules import Rule, apply_rules, call_of, understand
 from carpool.planners.policy import places
 from carpool.planners.routing import Capabilities, Forecast, noted, route
 from carpool.stores import shown
@@ -302,7 +301,7 @@ def _explain(config: Config, raw: RawRequest, options: Options, now: float) -> d
     lane, reason = "now", "carpool does not batch this endpoint: it passes through untouched, and no rule is asked."
     if upstream.dialect.handles(raw.method, raw.path):
         parsed = understand(upstream, raw)
-        ruling = rule_for(config.book, upstream, raw, parsed, options, now)
+        ruling = apply_rules(config.book, upstream, raw, parsed, options, now)
         model, rule, options = parsed.model, ruling.rule, ruling.options
         verdicts = [{"name": row.rule, "matched": row.matched, "because": row.because} for row in ruling.explanation()]
         abilities = Capabilities({provider.name: provider.models for provider in config.providers})

@@ -62,7 +62,7 @@ from carpool.frontends.proxy import Proxy
 from carpool.frontends.proxy.http.connection import Connection
 from carpool.frontends.proxy.log import EventLogger, JsonFormatter, LogWriter, Noted, Tell, as_json, as_text, to_stream
 from carpool.frontends.proxy.waiting import Patience
-from carpool.planners.access.hosts import Hosts
+from carpool.planners.access.providers import Hosts
 from carpool.planners.routing import Capabilities
 from carpool.stores import open_store, peek
 from carpool.stores.remote import Handover, RemoteStore, connect, hosted

@@ -20,8 +20,8 @@ from carpool.core.errors import (
 from carpool.core.model import Call, Headers, Lane, OutcomeKind, ticket_text
 from carpool.core.ports import Clock, Parsed, RawRequest
 from carpool.engine import Engine, Passage, Reply, Upstream
-from carpool.planners.access import call_of, understand
 from carpool.planners.access.options import Options
+from carpool.planners.access.rules import call_of, understand
 from carpool.planners.ledger import dollars
 
 _FAILURES: dict[OutcomeKind, type[CallFailed]] = {

@@ -10,7 +10,7 @@ import pytest
 import carpool.engine.batch.collect
 from carpool.core.errors import BadCall, Misdirected
 from carpool.frontends.proxy.log import LogLine
-from carpool.planners.access.hosts import Hosts
+from carpool.planners.access.providers import Hosts
 from tests.support.sockets import Message, Peer, Script, ask, provider, proxied, request
 
 OK = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: 2\r\n\r\n{}"

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from carpool.core.errors import ConfigError
 from carpool.core.model import Lane
 from carpool.planners.access.options import Options
-from carpool.planners.access.read_rules import MATCHES, read_rules
-from carpool.planners.access.rules import Facts, Rule, RuleBook, Ruling, decide_rule, glob, is_subagent
+from carpool.planners.access.read_rules import MATCHES, glob, read_rules
+from carpool.planners.access.rules import Facts, Rule, RuleBook, Ruling, decide_rule, is_subagent
 
 NOON = datetime(2026, 11, 16, 12, 0, tzinfo=ZoneInfo("UTC")).timestamp()  # a Monday
 CALL = Facts(

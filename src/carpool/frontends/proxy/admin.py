@@ -8,6 +8,7 @@ import hmac
 import os
 from collections import deque
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from contextlib import suppress
 from enum import StrEnum
 from typing import Any, TypeVar
 from urllib.parse import parse_qs
@@ -81,7 +82,7 @@ class Admin:
         route = self._routes.get(page)
         if path.startswith(CALLS):  # needs the key that the call was made with
             await self._ticket(method, path.removeprefix(CALLS), query, headers, request)
-        elif page not in OPEN and not self._is_authorized(headers) and not self._has_virtual_key(headers):
+        elif page not in OPEN and not self._is_authorized(headers) and virtual_key(headers) is None:
             await self._refuse(request, 401, TOKEN_NEEDED, ("www-authenticate", 'Bearer realm="carpool"'))
         elif route is None:
             await self._refuse(request, 404, f"There is no {path} here.")
@@ -90,19 +91,12 @@ class Admin:
         else:
             await route(query, request, None if page in OPEN else self._viewer(headers))
 
-    def _has_virtual_key(self, headers: Headers) -> bool:
-        """The holder of a virtual key may see its own calls."""
-        return virtual_key(headers) is not None
-
     def _viewer(self, headers: Headers) -> Viewer:
-        """The token shows everything. Otherwise a request with a key sees what belongs to that key."""
+        """The token shows everything. Otherwise a request with a key, virtual or not, sees what belongs to that key."""
         if self._token is not None and self._is_authorized(headers):
             return None
         owners = list(self._tickets.owners(headers))
-        return owners if owners or self._has_virtual_key(headers) else None
-
-    def _sees_all(self, headers: Headers) -> bool:
-        return self._is_authorized(headers) and self._viewer(headers) is None
+        return owners if owners or virtual_key(headers) is not None else None
 
     def _is_authorized(self, headers: Headers) -> bool:
         """Whether the request may see the pages. The token is compared by its hash in constant time.
@@ -181,7 +175,8 @@ class Admin:
     async def _ticket(self, method: str, text: str, query: str, headers: Headers, request: RequestContext) -> None:
         text, _, verb = text.partition("/")
         found = await self._tickets.find(text, headers)
-        if not found and verb == "purchases" and self._sees_all(headers):
+        sees_all = self._is_authorized(headers) and self._viewer(headers) is None
+        if not found and verb == "purchases" and sees_all:
             found = await self._engine.tickets.find(ticket_number(text)) or []
         reads = method == "GET" and verb in ("", "purchases")
         ends = (method, verb) in (("DELETE", ""), ("POST", "cancel"))
@@ -323,39 +318,28 @@ class EventStream:
     async def _pump(self, subscriber: _Subscriber, request: RequestContext) -> None:
         request.leaving.add_done_callback(lambda _: subscriber.woken.set())
         while not request.gone:
-            chunk = b"".join(map(_encoded, _drain(subscriber.unread))) or KEEP_ALIVE
-            await _send_in_time(SLOWEST_READ_S, request, chunk)
+            chunk = b"".join(map(_encoded, subscriber.unread)) or KEEP_ALIVE
+            subscriber.unread.clear()
+            await _send_in_time(request, chunk)
             if subscriber.missed and not subscriber.unread:
-                await _send_in_time(SLOWEST_READ_S, request, TOO_SLOW % subscriber.missed, more=False)
+                await _send_in_time(request, TOO_SLOW % subscriber.missed, more=False)
                 return
             if self._stopping:
-                await _send_in_time(SLOWEST_READ_S, request, GOOD_BYE, more=False)
+                await _send_in_time(request, GOOD_BYE, more=False)
                 return
-            await _wait_for_events(subscriber)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(SILENCE_S):
+                    await subscriber.woken.wait()
+                subscriber.woken.clear()
         raise Disconnected
 
 
-async def _wait_for_events(subscriber: _Subscriber) -> None:
+async def _send_in_time(request: RequestContext, chunk: bytes, *, more: bool = True) -> None:
     try:
-        async with asyncio.timeout(SILENCE_S):
-            await subscriber.woken.wait()
-    except TimeoutError:
-        return
-    subscriber.woken.clear()
-
-
-async def _send_in_time(seconds: float, request: RequestContext, chunk: bytes, *, more: bool = True) -> None:
-    try:
-        async with asyncio.timeout(seconds):
+        async with asyncio.timeout(SLOWEST_READ_S):
             await send_chunk(request.send, chunk, more=more)
     except TimeoutError:
         raise TimedOut("A listener at /carpool/events reads nothing. Its connection is closed.") from None
-
-
-def _drain(unread: deque[Event]) -> list[Event]:
-    events = list(unread)
-    unread.clear()
-    return events
 
 
 def _encoded(event: Event) -> bytes:
@@ -394,12 +378,8 @@ class Hooks:
             raise BadCall("Webhooks are posted.")
         body = await read_body(receive, MAX_HOOK)
         news = self._engine.news(provider, self._secrets[provider], headers, body, self._clock.now())
-        if self._is_new(provider, news.id) and news.batch is not None:
-            self._engine.look_soon(provider, news.batch)
+        if (provider, news.id) not in self._seen:
+            self._seen[provider, news.id] = None
+            if news.batch is not None:
+                self._engine.look_soon(provider, news.batch)
         await send_whole(send, 200, [JSON], b'{"received":true}')
-
-    def _is_new(self, provider: str, name: str) -> bool:
-        if (provider, name) in self._seen:
-            return False
-        self._seen[provider, name] = None
-        return True

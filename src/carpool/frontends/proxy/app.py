@@ -34,8 +34,7 @@ from carpool.frontends.proxy.request import (
 from carpool.frontends.proxy.request_log import RequestLog
 from carpool.frontends.proxy.tickets import TicketRoutes
 from carpool.frontends.proxy.waiting import Patience, Waiter, WaitingCall
-from carpool.planners.access.hosts import Hosts
-from carpool.planners.access.providers import HouseKeys, below, upgrade_refused, wire_of
+from carpool.planners.access.providers import Hosts, HouseKeys, below, upgrade_refused, wire_of
 from carpool.planners.access.rules import RuleBook
 from carpool.planners.access.virtual_keys import VirtualKeyAccess
 

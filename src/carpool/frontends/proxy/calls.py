@@ -40,8 +40,7 @@ from carpool.frontends.proxy.request import (
 )
 from carpool.frontends.proxy.request_log import RequestLog
 from carpool.frontends.proxy.waiting import Patience, WaitingCall, informed
-from carpool.planners.access import understand
-from carpool.planners.access.rules import RuleApplier, RuleBook
+from carpool.planners.access.rules import RuleApplier, RuleBook, understand
 from carpool.planners.routing import Decision, must_be_kept
 
 log = logging.getLogger("carpool.proxy")

@@ -176,7 +176,9 @@ def as_text(line: Noted, width: int | None = None) -> str:
     """The important fields come first and fit 80 columns. The line of a success is cut at `width`, which drops
     provider, tags and reason; the line of a failure is never cut, since it ends with what went wrong."""
     failed = isinstance(line, LogLine) and line.status >= FAILED and (line.status != CLIENT_LEFT or line.error)
-    text = _printable(_request_text(line) if isinstance(line, LogLine) else f"{clock_time(line.at)} ... {line.words}")
+    text = _request_text(line) if isinstance(line, LogLine) else f"{clock_time(line.at)} ... {line.words}"
+    if not text.isprintable():  # tags and models come from clients, and must not break lines or terminals
+        text = "".join(letter if letter.isprintable() else "?" for letter in text)
     if width is not None and len(text) > width and not failed:
         text = text[: width - 1] + "…"
     return text + "\n"
@@ -184,9 +186,10 @@ def as_text(line: Noted, width: int | None = None) -> str:
 
 def _request_text(line: LogLine) -> str:
     parts = [clock_time(line.at + line.duration_s), str(line.status), f"{line.lane or '-':<5}"]
-    parts += [line.request or shortened(line.model), _seconds(line.duration_s)]
+    parts += [line.request or shortened(line.model), f"{line.duration_s:.{2 if line.duration_s < 10 else 0}f}s"]
     if line.input_tokens is not None:
-        parts.append(f"{_all_input_tokens(line)}+{line.output_tokens} tok")
+        read = line.input_tokens + (line.cache_read_tokens or 0) + (line.cache_write_tokens or 0)
+        parts.append(f"{read}+{line.output_tokens} tok")
     if line.cost_usd is not None:
         parts.append(dollars(round(line.cost_usd * 1e9)))
     parts += [line.ticket, line.provider, *(f"{name}={value}" for name, value in line.tags.items())]
@@ -199,22 +202,9 @@ def shortened(model: str) -> str:
     return model if len(model) <= LONGEST_MODEL else model[: LONGEST_MODEL - 1] + "…"
 
 
-def _seconds(span: float) -> str:
-    return f"{span:.2f}s" if span < 10 else f"{span:.0f}s"
-
-
-def _all_input_tokens(line: LogLine) -> int:
-    return (line.input_tokens or 0) + (line.cache_read_tokens or 0) + (line.cache_write_tokens or 0)
-
-
 def redacted(text: str) -> str:
     """A message or a path without possible secrets: what looks like a key, and long quotations."""
     return _QUOTED.sub("'…'", _KEY.sub(r"\1-…", text))
-
-
-def _printable(text: str) -> str:
-    """Replaces unprintable characters: tags and models come from clients, and must not break lines or terminals."""
-    return text if text.isprintable() else "".join(letter if letter.isprintable() else "?" for letter in text)
 
 
 def moment(at: float) -> str:
@@ -312,8 +302,9 @@ def _calls(count: int) -> str:
     return f"{count:,} call" if count == 1 else f"{count:,} calls"
 
 
-def _results(event: BatchCollected) -> str:
-    return ", ".join(f"{count:,} {name}" for name, count in event.results.items()) or "nothing"
+def _collected(event: BatchCollected) -> str:
+    results = ", ".join(f"{count:,} {name}" for name, count in event.results.items()) or "nothing"
+    return f"batch {event.batch} collected: {results}"
 
 
 def _rescued(event: CallRescued) -> str:
@@ -326,7 +317,7 @@ HAPPENINGS: Words = {
     BatchFound: ("found", lambda e: f"batch {e.batch} found, {e.state}: {_calls(e.count)} {e.provider_id}"),
     BatchLate: ("late", lambda e: f"batch {e.batch} late: what presses goes on now, {e.provider_id}"),
     BatchEnded: ("ended", lambda e: f"batch {e.batch} ended after {span(e.took_s)}, {e.provider_id}"),
-    BatchCollected: ("collected", lambda e: f"batch {e.batch} collected: {_results(e)}"),
+    BatchCollected: ("collected", _collected),
     CallRescued: ("rescued", _rescued),
     AccountSlowed: ("slowed", lambda e: f"{e.provider} asks for less ({e.status}): {e.model} waits {e.pause_s:.1f}s"),
 }

@@ -24,10 +24,9 @@ from carpool.dialects.keep_alive import Client, recognise
 from carpool.engine import Upstream
 from carpool.engine.now.decompress import encodings
 from carpool.frontends.intake import end_to_end
-from carpool.planners.access.hosts import Hosts, of_the_way
 from carpool.planners.access.options import PREFIX as OPTION_PREFIX
 from carpool.planners.access.options import Options, from_headers, split_path
-from carpool.planners.access.providers import HouseKeys, below, choose, completed
+from carpool.planners.access.providers import Hosts, HouseKeys, below, choose, completed, of_the_way
 from carpool.planners.access.rules import CallKind
 from carpool.planners.access.virtual_keys import NOBODY, GrantedKey, VirtualKeyAccess, check_query, within_profile
 
@@ -115,13 +114,10 @@ class HeadParser:
         if head is None:
             head = replace(self._parse(scope, trusted), epoch=self._epoch)
             if len(scope["raw_path"]) + sum(len(name) + len(value) for name, value in head.headers) <= MOST_BYTES:
-                self._remember(cache_key, head)
+                self._known[cache_key] = head
         if head.guest is not None:
             head.guest.used = True
         return head
-
-    def _remember(self, cache_key: object, head: HeadFacts) -> None:
-        self._known[cache_key] = head
 
     def _parse(self, scope: Scope, trusted: bool) -> HeadFacts:
         headers = request_headers(scope)
@@ -130,33 +126,28 @@ class HeadParser:
         path = below(path)
         if not path.startswith("/"):  # `OPTIONS *`: joined to a base URL it would change the host
             raise BadCall("This request asks for no path. Send one that begins with a slash, such as /v1/messages.")
-        numbers: Iterable[int] = range(len(headers))
+        numbered = list(enumerate(headers))  # with the index of each header in the request
         if trusted:
-            numbers = [number for number in numbers if not of_the_way(headers[number][0])]
-            headers = tuple([headers[number] for number in numbers])
+            numbered = [(number, pair) for number, pair in numbered if not of_the_way(pair[0])]
+        headers = tuple([pair for _, pair in numbered])
         if path.startswith(PREFIX):
-            return _head_facts(None, scope["method"], path, options, headers, numbers)
+            return _head_facts(None, scope["method"], path, options, numbered)
         asked = tuple([pair for pair in headers if pair[0].startswith(OPTION_PREFIX)])
         if asked:
             options = from_headers(asked).over(options)
-            kept = [place for place, pair in enumerate(headers) if not pair[0].startswith(OPTION_PREFIX)]
-            places = list(numbers)
-            headers, numbers = tuple([headers[place] for place in kept]), [places[place] for place in kept]
+            numbered = [(number, pair) for number, pair in numbered if not pair[0].startswith(OPTION_PREFIX)]
+            headers = tuple([pair for _, pair in numbered])
         guest = self._key_access.holder(path, headers)
         if guest is not None:
             options = within_profile(guest.key, options)
             granted = self._key_access.grant(guest, scope["method"], path, headers)
+            numbered = [(number, pair) for number, pair in numbered if pair[0] not in KEY_HEADERS]
             path = completed(path, granted.upstream)
-            kept = [place for place, pair in enumerate(headers) if pair[0] not in KEY_HEADERS]
-            places = list(numbers)
-            headers, numbers = tuple([headers[place] for place in kept]), [places[place] for place in kept]
-            return _head_facts(
-                granted.upstream, scope["method"], path, options, headers + granted.secret, numbers, granted
-            )
+            return _head_facts(granted.upstream, scope["method"], path, options, numbered, granted.secret, granted)
         upstream = choose(options.provider, path, headers, self._upstreams, self._defaults)
-        path = completed(path, upstream)
-        headers = self._house_keys.add_house_key(upstream.provider, headers, bool(upstream.dialect.secret(headers)))
-        return _head_facts(upstream, scope["method"], path, options, headers, numbers)
+        carries_key = bool(upstream.dialect.secret(headers))
+        added = self._house_keys.add_house_key(upstream.provider, headers, carries_key)[len(headers) :]
+        return _head_facts(upstream, scope["method"], completed(path, upstream), options, numbered, added)
 
 
 def _head_facts(
@@ -164,18 +155,25 @@ def _head_facts(
     method: str,
     path: str,
     options: Options,
-    headers: Headers,
-    numbers: Iterable[int],
+    numbered: Iterable[tuple[int, tuple[str, str]]],
+    added: Headers = (),
     granted: GrantedKey | None = None,
 ) -> HeadFacts:
-    """`numbers`: the index of each header in the request. A granted key comes after them."""
+    """`numbered`: the client's headers, each with its index in the request. `added`: the key that carpool adds."""
+    numbers, headers = [number for number, _ in numbered], (*(pair for _, pair in numbered), *added)
     client, onward = recognise(headers), tuple(end_to_end(headers))
+    # A call without a key fails on every lane, and the provider reports that best: it passes through.
+    understood = (
+        upstream is not None
+        and upstream.dialect.handles(method, path)
+        and (any(name in KEYS for name, _ in headers) or bool(upstream.dialect.secret(headers)))
+    )
     return HeadFacts(
         path=path,
         options=options,
         client=client,
         upstream=upstream,
-        understood=upstream is not None and _understands(upstream, method, path, headers),
+        understood=understood,
         packed=bool(encodings(headers)),
         hold=later(client.prefer),
         headers=tuple([(name, "" if name in _PER_REQUEST else value) for name, value in headers]),
@@ -185,13 +183,6 @@ def _head_facts(
         memory=Memory(None if granted is None else granted.payer),
         onward=onward if _PER_REQUEST.isdisjoint([name for name, _ in onward]) else None,
     )
-
-
-def _understands(upstream: Upstream, method: str, path: str, headers: Headers) -> bool:
-    """A call without a key fails on every lane, and the provider reports that best: it passes through."""
-    if not upstream.dialect.handles(method, path):
-        return False
-    return any(name in KEYS for name, _ in headers) or bool(upstream.dialect.secret(headers))
 
 
 def request_headers(scope: Scope) -> Headers:

@@ -15,7 +15,7 @@ from carpool.frontends.proxy.log import CLIENT_LEFT, LogLine, Note, redacted
 from carpool.frontends.proxy.parse_head import PREFIX, request_headers
 from carpool.frontends.proxy.request import Disconnected, RequestContext
 from carpool.frontends.proxy.tickets import PATH as CALLS
-from carpool.planners.access.hosts import Hosts
+from carpool.planners.access.providers import Hosts
 
 LONGEST_PATH = 100
 CRASHED = 500  # the server's status after an exception in the application

@@ -219,16 +219,12 @@ def _pauses(
     """Yields how long to wait before the next sign of life, and sends it when resumed."""
     patience = patience.within(request.client.limit)
     if signs is not None:
-        return _streaming(request.send, said, signs, patience.stream_head_s, _interval(signs, patience))
+        every = patience.responses_s if isinstance(signs, EarlyResponse) else patience.ping_s
+        every = patience.claude_code_s if isinstance(signs, EarlyMessage) else every
+        return _streaming(request.send, said, signs, patience.stream_head_s, every)
     if request.inform is not None and request.client.bears_1xx:
         return _informing(request.inform, patience.informational_s)
     return _spacing(request.send, said, patience)
-
-
-def _interval(signs: Vigil, patience: Patience) -> float:
-    if isinstance(signs, EarlyMessage):
-        return patience.claude_code_s
-    return patience.responses_s if isinstance(signs, EarlyResponse) else patience.ping_s
 
 
 async def _streaming(send: Send, said: Headers, signs: Vigil, head: float, every: float) -> AsyncGenerator[float, None]:

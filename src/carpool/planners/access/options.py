@@ -4,8 +4,8 @@ a path segment, the library by arguments, and rules and profiles fill the gaps."
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
-from typing import Literal
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Literal
 from urllib.parse import unquote
 
 from msgspec import field
@@ -63,73 +63,52 @@ def from_headers(headers: Headers) -> Options:
     return _read((name.removeprefix(PREFIX), value) for name, value in headers if name.startswith(PREFIX))
 
 
-def from_segment(segment: str) -> Options:
-    """Options from a first path segment such as `@budget=30m,tags.team=ci`, for clients that only take a base URL."""
+def split_path(path: str) -> tuple[Options, str]:
+    """The options in a first path segment such as `@budget=30m,tags.team=ci`, for clients that only take a base URL;
+    and the path without them."""
+    if not path.startswith("/@"):
+        return Options(), path
+    segment, _, rest = path[1:].partition("/")
     pairs = []
     for part in unquote(segment).removeprefix("@").split(","):
         name, equals, value = part.partition("=")
         if not equals:
             raise BadCall(f"{part[:60]!r} in the path is not an option. Write @name=value, as in @budget=30m.")
         pairs.append((name.strip(), value.strip()))
-    return _read(pairs)
-
-
-def split_path(path: str) -> tuple[Options, str]:
-    """The leading options of a path, and the path without them."""
-    if not path.startswith("/@"):
-        return Options(), path
-    segment, _, rest = path[1:].partition("/")
-    return from_segment(segment), "/" + rest
+    return _read(pairs), "/" + rest
 
 
 def _read(pairs: Iterable[tuple[str, str]]) -> Options:
-    options = Options()
+    fields: dict[str, Any] = {}
+    tags: dict[str, str] = {}
     for name, value in pairs:
         if _CONTROL.search(name) or _CONTROL.search(value):
             raise BadCall(f"The option {name[:60]!r} holds a control character. Take it out.")
-        options = _with(options, name, value)
-    _check_tags(options.tags)
-    return options
-
-
-def _check_tags(tags: Mapping[str, str]) -> None:
-    """Bounds the tags, because they are stored and logged with every call."""
-    if len(tags) > MAX_TAGS:
+        if name == "tags":
+            tags |= _tags(value)
+        elif name.startswith("tags."):
+            tags[name.removeprefix("tags.")] = value
+        elif name in _PARSERS:
+            fields[name.replace("-", "_")] = _PARSERS[name](value)
+        else:
+            raise BadCall(
+                f"carpool knows no option {name[:60]!r}. It knows budget, lane, tags, key, provider and on-disconnect."
+            )
+    if len(tags) > MAX_TAGS:  # tags are stored and logged with every call
         raise BadCall(f"This call has {len(tags)} tags; it may have {MAX_TAGS}.")
     for name, value in tags.items():
         if len(name) > MAX_TAG_NAME or len(value) > MAX_TAG:
             raise BadCall(
                 f"The tag {name[:60]!r} is too long: a name has at most {MAX_TAG_NAME} characters, a value {MAX_TAG}."
             )
+    return Options(tags=tags, **fields)
 
 
-def _with(options: Options, name: str, value: str) -> Options:
-    if name == "budget":
-        return replace(options, budget=parse_budget(value))
-    if name == "lane":
-        return replace(options, lane=parse_lane(value))
-    if name == "tags":
-        return replace(options, tags={**options.tags, **_tags(value)})
-    if name.startswith("tags."):
-        return replace(options, tags={**options.tags, name.removeprefix("tags."): value})
-    if name == "key":
-        return replace(options, key=parse_key(value))
-    if name == "provider":
-        return replace(options, provider=value.strip())
-    if name == "on-disconnect":
-        return replace(options, on_disconnect=_on_disconnect(value))
-    raise BadCall(
-        f"carpool knows no option {name[:60]!r}. It knows budget, lane, tags, key, provider and on-disconnect."
-    )
-
-
-def _on_disconnect(text: str) -> Literal["keep", "cancel"]:
+def _on_disconnect(text: str) -> str:
     value = text.strip().lower()
-    if value == "keep":
-        return "keep"
-    if value == "cancel":
-        return "cancel"
-    raise BadCall(f"{text[:40]!r} does not say what becomes of a call whose client hangs up: write keep or cancel.")
+    if value not in ("keep", "cancel"):
+        raise BadCall(f"{text[:40]!r} does not say what becomes of a call whose client hangs up: write keep or cancel.")
+    return value
 
 
 def parse_lane(text: str) -> Lane:
@@ -156,6 +135,15 @@ def _tags(text: str) -> dict[str, str]:
             raise BadCall(f"{part[:60]!r} is not a tag. Write tags as name=value, separated by commas.")
         tags[name.strip()] = value.strip()
     return tags
+
+
+_PARSERS: Mapping[str, Callable[[str], Any]] = {
+    "budget": parse_budget,
+    "lane": parse_lane,
+    "key": parse_key,
+    "provider": str.strip,
+    "on-disconnect": _on_disconnect,
+}
 
 
 # ---------------------------------------------------------------- limits of rules and profiles

@@ -1,30 +1,24 @@
-"""Parse and check the rules of a config file. Errors name the path of the wrong value."""
+"""Parse and check the rules of a config file, and compile their conditions. Errors name the path of the wrong value."""
 
 from __future__ import annotations
 
+import operator
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
-from datetime import UTC, tzinfo
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime, tzinfo
+from fnmatch import translate
+from functools import lru_cache
+from operator import itemgetter
 from typing import Any, Final
 from zoneinfo import ZoneInfo
 
 from carpool.core.errors import BadCall, ConfigError
 from carpool.core.model import Lane
 from carpool.core.settings import SWITCH, Choice, Shape, check, known, mapping, named
-from carpool.planners.access.rules import (
-    DAYS,
-    Condition,
-    Rule,
-    Window,
-    header_condition,
-    size_condition,
-    switch_condition,
-    tag_condition,
-    text_condition,
-    time_condition,
-)
+from carpool.dialects.headers import ONE_REQUEST
+from carpool.planners.access.rules import Condition, Facts, Rule
 from carpool.planners.policy import parse_budget
 
 EFFECTS: Final = ("budget", "lane", "tags", "max_budget", "refuse_budget", "on_disconnect")
@@ -38,9 +32,12 @@ _LINE: Final = Shape(re.compile(r"[^\x00-\x1f\x7f]{1,200}"), "one line of text, 
 _NAME: Final = Shape(re.compile(r"[^\x00-\x1f\x7f]{1,60}"), "a name, at most 60 characters")
 _LANES: Final = Choice(("now", "batch"), "now or batch")
 _GONE: Final = Choice(("keep", "cancel"), "keep or cancel")
+_PLAIN: Final = re.compile(r"(\*?)([^*?\[\]]*)(\*?)")  # patterns that need no regular expression
 _SIZE: Final = re.compile(r"\s*(<=|>=|<|>)\s*([0-9]+(?:\.[0-9]+)?)\s*(b|kb|mb|)\s*", re.IGNORECASE)
+_COMPARE: Final = {">": operator.gt, ">=": operator.ge, "<": operator.lt, "<=": operator.le}
 _BYTES: Final = {"": 1, "b": 1, "kb": 1_000, "mb": 1_000_000}
 _HOURS: Final = re.compile(r"\s*([01]?\d|2[0-4]):([0-5]\d)\s*-\s*([01]?\d|2[0-4]):([0-5]\d)\s*")
+DAYS: Final = ("mon", "tue", "wed", "thu", "fri", "sat", "sun")
 _DAY_WORDS: Final = {"weekdays": "mon-fri", "weekend": "sat-sun", "daily": "mon-sun"}
 
 
@@ -129,7 +126,7 @@ def _check_together(rule: Rule, path: str) -> None:
         raise ConfigError(f"{path} has `lane: now` and a budget: a call that goes at once needs none. Keep one.")
 
 
-# ---------------------------------------------------------------- conditions
+# ---------------------------------------------------------------- match
 
 
 def _match(value: object, path: str, timezone: str) -> tuple[Condition, ...]:
@@ -141,22 +138,29 @@ def _match(value: object, path: str, timezone: str) -> tuple[Condition, ...]:
 
 
 def _condition(key: str, want: object, path: str) -> Condition:
+    kind, dot, name = key.partition(".")
     if key in _TEXTS:
-        return text_condition(key, _patterns(want, path))
+        return _text_condition(key, _patterns(want, path))
     if key in _SWITCHES:
         check(SWITCH, want, path)
-        return switch_condition(key, bool(want))
+        read = itemgetter(Facts._fields.index(key))
+        wanted, tell = str(want).lower(), lambda facts, _: str(read(facts)).lower()
+        return Condition(key, wanted, lambda facts, _: read(facts) is want, tell)
     if key == "size":
-        return _size(want, path)
-    kind, dot, name = key.partition(".")
-    if dot and name and kind == "header":
+        match = _SIZE.fullmatch(want) if isinstance(want, str) else None
+        if match is None:
+            raise ConfigError(f"{path} is {named(want)}; it must be a bound for the body, as in '>100kb' or '<1mb'.")
+        compare, bound = _COMPARE[match[1]], float(match[2]) * _BYTES[match[3].lower()]
+        test = lambda facts, _: compare(facts.size, bound)  # noqa: E731
+        return Condition(key, str(want).strip(), test, lambda facts, _: f"{facts.size:,} bytes", steady=False)
+    if not dot or not name or kind not in ("header", "tag"):
+        known(key, MATCHES, path.removesuffix(key))
+        raise ConfigError(f"{path} needs a name in place of NAME, as in header.x-team or tag.team.")
+    if kind == "header":
+        key = key.lower()
         if name.lower() in _SECRET:
             raise ConfigError(f"{path} holds a secret, which a rule may not look at: match a tag or another header.")
-        return header_condition(name.lower(), want if isinstance(want, bool) else _patterns(want, path))
-    if dot and name and kind == "tag":
-        return tag_condition(name, want if isinstance(want, bool) else _patterns(want, path))
-    known(key, MATCHES, path.removesuffix(key))
-    raise ConfigError(f"{path} needs a name in place of NAME, as in header.x-team or tag.team.")
+    return _text_condition(key, want if isinstance(want, bool) else _patterns(want, path))
 
 
 def _patterns(want: object, path: str) -> list[str]:
@@ -166,14 +170,6 @@ def _patterns(want: object, path: str) -> list[str]:
             f"{path} is {named(want)}; it must be text, in which * stands for anything, or a list of such."
         )
     return [str(one) for one in listed]
-
-
-def _size(want: object, path: str) -> Condition:
-    match = _SIZE.fullmatch(want) if isinstance(want, str) else None
-    if match is None:
-        raise ConfigError(f"{path} is {named(want)}; it must be a bound for the body, as in '>100kb' or '<1mb'.")
-    bound = float(match[2]) * _BYTES[match[3].lower()]
-    return size_condition(str(want).strip(), match[1], bound)
 
 
 def _window(wants: Mapping[str, object], path: str, zone: tzinfo) -> Condition | None:
@@ -186,7 +182,7 @@ def _window(wants: Mapping[str, object], path: str, zone: tzinfo) -> Condition |
         hours = replace(hours, days=_days(wants["days"], f"{path}.days"))
         if not isinstance(wants["days"], str):
             texts.append(", ".join(DAYS[day] for day in sorted(hours.days)))
-    return time_condition("the time", " ".join(texts), hours, zone) if hours != Window() else None
+    return _time_condition(" ".join(texts), hours, zone) if hours != Window() else None
 
 
 def _between(want: object, path: str) -> tuple[int, int]:
@@ -219,3 +215,98 @@ def read_zone(want: object, path: str) -> tzinfo:
         with suppress(LookupError, ValueError, OSError):
             return ZoneInfo(want)
     raise ConfigError(f"{path} is {named(want)}; it must be a time zone that this machine knows, as in Europe/Berlin.")
+
+
+# ---------------------------------------------------------------- conditions
+
+
+def glob(pattern: str) -> Callable[[str], bool]:
+    """Compile a pattern to a test for lower-case text; * stands for anything and ? for one character."""
+    pattern = pattern.lower()
+    plain = _PLAIN.fullmatch(pattern)
+    if plain is None:
+        matches = re.compile(translate(pattern)).match
+        return lambda text: matches(text) is not None
+    before, word, after = plain.groups()
+    # Common patterns need no regular expression.
+    if before and after:
+        return lambda text: word in text
+    if before:
+        return lambda text: text.endswith(word)
+    if after:
+        return lambda text: text.startswith(word)
+    return lambda text: text == word
+
+
+def any_glob(patterns: Sequence[str]) -> Callable[[str], bool]:
+    tests = [glob(pattern) for pattern in patterns]
+    if len(tests) == 1:
+        return tests[0]
+
+    def fits(text: str) -> bool:
+        for test in tests:  # noqa: SIM110  `any` over a generator takes twice as long
+            if test(text):
+                return True
+        return False
+
+    return fits
+
+
+def _text_condition(key: str, patterns: Sequence[str] | bool) -> Condition:
+    """On a text of the request, a header or a tag; a bool asks whether the header or tag is there. A header's value may
+    be a secret, so the explanation never shows it."""
+    kind, _, name = key.partition(".")
+    steady = kind != "header" or (name != "content-length" and name not in ONE_REQUEST)
+    value: Callable[[Facts], str | None]
+    if kind == "header":
+        value = lambda facts: facts.headers.get(name)  # noqa: E731
+    elif kind == "tag":
+        value = lambda facts: facts.tags.get(name)  # noqa: E731
+    else:
+        value = itemgetter(Facts._fields.index(key))
+
+    def tell(facts: Facts, _: float) -> str:
+        text = value(facts)
+        if text is None:
+            return "missing"
+        return "there" if kind == "header" else text or "empty"
+
+    if isinstance(patterns, bool):
+        wanted = "there" if patterns else "missing"
+        return Condition(key, wanted, lambda facts, _: (value(facts) is not None) is patterns, tell, steady)
+    fits = any_glob(patterns)
+
+    def test(facts: Facts, _: float) -> bool:
+        text = value(facts)
+        return text is not None and fits(text.lower())
+
+    return Condition(key, " or ".join(patterns), test, tell, steady)
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """A time of day in minutes, and the days on which it begins: a window may run past midnight."""
+
+    start: int = 0
+    end: int = 24 * 60
+    days: frozenset[int] = frozenset(range(7))
+
+    def holds(self, day: int, minute: int) -> bool:
+        if self.start < self.end:
+            return day in self.days and self.start <= minute < self.end
+        if minute >= self.start:
+            return day in self.days
+        return minute < self.end and (day - 1) % 7 in self.days
+
+
+def _time_condition(wanted: str, hours: Window, zone: tzinfo) -> Condition:
+    @lru_cache(maxsize=4)  # the result changes with the minute only, and every call needs it
+    def holds(minute: int) -> bool:
+        then = datetime.fromtimestamp(minute * 60, zone)
+        return hours.holds(then.weekday(), then.hour * 60 + then.minute)
+
+    def tell(_: Facts, now: float) -> str:
+        then = datetime.fromtimestamp(now, zone)
+        return f"{DAYS[then.weekday()]} {then:%H:%M} in {zone}"
+
+    return Condition("the time", wanted, lambda _, now: holds(int(now // 60)), tell, steady=False)
