@@ -6,7 +6,7 @@ import pytest
 
 from carpool.core import prices
 from carpool.core.errors import ConfigError
-from carpool.core.model import Lane, Usage
+from carpool.core.model import Entry, EntryKind, Lane, Usage
 from carpool.core.prices import Price, PriceBook
 
 AT = 1_795_000_000.0  # in November 2026
@@ -254,3 +254,28 @@ def test_flex_at_groq_costs_what_now_does() -> None:
     for lane in (Lane.NOW, Lane.FLEX):
         assert BOOK.price("groq", "openai/gpt-oss-120b", used, lane, AT) == 750_000
     assert BOOK.price("azure", "gpt-5-mini", used, Lane.FLEX, AT) == 1_125_000
+
+
+def attempt(purchase: int, lane: Lane, at: float = AT) -> Entry:
+    return Entry(1, purchase, at, lane, EntryKind.PURCHASE, "main", "c", "claude-haiku-4-5")
+
+
+def test_an_entry_of_a_batched_purchase_saves_half() -> None:
+    usage = Usage(input_tokens=1000, output_tokens=200)
+    entry = BOOK.priced(attempt(7, Lane.BATCH), "anthropic", usage)
+    assert (entry.paid, entry.would_have_paid) == (1_000_000, 2_000_000)
+    assert (entry.provider, entry.usage) == ("main", usage)
+
+
+def test_an_attempt_is_completed_by_its_answer() -> None:
+    started = attempt(-1, Lane.NOW)
+    assert (started.paid, started.would_have_paid, started.usage) == (None, None, None)
+    entry = BOOK.priced(started, "anthropic", Usage(input_tokens=10))
+    assert (entry.ticket, entry.purchase, entry.paid, entry.would_have_paid) == (1, -1, 10_000, 10_000)
+    assert BOOK.priced(started, "anthropic", None) == started
+
+
+def test_no_saving_is_claimed_where_the_price_paid_is_unknown() -> None:
+    entry = BOOK.priced(attempt(7, Lane.BATCH, 1_780_000_000.0), "anthropic", Usage(input_tokens=10))
+    assert (entry.paid, entry.would_have_paid) == (None, None)
+    assert entry.usage == Usage(input_tokens=10)

@@ -2,40 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from carpool.core.model import EntryKind, Lane, Totals, Usage
-from carpool.core.prices import PriceBook
-from carpool.planners.ledger import LedgerSummary, attempt, dollars, priced
-
-AT = 1_795_000_000.0  # in November 2026
-WHO = {"provider": "main", "credential": "c", "model": "claude-haiku-4-5"}
-BOOK = PriceBook()
-
-
-def test_an_attempt_is_unknown() -> None:
-    entry = attempt(ticket=1, purchase=-1, at=AT, reason="no budget", tags={"team": "ci"}, **WHO)
-    assert (entry.paid, entry.would_have_paid, entry.usage) == (None, None, None)
-    assert (entry.lane, entry.kind, entry.tags) == (Lane.NOW, EntryKind.PURCHASE, {"team": "ci"})
-
-
-def test_a_batched_purchase_saves_half() -> None:
-    usage = Usage(input_tokens=1000, output_tokens=200)
-    entry = priced(attempt(ticket=1, purchase=7, at=AT, lane=Lane.BATCH, **WHO), "anthropic", usage, BOOK)
-    assert (entry.paid, entry.would_have_paid) == (1_000_000, 2_000_000)
-    assert (entry.provider, entry.usage) == ("main", usage)
-
-
-def test_an_attempt_is_completed_by_its_answer() -> None:
-    started = attempt(ticket=1, purchase=-1, at=AT, **WHO)
-    entry = priced(started, "anthropic", Usage(input_tokens=10), BOOK)
-    assert (entry.ticket, entry.purchase, entry.paid, entry.would_have_paid) == (1, -1, 10_000, 10_000)
-    assert priced(started, "anthropic", None, BOOK) == started
-
-
-def test_no_saving_is_claimed_where_the_price_paid_is_unknown() -> None:
-    early = attempt(ticket=1, purchase=7, at=1_780_000_000.0, lane=Lane.BATCH, **WHO)
-    entry = priced(early, "anthropic", Usage(input_tokens=10), BOOK)
-    assert (entry.paid, entry.would_have_paid) == (None, None)
-    assert entry.usage == Usage(input_tokens=10)
+from carpool.core.model import EntryKind, Lane, Totals
+from carpool.planners.ledger import LedgerSummary, dollars
 
 
 def test_a_summary_counts_a_call_once() -> None:

@@ -18,8 +18,10 @@ from fractions import Fraction
 from functools import lru_cache
 from typing import Any, NamedTuple
 
+from msgspec.structs import replace
+
 from carpool.core.errors import ConfigError
-from carpool.core.model import Lane, Usage
+from carpool.core.model import Entry, Lane, Usage
 
 Amount = int | float | str | Decimal
 
@@ -119,6 +121,29 @@ class PriceBook:
         total = usage.total_input
         return _cost(next(rates for above, rates in card if total > above), usage)
 
+    def paid_and_would_have_paid(
+        self, provider: str, model: str, usage: Usage, lane: Lane, at: float
+    ) -> tuple[int | None, int | None]:
+        """What was paid, and what the same usage would have cost on `now`.
+
+        The same usage is a simplification: a synchronous call might have hit a prompt cache that a batch missed, and
+        then the second amount is too high. Caches are not modelled yet, so the difference is unknown.
+
+        Where the first is unknown, so is the second: one without the other would distort the totals.
+        """
+        paid = self.price(provider, model, usage, lane, at)
+        if paid is None or lane is Lane.NOW:
+            return paid, paid
+        plain = replace(usage, speed=None) if lane is Lane.FLEX else usage  # carpool chose the tier, not the client
+        return paid, self.price(provider, model, plain, Lane.NOW, at)
+
+    def priced(self, entry: Entry, provider: str, usage: Usage | None) -> Entry:
+        """A ledger entry with its usage and prices; unchanged without a usage."""
+        if usage is None:
+            return entry
+        paid, would = self.paid_and_would_have_paid(provider, entry.model, usage, entry.lane, entry.at)
+        return replace(entry, usage=usage, paid=paid, would_have_paid=would)
+
     def _make_card(
         self, provider: str, model: str, lane: Lane, slot: int, geo: str | None, speed: str | None
     ) -> Card | None:
@@ -139,7 +164,7 @@ class PriceBook:
 def _cost(rates: Rates, usage: Usage) -> int | None:
     rest = usage.cache_read_tokens or usage.cache_write_5m_tokens or usage.cache_write_1h_tokens or usage.web_searches
     if not rest and rates.input is not None and rates.output is not None:  # the common case
-        return half_even(usage.input_tokens * rates.input + usage.output_tokens * rates.output, rates.scale)
+        return _half_even(usage.input_tokens * rates.input + usage.output_tokens * rates.output, rates.scale)
     total = 0
     counts = (  # in the order of `Rates`
         usage.input_tokens,
@@ -154,10 +179,10 @@ def _cost(rates: Rates, usage: Usage) -> int | None:
             if rate is None:
                 return None
             total += count * rate
-    return half_even(total, rates.scale)
+    return _half_even(total, rates.scale)
 
 
-def half_even(numerator: int, denominator: int) -> int:
+def _half_even(numerator: int, denominator: int) -> int:
     whole, rest = divmod(numerator, denominator)
     if 2 * rest > denominator or (2 * rest == denominator and whole % 2):
         return whole + 1

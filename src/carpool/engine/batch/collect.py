@@ -29,7 +29,6 @@ from carpool.core.upstream import Upstream, WholeResponse, whole
 from carpool.engine.batch.api import BatchApi
 from carpool.engine.context import LATE, PRESSED, EngineContext
 from carpool.engine.events import BatchCollected, BatchLost, FailureRateHigh
-from carpool.planners import ledger
 from carpool.planners.tracking import Denials, must_retry
 
 CHUNK = 8192  # lines per transaction; more would write fewer pages, but delay the first answers
@@ -272,8 +271,9 @@ class Collector:
             usage, paid, would_have_paid = None, 0, 0  # only successful lines are billed
             reason = f"the batch gave it back as {line.result}"
         elif usage is not None:
-            book = self._context.prices
-            paid, would_have_paid = ledger.money(upstream.dialect.seller, model, usage, Lane.BATCH, now, book)
+            paid, would_have_paid = self._context.prices.paid_and_would_have_paid(
+                upstream.dialect.seller, model, usage, Lane.BATCH, now
+            )
         kind = EntryKind.PURCHASE
         bought = ticket, batch.id, now, Lane.BATCH, kind, key.provider, self._context.whose(batch), model
         return Entry(*bought, usage, paid, would_have_paid, reason)
@@ -297,7 +297,7 @@ class Collector:
 
     def _unknown_settlement(self, batch: Batch, ticket: int, reason: str, view: TicketView | None) -> Settlement:
         """Enters a purchase of unknown price. An open call is bought again, or settled as lost."""
-        entry = ledger.attempt(
+        entry = Entry(
             ticket=ticket,
             purchase=batch.id,
             at=self._context.now(),
@@ -305,6 +305,7 @@ class Collector:
             credential=self._context.whose(batch),
             model=batch.key.model,
             lane=Lane.BATCH,
+            kind=EntryKind.PURCHASE,
             reason=reason,
         )
         if view is None or view.state is TicketState.SENDING:

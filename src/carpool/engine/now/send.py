@@ -154,9 +154,9 @@ class Sender:
         if status >= 400:
             finished = ledger.free(entry)
         elif seen.final:
-            finished = ledger.priced(entry, dialect, seen.usage, self._context.prices)
+            finished = self._context.prices.priced(entry, dialect, seen.usage)
         else:
-            finished = ledger.unfinished(entry, seen.usage)
+            finished = replace(entry, usage=seen.usage)
         self._complete(finished)
         return finished
 
@@ -340,7 +340,7 @@ class Sender:
     # ------------------------------------------------------------ ledger entries
 
     def attempt(self, request: SendRequest, number: int) -> Entry:
-        return ledger.attempt(
+        return Entry(
             ticket=request.ticket,
             purchase=-number,
             at=self._context.now(),
@@ -350,14 +350,14 @@ class Sender:
             lane=request.lane,
             kind=request.kind,
             reason=request.reason,
-            tags=request.tags,
+            tags=request.tags or {},
         )
 
     def _priced(self, request: SendRequest, entry: Entry, response: WholeResponse) -> Entry:
         if not response.ok:
             return ledger.free(entry)
         dialect = self._upstream(request).dialect
-        return ledger.priced(entry, dialect.seller, dialect.usage(response.body), self._context.prices)
+        return self._context.prices.priced(entry, dialect.seller, dialect.usage(response.body))
 
 
 class _Taken(Exception):
