@@ -12,7 +12,7 @@ from carpool.core.errors import BadCall
 from carpool.core.model import Lane
 from carpool.dialects import COMPATIBLE_PROVIDERS
 from carpool.mock import Constant, MockConfig, OpenAIConfig, expected_openai_text, serve
-from carpool.mock.openai_providers import TABLE
+from carpool.mock.openai.providers import TABLE
 from tests.support.openai_providers import ROWS, Row, engine_at, scene, until
 
 TOOL = {"type": "function", "function": {"name": "lookup", "parameters": {"type": "object", "properties": {}}}}

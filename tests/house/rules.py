@@ -14,7 +14,7 @@ LONGEST_MODULE = 500
 CLOCKS = {f"time.{name}{unit}" for name in ("time", "monotonic", "perf_counter") for unit in ("", "_ns")}
 CLOCKS |= {"time.sleep", "datetime.datetime.now", "datetime.datetime.utcnow", "datetime.datetime.today"}
 CLOCKS |= {"datetime.date.today"}
-CLOCK_MODULES = {"carpool.core.clock", "carpool.mock.clock", "carpool.sim.timeline"}
+CLOCK_MODULES = {"carpool.core.clock", "carpool.mock.core.clock", "carpool.sim.timeline"}
 SLEEPERS = {"mock", "sim"}
 
 TASKS = {"asyncio.create_task", "asyncio.ensure_future"}

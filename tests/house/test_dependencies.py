@@ -16,7 +16,7 @@ from .sources import ROOT
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
 NAME = re.compile(r"[A-Za-z0-9-]+")
 
-# What frontends/proxy/http and mock/server.py use of uvicorn that it does not document.
+# What frontends/proxy/http and mock/core/server.py use of uvicorn that it does not document.
 PRIVATE = {
     httptools_impl.HttpToolsProtocol: (
         "_start_asgi_task _unset_keepalive_if_required app client connection_lost connection_made connections cycle "

@@ -11,7 +11,8 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from carpool.mock import answers, expected_text
+from carpool.mock import expected_text
+from carpool.mock.anthropic import answers
 from tests.support.sockets import Message, read_message, request
 
 BUDGET = "X-Carpool-Budget: 30m"

@@ -6,7 +6,7 @@ import httpx2
 
 from carpool.core.clock import SystemClock
 from carpool.mock import MockServer
-from carpool.mock.openai_hooks import sign
+from carpool.mock.openai.hooks import sign
 
 SECRET = "whsec_Y2FycG9vbC1tb2NrLXdlYmhvb2stc2VjcmV0"
 ENVIRONMENT = {"CARPOOL_TEST_HOOK_SECRET": SECRET}

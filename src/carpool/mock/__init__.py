@@ -4,23 +4,23 @@ On the same port it stands in for OpenAI, with files, batches, flex and webhooks
 It shares no code with the rest of carpool, so that each can be checked against the other.
 """
 
-from carpool.mock.batch import Batch, Outcome
-from carpool.mock.bill import Bill, Charge, Usage, price_nano
-from carpool.mock.config import MockConfig
-from carpool.mock.digest import expected_text, fingerprint
-from carpool.mock.errors import ApiError, ConnectionCut
-from carpool.mock.fault_list import FAULTS, LENGTHS
-from carpool.mock.faults import Faults
-from carpool.mock.latency import Constant, Latency, LogNormal, Mixture, Uniform, parse_latency
-from carpool.mock.models import CATALOGUE, ModelSpec, find_model
-from carpool.mock.openai_batch import OpenAIBatch
-from carpool.mock.openai_config import OpenAIConfig
-from carpool.mock.openai_digest import expected_openai_text, openai_fingerprint
-from carpool.mock.openai_models import CATALOGUE as OPENAI_CATALOGUE
-from carpool.mock.openai_models import OpenAISpec
-from carpool.mock.openai_providers import TABLE as VENDORS
-from carpool.mock.provider import MockAnthropic
-from carpool.mock.server import MockServer, run, serve, serve_in_thread
+from carpool.mock.anthropic.digest import expected_text, fingerprint
+from carpool.mock.anthropic.models import CATALOGUE, ModelSpec, find_model
+from carpool.mock.core.batch import Batch, Outcome
+from carpool.mock.core.bill import Bill, Charge, Usage, price_nano
+from carpool.mock.core.config import MockConfig
+from carpool.mock.core.errors import ApiError, ConnectionCut
+from carpool.mock.core.fault_list import FAULTS, LENGTHS
+from carpool.mock.core.faults import Faults
+from carpool.mock.core.latency import Constant, Latency, LogNormal, Mixture, Uniform, parse_latency
+from carpool.mock.core.provider import MockAnthropic
+from carpool.mock.core.server import MockServer, run, serve, serve_in_thread
+from carpool.mock.openai.batch import OpenAIBatch
+from carpool.mock.openai.config import OpenAIConfig
+from carpool.mock.openai.digest import expected_openai_text, openai_fingerprint
+from carpool.mock.openai.models import CATALOGUE as OPENAI_CATALOGUE
+from carpool.mock.openai.models import OpenAISpec
+from carpool.mock.openai.providers import TABLE as VENDORS
 
 __all__ = [
     "CATALOGUE",

@@ -9,8 +9,8 @@ import msgspec
 
 from carpool.core.ports import RawRequest
 from carpool.mock import expected_openai_text, expected_text, fingerprint, openai_fingerprint
-from carpool.mock.openai_embeddings import embeddings
-from carpool.mock.openai_models import find_model
+from carpool.mock.openai.embeddings import embeddings
+from carpool.mock.openai.models import find_model
 from carpool.sim.openai import CHAT
 from carpool.sim.plan import MESSAGES, AgentPlan, TurnPlan
 

@@ -15,7 +15,7 @@ from carpool.engine import Engine, Keyring, Upstream
 from carpool.frontends.proxy import Proxy
 from carpool.http import Http1Client
 from carpool.mock import Constant, MockConfig, MockServer, serve
-from carpool.mock.openai_hooks import sign
+from carpool.mock.openai.hooks import sign
 from carpool.planners.policy import RoutingPolicy
 from carpool.stores import open_store
 from tests.support.stage import _served

@@ -1,0 +1,1 @@
+"""What the mocks of all providers share: server, time, faults, batches, the bill."""

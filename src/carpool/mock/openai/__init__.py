@@ -1,0 +1,1 @@
+"""The mock of OpenAI's API and of the compatible providers' APIs."""
