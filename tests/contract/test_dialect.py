@@ -316,7 +316,7 @@ def test_a_replay_is_a_stream_of_whole_events_with_the_same_usage(case: Case) ->
     assert all(event.startswith(case.text_of_event.encode()) and event.endswith(b"\n\n") for event in events)
     assert all(b"\n\n" not in event[:-2] for event in events)
     tap = case.dialect.usage_tap()
-    for event in [case.dialect.keep_alive(), *events]:
+    for event in [case.dialect.keep_alive, *events]:
         tap.feed(event)
     assert tap.usage() == case.dialect.usage(body)
     assert tap.end(whole=False) == Seen(case.dialect.usage(body), answered=True, final=True)

@@ -7,81 +7,26 @@ Only headers that can't influence the response are dropped: those about the conn
 from __future__ import annotations
 
 import math
+from operator import itemgetter
 
 from carpool.core.errors import BadCall
 from carpool.core.model import Headers
 
-_HOP_BY_HOP = frozenset(
-    {
-        "connection",
-        "expect",
-        "http2-settings",
-        "keep-alive",
-        "proxy-authenticate",
-        "proxy-authorization",
-        "proxy-connection",
-        "te",
-        "trailer",
-        "transfer-encoding",
-        "upgrade",
-    }
-)
-_TRANSPORT = frozenset(
-    {
-        "accept",
-        "accept-charset",
-        "accept-encoding",
-        "accept-language",
-        "cache-control",
-        "content-encoding",
-        "content-length",
-        "content-md5",
-        "content-type",
-        "cookie",
-        "date",
-        "dnt",
-        "host",
-        "pragma",
-        "prefer",
-        "range",
-        "user-agent",
-        "x-app",
-    }
-)
-_ROUTE = frozenset(
-    {
-        "cdn-loop",
-        "forwarded",
-        "from",
-        "origin",
-        "priority",
-        "referer",
-        "true-client-ip",
-        "via",
-        "x-client-ip",
-        "x-original-url",
-        "x-real-ip",
-    }
-)
-# Each belongs to one request, so it can't be sent with a batch.
-ONE_REQUEST = frozenset(
-    {
-        "b3",
-        "baggage",
-        "idempotency-key",
-        "sentry-trace",
-        "traceparent",
-        "tracestate",
-        "x-amzn-trace-id",
-        "x-client-request-id",
-        "x-cloud-trace-context",
-        "x-correlation-id",
-        "x-idempotency-key",
-        "x-request-id",
-        "x-request-start",
-    }
-)
-DROPPED = _HOP_BY_HOP | _TRANSPORT | _ROUTE | ONE_REQUEST
+_CONNECTION = """
+    connection expect http2-settings keep-alive proxy-authenticate proxy-authorization proxy-connection te trailer
+    transfer-encoding upgrade
+    cdn-loop forwarded from origin priority referer true-client-ip via x-client-ip x-original-url x-real-ip
+"""
+_CLIENT = """
+    accept accept-charset accept-encoding accept-language cache-control content-encoding content-length content-md5
+    content-type cookie date dnt host pragma prefer range user-agent x-app x-stainless-retry-count
+"""
+_ONE_REQUEST = """
+    b3 baggage idempotency-key sentry-trace traceparent tracestate x-amzn-trace-id x-client-request-id
+    x-cloud-trace-context x-correlation-id x-idempotency-key x-request-id x-request-start
+"""
+ONE_REQUEST = frozenset(_ONE_REQUEST.split())  # each belongs to one request, so it can't be sent with a batch
+DROPPED = frozenset(_CONNECTION.split() + _CLIENT.split()) | ONE_REQUEST
 DROPPED_PREFIXES = ("cf-", "sec-", "x-b3-", "x-carpool-", "x-datadog-", "x-envoy-", "x-forwarded-", "x-stainless-")
 
 
@@ -92,19 +37,25 @@ def first(headers: Headers, name: str) -> str | None:
     return None
 
 
-def check_encoding(headers: Headers) -> None:
-    """Refuse compressed bodies that the frontend did not decompress."""
+def travelling(
+    headers: Headers, dropped: frozenset[str], prefixes: tuple[str, ...]
+) -> tuple[list[tuple[str, str]], bool]:
+    """The headers that are sent upstream with a call, sorted by name, and whether the client's SDK marks a retry.
+    Raises `BadCall` for a compressed body that the frontend did not decompress."""
+    kept: list[tuple[str, str]] = []
+    retry = False
+    nominated: set[str] = set()
     for name, value in headers:
-        if name == "content-encoding" and value.strip().lower() not in ("", "identity"):
+        if name == "x-stainless-retry-count":
+            retry = retry or (value.strip().isdecimal() and value.strip(" 0") != "")
+        elif name == "connection":  # it may declare any header to be hop-by-hop
+            nominated |= {listed.strip().lower() for listed in value.split(",")}
+        elif name == "content-encoding" and value.strip().lower() not in ("", "identity"):
             raise BadCall(f"carpool does not read request bodies with content-encoding {value.strip()[:40]!r} yet.")
-
-
-def is_positive(text: str) -> bool:
-    """Whether this value of `x-stainless-retry-count` marks a retry by the client's SDK."""
-    try:
-        return int(text) > 0
-    except ValueError:
-        return False
+        elif name not in dropped and not name.startswith(prefixes):
+            kept.append((name, value.strip()))
+    # The sort is stable: repeated names stay in the client's order.
+    return sorted((header for header in kept if header[0] not in nominated), key=itemgetter(0)), retry
 
 
 def wish(headers: Headers) -> bool | None:

@@ -28,6 +28,16 @@ class JsonObject(msgspec.Struct, frozen=True):
     values: dict[str, Any]
     exact: bool  # False when a number is too big to decode; the member that holds it is UNSET
 
+    def mistake(self, name: str, expected: str) -> BadCall:
+        return BadCall(f"`{name}` must be {expected}." if name in self.values else f"`{name}` is missing.")
+
+    def stream(self) -> bool:
+        """Whether the client asks for a stream."""
+        stream = self.values.get("stream")
+        if stream is not None and not isinstance(stream, bool):
+            raise self.mistake("stream", "true or false")
+        return bool(stream)
+
     @property
     def spans(self) -> dict[str, tuple[int, int]]:
         """The position of each member, from the first byte of its name to the last of its value."""

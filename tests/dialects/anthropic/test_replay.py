@@ -115,7 +115,7 @@ class Ear:
 
     def hears_stream(self, stream: bytes) -> dict[str, Any]:
         self._answer = httpx2.Response(
-            200, headers={"content-type": "text/event-stream"}, content=ANTHROPIC.keep_alive() + stream
+            200, headers={"content-type": "text/event-stream"}, content=ANTHROPIC.keep_alive + stream
         )
         with self._client.messages.stream(model="m", max_tokens=9, messages=[]) as told:
             return told.get_final_message().to_dict(mode="json", exclude_unset=False, warnings=False)

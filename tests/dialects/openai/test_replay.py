@@ -379,7 +379,7 @@ def test_what_can_not_be_told_is_known_before_the_first_event(spoil: Callable[[d
 @pytest.mark.parametrize("endpoint", ["chat", "responses"])
 def test_a_late_failure_is_raised_by_the_sdk(endpoint: str) -> None:
     error = OPENAI.error(429, "rate_limit_error", "Too much.")
-    with told([OPENAI.keep_alive(), OPENAI.stream_error(error)]) as client:
+    with told([OPENAI.keep_alive, OPENAI.stream_error(error)]) as client:
         ask = (
             (lambda: client.chat.completions.create(model="m", messages=MESSAGES, stream=True))
             if endpoint == "chat"

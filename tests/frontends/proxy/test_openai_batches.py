@@ -236,7 +236,7 @@ async def test_results_that_the_provider_lost_are_bought_again_and_in_the_end_sa
     monkeypatch.setattr("carpool.planners.tracking.DOUBT_S", 0.2)
     monkeypatch.setattr("carpool.engine.batch.collect.RETRY_S", 0.1)
     gone = Ask("GET", "/v1/files/file-gone/content", ())
-    monkeypatch.setattr("carpool.dialects.openai.batches.Batches.results", lambda batches, headers, place: gone)
+    monkeypatch.setattr("carpool.dialects.OpenAI.results", lambda dialect, headers, place: gone)
     async with both(QUICK) as stage, stage.client() as client:
         with pytest.raises(openai.APIStatusError) as caught:
             await client.chat.completions.create(**chat(), **BATCH)

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Protocol
 
+from carpool.core.errors import Misuse
 from carpool.core.model import Headers, Turn, Usage, Value
 
 
@@ -165,42 +166,18 @@ class UsageTap(Protocol):
 class Dialect(Protocol):
     """The API format of a family of providers: pure translation between bytes and values. No I/O, no clock, no state.
 
-    Input that can't be parsed raises `BadCall` if it is from a client, `Garbled` if it is from a provider."""
+    Input that can't be parsed raises `BadCall` if it is from a client, `Garbled` if it is from a provider. Dialects
+    inherit from this class: what it defines here is right for a provider that lacks the feature."""
 
-    @property
-    def name(self) -> str: ...
-    @property
-    def seller(self) -> str:
-        """The provider whose models and prices apply; providers that share a dialect differ in this."""
-        ...
-
-    @property
-    def query(self) -> str:
-        """The query string added to every request unless the client sent it already; usually empty."""
-        ...
-
-    @property
-    def limits(self) -> BatchLimits: ...
-    @property
-    def mixes_models(self) -> bool:
-        """Whether calls of several models may share a batch."""
-        ...
-
-    @property
-    def tells_nonces(self) -> bool:
-        """Whether the LIST response, together with `naming`, reveals the nonce of each batch. If so, there are never
-        suspects."""
-        ...
-
-    @property
-    def key_headers(self) -> tuple[str, ...]:
-        """The headers in which clients send their key, the usual one first."""
-        ...
-
-    @property
-    def pages_results(self) -> bool:
-        """Whether results come in pages, to be parsed by `result_page`, instead of lines."""
-        ...
+    name: str
+    seller: str  # the provider whose models and prices apply; providers that share a dialect differ in this
+    limits: BatchLimits
+    key_headers: tuple[str, ...]  # the headers in which clients send their key, the usual one first
+    query: str = ""  # added to every request unless the client sent it already
+    mixes_models: bool = False  # whether calls of several models may share a batch
+    tells_nonces: bool = False  # LIST and `naming` together reveal the nonce of each batch: there are never suspects
+    pages_results: bool = False  # whether results come in pages, to be parsed by `result_page`, instead of lines
+    keep_alive: bytes  # what keeps a streaming client connected, and what its SDK ignores
 
     # from clients
     def handles(self, method: str, path: str) -> bool:
@@ -214,15 +191,16 @@ class Dialect(Protocol):
 
     def key_header(self, headers: Headers) -> str:
         """Picks the one of `key_headers` that fits the client's other headers, for a key that carpool supplies."""
-        ...
+        return self.key_headers[0]
 
-    def estimate_tokens(self, body: bytes) -> int: ...
+    def estimate_tokens(self, body: bytes) -> int:
+        return (len(body) + 3) // 4
 
     # to the provider
     def send(self, endpoint: str, headers: Headers, body: bytes) -> Ask: ...
     def flexed(self, body: bytes) -> bytes:
         """Returns the body with lane `flex` requested: one member is set, all other bytes stay the same."""
-        ...
+        raise Misuse("There is no lane flex here.")
 
     def line_overhead(self, endpoint: str) -> int:
         """Bytes that a call adds to a batch beyond its body."""
@@ -238,7 +216,7 @@ class Dialect(Protocol):
 
     def upload(self, headers: Headers, nonce: str) -> Ask | None:
         """Returns the request that uploads the lines before anything is bought; None if the create carries them."""
-        ...
+        return None
 
     def create(self, headers: Headers, endpoint: str, nonce: str, file_id: str | None, model: str = "") -> Ask:
         """Returns the request that buys the batch. `file_id` is the uploaded file; without an upload the lines are the
@@ -248,13 +226,13 @@ class Dialect(Protocol):
     def listing(self, headers: Headers, after: str | None, limit: int) -> Ask: ...
     def naming(self, headers: Headers) -> Ask | None:
         """Returns the request that lists the uploads, if only their names carry the nonce; None if batches do."""
-        ...
+        return None
 
     def retrieve(self, headers: Headers, provider_id: str) -> Ask: ...
     def cancel(self, headers: Headers, provider_id: str) -> Ask: ...
     def results_at(self, provider_id: str) -> tuple[str, ...] | None:
         """The locations of a batch's results, if they follow from its id; None if only its report has them."""
-        ...
+        return None
 
     def results(self, headers: Headers, place: str) -> Ask:
         """Returns the request for one of the locations from `results_at` or a report."""
@@ -262,12 +240,12 @@ class Dialect(Protocol):
 
     def forget(self, headers: Headers, file_id: str) -> Ask | None:
         """Returns the request that deletes one of a report's `files`; None if this provider keeps none."""
-        ...
+        return None
 
     # from the provider
     def uploaded(self, body: bytes) -> str:
         """The id of the uploaded file."""
-        ...
+        raise Misuse("The lines of a batch travel with its create here: nothing is uploaded before.")
 
     def report(self, body: bytes) -> BatchReport: ...
     def page(self, body: bytes, after: str | None = None) -> tuple[list[BatchReport], str | None]:
@@ -276,11 +254,11 @@ class Dialect(Protocol):
 
     def nonces(self, body: bytes) -> dict[str, str]:
         """The nonces of uploads by file id, from the response to `naming`."""
-        ...
+        raise Misuse("No names of uploads tell a nonce here.")
 
     def result_page(self, place: str, body: bytes) -> tuple[list[bytes], str | None]:
         """The lines of one page of results, and the location of the next page, if any."""
-        ...
+        raise Misuse("Results come in lines here.")
 
     def result_line(self, line: bytes) -> ResultLine: ...
     def usage(self, body: bytes) -> Usage | None:
@@ -290,27 +268,26 @@ class Dialect(Protocol):
     def usage_tap(self) -> UsageTap: ...
     def news(self, secret: str, headers: Headers, body: bytes, now: float) -> WebhookEvent:
         """Verifies the signature of a webhook and parses it; raises `KeyRefused` if the signature is invalid."""
-        ...
+        raise Misuse("There are no webhooks here.")
 
     def refusal(self, status: int, headers: Headers, body: bytes) -> Refusal: ...
     def requests_per_minute(self, headers: Headers) -> int | None:
         """The account's request limit, from the headers of a batch endpoint, if stated."""
-        ...
+        return None
 
     def allowances(self, headers: Headers) -> Allowances | None:
         """The account's rate limits, from the headers of a synchronous response; None if it states none."""
-        ...
+        return None
 
     # to clients
     def error(self, status: int, code: str, message: str) -> bytes: ...
     def wish(self, body: bytes) -> str:
         """What a request asks of its stream beyond the answer, as a dialect-specific token; empty for nothing. `parse`
         removes such options from the body."""
-        ...
+        return ""
 
     def replay(self, body: bytes, wish: str = "") -> Iterator[bytes]:
         """Yields a complete answer as the event stream that a streaming client expects, one event at a time."""
         ...
 
     def stream_error(self, body: bytes) -> bytes: ...
-    def keep_alive(self) -> bytes: ...

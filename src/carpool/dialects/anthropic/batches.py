@@ -16,7 +16,6 @@ from carpool.dialects.anthropic.usage import Count
 
 PATH = "/v1/messages/batches"
 MOST_LISTED = 1000
-FRAME = (b'{"requests":[', b",", b"]}")
 
 _CUSTOM_ID = re.compile(r"[a-zA-Z0-9_-]{1,64}")
 _BATCH_ID = re.compile(r"[a-zA-Z0-9_:-]{1,200}")  # nothing that could change a path
@@ -31,17 +30,22 @@ def send(endpoint: str, headers: Headers, body: bytes) -> Ask:
     return Ask("POST", endpoint, (*headers, _JSON, _IDENTITY), body)
 
 
-def line(custom_id: str, body: bytes) -> bytes:
+def line(endpoint: str, custom_id: str, body: bytes) -> bytes:
     if not _CUSTOM_ID.fullmatch(custom_id):
         raise Misuse(f"{custom_id[:80]!r} can't name a call in a batch: 1 to 64 letters, digits, `_` and `-` can.")
     return b'{"custom_id":"%b","params":%b}' % (custom_id.encode(), body)
 
 
-# Includes the comma: exact for carpool's own ids in all but the first line.
-LINE_OVERHEAD = len(line("x" * (NONCE_LETTERS + 1 + TICKET_LETTERS), b"") + FRAME[1])
+def line_overhead(endpoint: str) -> int:
+    """Includes the comma: exact for carpool's own ids in all but the first line."""
+    return len(line(endpoint, "x" * (NONCE_LETTERS + 1 + TICKET_LETTERS), b"")) + 1
 
 
-def create(headers: Headers) -> Ask:
+def frame(nonce: str) -> tuple[bytes, bytes, bytes]:
+    return b'{"requests":[', b",", b"]}"
+
+
+def create(headers: Headers, endpoint: str, nonce: str, file_id: str | None, model: str = "") -> Ask:
     return Ask("POST", PATH, (*headers, _JSON, _IDENTITY))
 
 
@@ -62,9 +66,9 @@ def results(headers: Headers, place: str) -> Ask:
     return Ask("GET", place, (*headers, _IDENTITY))
 
 
-def results_path(provider_id: str) -> str:
+def results_at(provider_id: str) -> tuple[str, ...]:
     """Built from the id: a URL from a response must not decide where a key is sent."""
-    return f"{_path(provider_id)}/results"
+    return (f"{_path(provider_id)}/results",)
 
 
 def _path(provider_id: str) -> str:
@@ -97,6 +101,11 @@ _BATCH = msgspec.json.Decoder(_Batch)
 _PAGE = msgspec.json.Decoder(_Page)
 
 
+def requests_per_minute(headers: Headers) -> int | None:
+    text = next((value.strip() for name, value in headers if name == "anthropic-ratelimit-requests-limit"), "")
+    return int(text) or None if text.isascii() and text.isdigit() and len(text) < 10 else None
+
+
 def report(body: bytes) -> BatchReport:
     try:
         batch = _BATCH.decode(body)
@@ -105,7 +114,7 @@ def report(body: bytes) -> BatchReport:
     return _report(batch)
 
 
-def page(body: bytes) -> tuple[list[BatchReport], str | None]:
+def page(body: bytes, after: str | None = None) -> tuple[list[BatchReport], str | None]:
     """One batch that can't be parsed fails the whole page: skipping it could hide a batch that is ours."""
     try:
         listed = _PAGE.decode(body)
@@ -130,7 +139,7 @@ def _report(batch: _Batch) -> BatchReport:
         created_at=_time(batch.created_at),
         expires_at=_time(batch.expires_at) if batch.expires_at else None,
         ended_at=_time(batch.ended_at) if batch.ended_at else None,
-        results=(results_path(batch.id),) if batch.results_url else None,
+        results=results_at(batch.id) if batch.results_url else None,
         archived=batch.archived_at is not None,
     )
 
@@ -143,8 +152,7 @@ def _time(text: str) -> float:
     return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
 
 
-# ------------------------------------------------------------ results
-# A line of a batch's results.
+# ---------------------------------------------------------------- a line of the results
 
 
 class _Result(msgspec.Struct, gc=False):

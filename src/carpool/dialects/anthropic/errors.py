@@ -9,7 +9,6 @@ import msgspec
 
 from carpool.core.model import Headers
 from carpool.core.ports import Refusal
-from carpool.dialects.headers import first
 from carpool.dialects.rate_limits import refused
 
 _STATUS = {
@@ -95,11 +94,6 @@ def refusal(status: int, headers: Headers, body: bytes) -> Refusal:
     error = read(body)
     spent = error is not None and error.code == _SPENT
     return refused(status, headers, error.message if error else "", spent=spent)
-
-
-def requests_per_minute(headers: Headers) -> int | None:
-    text = (first(headers, "anthropic-ratelimit-requests-limit") or "").strip()
-    return int(text) or None if text.isascii() and text.isdigit() and len(text) < 10 else None
 
 
 def error(status: int, code: str, message: str) -> bytes:

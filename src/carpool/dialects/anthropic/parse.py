@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterable, Iterator
 from functools import lru_cache
 from operator import itemgetter
@@ -10,31 +11,28 @@ from typing import Any, NamedTuple
 import msgspec
 
 from carpool.core.errors import BadCall
-from carpool.core.model import Headers
+from carpool.core.model import Headers, Turn
 from carpool.core.ports import Parsed, RawRequest
 from carpool.dialects import json_object
-from carpool.dialects.anthropic.conversation import is_tool_turn, turn_of
-from carpool.dialects.headers import DROPPED, DROPPED_PREFIXES, check_encoding, first, is_positive
+from carpool.dialects.headers import DROPPED, DROPPED_PREFIXES, first, travelling
 
 # ------------------------------------------------------------ headers
 # Which of a client's headers are sent to Anthropic with its call.
 
-_NAME = itemgetter(0)
 _HEADERS_NEVER_IN_A_BATCH = ("fast-mode", "research-preview-2026-02")  # betas
 KEY_HEADERS = ("x-api-key", "authorization")
 SECRETS = frozenset(KEY_HEADERS)
 _BEARER_SINCE = "2026-10-21"  # unknown: whether later versions accept x-api-key, and earlier batches a token
 
-_DROPPED = DROPPED | {"anthropic-dangerous-direct-browser-access"}
+_DROPPED = DROPPED | SECRETS | {"anthropic-beta", "anthropic-dangerous-direct-browser-access"}
 _DROPPED_PREFIXES = (*DROPPED_PREFIXES, "x-claude-code-")
 
 
 class AnthropicHeaders(NamedTuple):
     """A client's headers, sorted by purpose."""
 
-    travelling: Headers  # sent upstream with the call, sorted by name
+    travelling: Headers  # sent upstream with the call, sorted by name; the betas without duplicates, in one header
     secret: Headers
-    betas: tuple[str, ...]  # without duplicates, in the client's order; one header in `travelling`
     retry: bool  # the client's SDK marks the request as a retry
     unbatchable: tuple[str, ...]  # why calls with these headers can't go into a batch, as sentences
 
@@ -45,29 +43,16 @@ class AnthropicHeaders(NamedTuple):
 @lru_cache(maxsize=256)  # a client sends the same headers with every call
 def sort(headers: Headers) -> AnthropicHeaders:
     """Sort headers by purpose. Raises `BadCall` for a content-encoding that carpool can't read."""
-    check_encoding(headers)
-    kept: list[tuple[str, str]] = []
-    secret: list[tuple[str, str]] = []
-    betas: dict[str, None] = {}
-    retry = False
-    nominated: tuple[str, ...] = ()
-    for name, value in headers:
-        if name in SECRETS:
-            secret.append((name, value))
-        elif name == "anthropic-beta":
-            betas |= dict.fromkeys(filter(None, map(str.strip, value.split(","))))
-        elif name == "x-stainless-retry-count":
-            retry = retry or is_positive(value)
-        elif name == "connection":
-            nominated += tuple(listed.strip().lower() for listed in value.split(","))
-        elif name not in _DROPPED and not name.startswith(_DROPPED_PREFIXES):
-            kept.append((name, value.strip()))
-    if nominated:  # `connection` may declare any header to be hop-by-hop
-        kept = [header for header in kept if header[0] not in nominated]
+    kept, retry = travelling(headers, _DROPPED, _DROPPED_PREFIXES)
+    listed = ",".join(value for name, value in headers if name == "anthropic-beta").split(",")
+    betas = dict.fromkeys(beta.strip() for beta in listed if beta.strip())
     if betas:
-        kept.append(("anthropic-beta", ",".join(betas)))
-    kept.sort(key=_NAME)  # stable: repeated names stay in the client's order
-    return AnthropicHeaders(tuple(kept), tuple(secret), tuple(betas), retry, tuple(_obstacles(kept, betas)))
+        kept = sorted([*kept, ("anthropic-beta", ",".join(betas))], key=itemgetter(0))
+    return AnthropicHeaders(tuple(kept), secret(headers), retry, tuple(_obstacles(kept, betas)))
+
+
+def secret(headers: Headers) -> Headers:
+    return tuple(pair for pair in headers if pair[0] in SECRETS)
 
 
 def key_header(headers: Headers) -> str:
@@ -102,61 +87,29 @@ def parse(raw: RawRequest) -> Parsed:
     headers = sort(raw.headers)
     document = json_object.read(raw.body)
     values = document.values
-    model, max_tokens, stream = _read(values)
+    max_tokens, messages, model = values.get("max_tokens"), values.get("messages"), values.get("model")
+    if type(max_tokens) is not int:
+        raise document.mistake("max_tokens", "an integer")
+    if messages is msgspec.UNSET:  # holds a number that is too big to decode: the provider validates it
+        messages = []
+    if type(messages) is not list:
+        raise document.mistake("messages", "a list")
+    if type(model) is not str:
+        raise document.mistake("model", "a string")
     return Parsed(
         endpoint=ENDPOINT,
         model=model,
         body=document.without("stream"),
-        stream=stream,
+        stream=document.stream(),
         max_output_tokens=min(max(max_tokens, 0), _MOST_TOKENS),
         headers=headers.travelling,
         secret=headers.secret,
         unbatchable=_unbatchable(values, headers, raw.query),
         document=document,
         retry=headers.retry,
-        turn=turn_of(values),
-        tool_turn=is_tool_turn(values.get("messages")),
+        turn=_turn(values, messages),
+        tool_turn=_is_tool_turn(messages),
     )
-
-
-def _read(values: dict[str, Any]) -> tuple[str, int, bool]:
-    """Model, output limit and `stream`. Fast path for valid values; otherwise the slow path raises the error."""
-    model, max_tokens, stream = values.get("model"), values.get("max_tokens"), values.get("stream")
-    listed = type(values.get("messages")) is list
-    if listed and type(model) is str and type(max_tokens) is int and (stream is None or type(stream) is bool):
-        return model, max_tokens, stream is True
-    max_tokens = _max_tokens(values)
-    _check_messages(values)
-    return _model(values), max_tokens, _stream(values)
-
-
-def _model(values: dict[str, Any]) -> str:
-    model = values.get("model")
-    if not isinstance(model, str):
-        raise BadCall("`model` must be a string." if "model" in values else "`model` is missing.")
-    return model
-
-
-def _max_tokens(values: dict[str, Any]) -> int:
-    max_tokens = values.get("max_tokens")
-    if not isinstance(max_tokens, int) or isinstance(max_tokens, bool):
-        raise BadCall("`max_tokens` must be an integer." if "max_tokens" in values else "`max_tokens` is missing.")
-    return max_tokens
-
-
-def _check_messages(values: dict[str, Any]) -> None:
-    messages = values.get("messages")
-    if messages is msgspec.UNSET:  # holds a number that is too big to decode: the provider validates it
-        return
-    if not isinstance(messages, list):
-        raise BadCall("`messages` must be a list." if "messages" in values else "`messages` is missing.")
-
-
-def _stream(values: dict[str, Any]) -> bool:
-    stream = values.get("stream")
-    if stream is not None and not isinstance(stream, bool):
-        raise BadCall("`stream` must be true or false.")
-    return bool(stream)
 
 
 def _unbatchable(values: dict[str, Any], headers: AnthropicHeaders, query: str) -> str | None:
@@ -170,3 +123,63 @@ def _unbatchable(values: dict[str, Any], headers: AnthropicHeaders, query: str) 
     if query and any(part not in ("", "beta=true") for part in query.lstrip("?").split("&")):
         reasons.append("A batch can't carry the query of a request.")
     return " ".join(reasons) or None
+
+
+# ------------------------------------------------------------ conversations
+# A turn repeats everything before it, so its model, system prompt, tools and first message identify the conversation.
+# Long texts are compared by their length and their ends only: this runs for every call, and a mistake only costs a
+# discount.
+
+_SHORT = 2_000
+_END = 800
+_LATEST = 4  # messages: cache marks of an ongoing conversation are at its end
+_VOLATILE = "x-anthropic-billing-header"  # a block that changes with every request of a conversation
+
+
+def _turn(values: dict[str, Any], messages: list[Any]) -> Turn | None:
+    life = _life(values, messages)
+    if life is None:
+        return None
+    said = _objects(messages)
+    first = next((message for message in said if message.get("role") == "user"), {})
+    parts = [str(values.get("model")), *_texts(values.get("system"))]
+    parts += (str(tool.get("name"))[:_SHORT] for tool in _objects(values.get("tools")))
+    parts += _texts(first.get("content"))
+    digest = hashlib.blake2b("\0".join(parts).encode("utf-8", "surrogatepass"), digest_size=8).digest()
+    opening = not any(message.get("role") == "assistant" for message in said)
+    return Turn(int.from_bytes(digest, "big"), life, opening)
+
+
+def _life(values: dict[str, Any], messages: list[Any]) -> float | None:
+    """The lifetime of the cache; None without a cache mark, since this provider caches only marked content."""
+    blocks = [values, *_objects(values.get("tools")), *_objects(values.get("system"))]
+    for message in _objects(messages[-_LATEST:]):
+        blocks += _objects(message.get("content"))
+    marks = [mark for block in blocks if (mark := block.get("cache_control"))]
+    if not marks:
+        return None
+    return 3600.0 if any(isinstance(mark, dict) and mark.get("ttl") == "1h" for mark in marks) else 300.0
+
+
+def _is_tool_turn(messages: list[Any]) -> bool:
+    """Whether the last message carries tool results."""
+    last = messages[-1] if messages else None
+    content = _objects(last.get("content")) if isinstance(last, dict) else []
+    return any(str(block.get("type")).endswith("tool_result") for block in content)
+
+
+def _objects(value: Any) -> list[dict[str, Any]]:
+    return [item for item in value if isinstance(item, dict)] if isinstance(value, list) else []
+
+
+def _texts(content: Any) -> list[str]:
+    """The texts of some content. Cache marks move from turn to turn, so whole blocks can't be compared."""
+    if isinstance(content, str):
+        return [_ends(content)]
+    blocks = _objects(content)
+    texts = [text if isinstance(text := block.get("text"), str) else str(block.get("type")) for block in blocks]
+    return [_ends(text) for text in texts if not text.startswith(_VOLATILE)]
+
+
+def _ends(text: str) -> str:
+    return text if len(text) <= _SHORT else f"{len(text)} {text[:_END]}{text[-_END:]}"

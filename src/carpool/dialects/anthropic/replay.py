@@ -51,7 +51,7 @@ _TEXT = msgspec.json.Decoder(str)
 _LIST = msgspec.json.Decoder(list[msgspec.Raw])
 
 
-def replay(body: bytes) -> Iterator[bytes]:
+def replay(body: bytes, wish: str = "") -> Iterator[bytes]:
     """The events of a finished message. Raises `Garbled` before the first event."""
     try:
         body.decode()

@@ -2,110 +2,142 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
+from typing import Any
+from urllib.parse import quote
 
-from carpool.core.model import Headers, Usage
-from carpool.core.ports import (
-    Allowances,
-    Ask,
-    BatchReport,
-    Parsed,
-    RawRequest,
-    Refusal,
-    ResultLine,
-    UsageTap,
-    WebhookEvent,
-)
+import msgspec
+
+from carpool.core.errors import Misuse
+from carpool.core.model import NONCE_LETTERS, TICKET_LETTERS, Headers, Usage
+from carpool.core.ports import Ask, BatchReport, Dialect, Parsed, RawRequest, Refusal, ResultLine, UsageTap
 from carpool.dialects import json_object, rate_limits
-from carpool.dialects.openai import errors, replay, reports, results, usage, webhooks
-from carpool.dialects.openai.batches import Batches
+from carpool.dialects.openai import errors, replay, reports, usage, webhooks
 from carpool.dialects.openai.parse import handles, parse, secret
-from carpool.dialects.openai.providers import COMPATIBLE_PROVIDERS, OPENAI, CompatibleProvider, recognised
+from carpool.dialects.openai.providers import COMPATIBLE_PROVIDERS, DAY, HOUR, OPENAI, CompatibleProvider, recognised
+from carpool.dialects.openai.replay import one_line
+from carpool.dialects.openai.reports import FILES, is_id
+from carpool.dialects.openai.results import result_line, result_page
+from carpool.dialects.openai.shapes import NONCE_KEY, name_of
 
 __all__ = ["COMPATIBLE_PROVIDERS", "CompatibleProvider", "OpenAI", "recognised"]
 
+_CUSTOM_ID = re.compile(r"[a-zA-Z0-9_-]{1,64}")
 _IDENTITY = ("accept-encoding", "identity")
 _JSON = ("content-type", "application/json")
+_FIELD = b'--%b\r\nContent-Disposition: form-data; name="%b"\r\n\r\n%b\r\n'
+_CONTENT = (
+    b'--%b\r\nContent-Disposition: form-data; name="file"; filename="%b"\r\nContent-Type: application/jsonl\r\n\r\n'
+)
 
 
-class OpenAI:
+class OpenAI(Dialect):
     """`ports.Dialect` for OpenAI's API, with the differences of a compatible provider."""
 
     name = "openai"
-    mixes_models = False
     tells_nonces = True
+    keep_alive = replay.KEEP_ALIVE
 
     def __init__(self, provider: CompatibleProvider = OPENAI) -> None:
         self.provider = provider
-        self.seller = provider.seller
-        self.query = provider.query
-        self.limits = provider.limits
-        self.pages_results = provider.pages_results
-        self.key_headers = provider.key_headers
-        self._batches = Batches(provider)
+        self.seller, self.query, self.limits = provider.seller, provider.query, provider.limits
+        self.pages_results, self.key_headers = provider.pages_results, provider.key_headers
 
-    # from clients
-    def handles(self, method: str, path: str) -> bool:
-        return handles(method, path)
+    # ------------------------------------------------------------ from clients
+
+    handles = staticmethod(handles)
+    secret = staticmethod(secret)
 
     def parse(self, raw: RawRequest) -> Parsed:
         return parse(raw, self.provider)
 
-    def secret(self, headers: Headers) -> Headers:
-        return secret(headers)
+    # ------------------------------------------------------------ calls
 
-    def key_header(self, headers: Headers) -> str:
-        return self.key_headers[0]
-
-    def estimate_tokens(self, body: bytes) -> int:
-        return (len(body) + 3) // 4
-
-    # to the provider
     def send(self, endpoint: str, headers: Headers, body: bytes) -> Ask:
-        return Ask("POST", endpoint, (*headers, *self.provider.headers, _JSON, _IDENTITY), body)
+        return self._ask("POST", endpoint, headers, (_JSON,), body)
 
     def flexed(self, body: bytes) -> bytes:
         return json_object.read(body).having("service_tier", b'"flex"')
 
-    def line_overhead(self, endpoint: str) -> int:
-        return self._batches.line_overhead(endpoint)
+    # ------------------------------------------------------------ lines
 
     def line(self, endpoint: str, custom_id: str, body: bytes) -> bytes:
-        return self._batches.line(endpoint, custom_id, body)
+        """A call as one line. JSON has line breaks between tokens only, so spaces can replace them."""
+        if not _CUSTOM_ID.fullmatch(custom_id):
+            raise Misuse(f"{custom_id[:80]!r} can't name a call in a batch: 1 to 64 letters, digits, `_` and `-` can.")
+        way = b"" if self.provider.plain_lines else b'"method":"POST","url":"%b",' % endpoint.encode()
+        return b'{"custom_id":"%b",%b"body":' % (custom_id.encode(), way) + one_line(body) + b"}"
+
+    def line_overhead(self, endpoint: str) -> int:
+        """Includes the line break: exact for carpool's own ids in all but the last line."""
+        return len(self.line(endpoint, "x" * (NONCE_LETTERS + 1 + TICKET_LETTERS), b"")) + 1
 
     def frame(self, nonce: str) -> tuple[bytes, bytes, bytes]:
-        return self._batches.frame(nonce)
+        """The multipart form around the lines. Lines have no line breaks, so none can contain the form's boundary."""
+        boundary, name = _boundary(nonce).encode(), f"{name_of(nonce)}.jsonl"
+        fields = [*self.provider.form, *((("file_name", name),) if self.provider.names_file else ())]
+        head = b"".join(_FIELD % (boundary, key.encode(), value.encode()) for key, value in fields)
+        return head + _CONTENT % (boundary, name.encode()), b"\n", b"\n\r\n--%b--\r\n" % boundary
 
-    def upload(self, headers: Headers, nonce: str) -> Ask | None:
-        return self._batches.upload(headers, nonce)
+    def upload(self, headers: Headers, nonce: str) -> Ask:
+        form = ("content-type", f"multipart/form-data; boundary={_boundary(nonce)}")
+        return self._ask("POST", self.provider.uploads, headers, (form,))
+
+    # ------------------------------------------------------------ batches
 
     def create(self, headers: Headers, endpoint: str, nonce: str, file_id: str | None, model: str = "") -> Ask:
-        return self._batches.create(headers, endpoint, nonce, file_id, model)
+        if file_id is None:
+            raise Misuse("A batch needs an uploaded file here.")
+        window = self.provider.limits.window
+        days, rest = divmod(window, DAY)
+        order: dict[str, Any] = {
+            "file": file_id,
+            "files": [file_id],
+            "endpoint": endpoint,
+            "model": model,
+            "window": f"{days:.0f}d" if days > 1 and not rest else f"{window / HOUR:.0f}h",  # `24h`, but `3d`
+            "hours": int(window // HOUR),
+            "metadata": {NONCE_KEY: nonce},
+            "name": name_of(nonce),
+        }
+        body = {name: order[what] for name, what in self.provider.create.items()}
+        return self._ask("POST", self.provider.batches, headers, (_JSON,), msgspec.json.encode(body))
 
     def listing(self, headers: Headers, after: str | None, limit: int) -> Ask:
-        return self._batches.listing(headers, after, limit)
+        paging = self.provider.paging
+        # With page numbers, all pages must have the same size.
+        size = paging.most if paging.next == "page" else min(max(limit, 1), paging.most)
+        query = [f"{paging.limit}={size}"] if paging.limit else []
+        query += [paging.more] if paging.more else []
+        query += [f"{paging.cursor}={quote(after, safe='')}"] if after and paging.cursor else []
+        return self._ask("GET", self.provider.batches + ("?" if query else "") + "&".join(query), headers)
 
     def naming(self, headers: Headers) -> Ask | None:
-        return self._batches.naming(headers)
+        return self._ask("GET", FILES, headers) if self.provider.nonce_in_file_name else None
 
     def retrieve(self, headers: Headers, provider_id: str) -> Ask:
-        return self._batches.retrieve(headers, provider_id)
+        return self._ask("GET", _path(self.provider.batches, provider_id), headers)
 
     def cancel(self, headers: Headers, provider_id: str) -> Ask:
-        return self._batches.cancel(headers, provider_id)
-
-    def results_at(self, provider_id: str) -> tuple[str, ...] | None:
-        return None  # results are in files with their own ids
+        return self._ask("POST", _path(self.provider.batches, provider_id) + self.provider.cancel, headers)
 
     def results(self, headers: Headers, place: str) -> Ask:
-        return self._batches.results(headers, place)
+        return self._ask("GET", place, headers)
 
-    def forget(self, headers: Headers, file_id: str) -> Ask | None:
-        return self._batches.forget(headers, file_id)
+    def forget(self, headers: Headers, file_id: str) -> Ask:
+        return self._ask("DELETE", _path(FILES, file_id), headers)
 
-    # from the provider
-    def uploaded(self, body: bytes) -> str:
-        return reports.uploaded(body)
+    def _ask(self, method: str, path: str, headers: Headers, more: Headers = (), body: bytes = b"") -> Ask:
+        return Ask(method, path, (*headers, *self.provider.headers, *more, _IDENTITY), body)
+
+    # ------------------------------------------------------------ from the provider
+
+    uploaded = staticmethod(reports.uploaded)
+    nonces = staticmethod(reports.nonces)
+    result_page = staticmethod(result_page)
+    news = staticmethod(webhooks.news)
+    allowances = staticmethod(rate_limits.openai)
 
     def report(self, body: bytes) -> BatchReport:
         return reports.report(self.provider, body)
@@ -113,14 +145,11 @@ class OpenAI:
     def page(self, body: bytes, after: str | None = None) -> tuple[list[BatchReport], str | None]:
         return reports.page(self.provider, body, after)
 
-    def nonces(self, body: bytes) -> dict[str, str]:
-        return reports.nonces(body)
-
-    def result_page(self, place: str, body: bytes) -> tuple[list[bytes], str | None]:
-        return results.result_page(place, body)
-
     def result_line(self, line: bytes) -> ResultLine:
-        return results.result_line(self.provider, line)
+        return result_line(self.provider, line)
+
+    def refusal(self, status: int, headers: Headers, body: bytes) -> Refusal:
+        return errors.refusal(self.provider, status, headers, body)
 
     def usage(self, body: bytes) -> Usage | None:
         return usage.of_answer(body, self.provider.reasoning_apart)
@@ -128,30 +157,21 @@ class OpenAI:
     def usage_tap(self) -> UsageTap:
         return usage.tap(self.provider.reasoning_apart)
 
-    def news(self, secret: str, headers: Headers, body: bytes, now: float) -> WebhookEvent:
-        return webhooks.news(secret, headers, body, now)
+    # ------------------------------------------------------------ to clients
 
-    def refusal(self, status: int, headers: Headers, body: bytes) -> Refusal:
-        return errors.refusal(self.provider, status, headers, body)
-
-    def requests_per_minute(self, headers: Headers) -> int | None:
-        return None  # its headers are about synchronous calls only
-
-    def allowances(self, headers: Headers) -> Allowances | None:
-        return rate_limits.openai(headers)
-
-    # to clients
-    def error(self, status: int, code: str, message: str) -> bytes:
-        return errors.error(status, code, message)
-
-    def wish(self, body: bytes) -> str:
-        return replay.wish(body)
+    error = staticmethod(errors.error)
+    wish = staticmethod(replay.wish)
+    stream_error = staticmethod(replay.stream_error)
 
     def replay(self, body: bytes, wish: str = "") -> Iterator[bytes]:
         return replay.replay(body, wish == replay.USAGE, self.provider.whole_calls, self.provider.closing)
 
-    def stream_error(self, body: bytes) -> bytes:
-        return replay.stream_error(body)
 
-    def keep_alive(self) -> bytes:
-        return replay.KEEP_ALIVE
+def _boundary(nonce: str) -> str:
+    return f"carpool-form-{nonce}"
+
+
+def _path(under: str, name: str) -> str:
+    if not is_id(name):
+        raise Misuse(f"{name[:80]!r} can't be the id of a batch or a file.")
+    return f"{under}/{name}"

@@ -4,26 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from functools import lru_cache
-from operator import itemgetter
 from typing import Any, NamedTuple
 
 from carpool.core.errors import BadCall
 from carpool.core.model import Headers
 from carpool.core.ports import Parsed, RawRequest
 from carpool.dialects import json_object
-from carpool.dialects.headers import DROPPED, DROPPED_PREFIXES, check_encoding, is_positive
+from carpool.dialects.headers import DROPPED, DROPPED_PREFIXES, travelling
 from carpool.dialects.openai.providers import OPENAI, CompatibleProvider
 
 # ------------------------------------------------------------ headers
 # Which of a client's headers are sent to OpenAI with its call.
 
-_NAME = itemgetter(0)
-
 # Organisation and project decide who pays: calls that differ in them have different credentials.
 SECRETS = frozenset({"authorization", "api-key", "openai-organization", "openai-project"})
 _KEYS = frozenset({"authorization", "api-key"})
 # Headers of Codex about its session and about single requests.
-_DROPPED = DROPPED | {"originator", "session-id", "session_id", "thread-id", "conversation_id", "x-openai-subagent"}
+_OF_CODEX = {"originator", "session-id", "session_id", "thread-id", "conversation_id", "x-openai-subagent"}
+_DROPPED = DROPPED | SECRETS | _OF_CODEX
 _DROPPED_PREFIXES = (*DROPPED_PREFIXES, "x-codex-")
 
 
@@ -41,20 +39,7 @@ class OpenAIHeaders(NamedTuple):
 @lru_cache(maxsize=256)  # a client sends the same headers with every call
 def sort(headers: Headers) -> OpenAIHeaders:
     """Sort headers by purpose. Raises `BadCall` for a content-encoding that carpool can't read."""
-    check_encoding(headers)
-    kept: list[tuple[str, str]] = []
-    retry = False
-    nominated: tuple[str, ...] = ()
-    for name, value in headers:
-        if name == "x-stainless-retry-count":
-            retry = retry or is_positive(value)
-        elif name == "connection":
-            nominated += tuple(listed.strip().lower() for listed in value.split(","))
-        elif name not in SECRETS and name not in _DROPPED and not name.startswith(_DROPPED_PREFIXES):
-            kept.append((name, value.strip()))
-    if nominated:  # `connection` may declare any header to be hop-by-hop
-        kept = [header for header in kept if header[0] not in nominated]
-    kept.sort(key=_NAME)  # stable: repeated names stay in the client's order
+    kept, retry = travelling(headers, _DROPPED, _DROPPED_PREFIXES)
     return OpenAIHeaders(tuple(kept), secret(headers), retry)
 
 
@@ -98,10 +83,15 @@ def parse(raw: RawRequest, provider: CompatibleProvider = OPENAI) -> Parsed:
     headers = sort(raw.headers)
     document = json_object.read(raw.body)
     values = document.values
-    stream = _stream(values)
+    stream = document.stream()
     if "stream_options" in values:  # the provider refuses it without `stream`
         document = json_object.read(document.without("stream_options"))
-    model = _model(values, raw.path)
+    model = values.get("model")
+    # A stored prompt may set the model, and moderations have a default model.
+    if model is None and (isinstance(values.get("prompt"), dict) or raw.path == MODERATIONS):
+        model = ""
+    if not isinstance(model, str):
+        raise document.mistake("model", "a string")
     return Parsed(
         endpoint=raw.path,
         model=model,
@@ -118,23 +108,6 @@ def parse(raw: RawRequest, provider: CompatibleProvider = OPENAI) -> Parsed:
         and not values.get("background"),
         tool_turn=_is_tool_turn(values.get("input") if raw.path == RESPONSES else values.get("messages")),
     )
-
-
-def _model(values: dict[str, Any], endpoint: str) -> str:
-    model = values.get("model")
-    # A stored prompt may set the model, and moderations have a default model.
-    if model is None and (isinstance(values.get("prompt"), dict) or endpoint == MODERATIONS):
-        return ""
-    if not isinstance(model, str):
-        raise BadCall("`model` must be a string." if "model" in values else "`model` is missing.")
-    return model
-
-
-def _stream(values: dict[str, Any]) -> bool:
-    stream = values.get("stream")
-    if stream is not None and not isinstance(stream, bool):
-        raise BadCall("`stream` must be true or false.")
-    return bool(stream)
 
 
 def _max_tokens(values: dict[str, Any], endpoint: str) -> int:

@@ -171,7 +171,7 @@ class CallHandler:
         if not call.stream or head.hold is not None:
             return WaitingCall(pending_call, upstream.dialect, None, head.hold)
         ticket, arrived = pending_call.ticket, call.arrived
-        signs = vigil(upstream.dialect.keep_alive(), call.endpoint, request.client, call.model, ticket, arrived)
+        signs = vigil(upstream.dialect.keep_alive, call.endpoint, request.client, call.model, ticket, arrived)
         wish = upstream.dialect.wish(_decompressed(raw, head, self._max_body).body)
         return WaitingCall(pending_call, upstream.dialect, signs, None, wish)
 
