@@ -26,6 +26,7 @@ PURE = ("planners", "config", "dialects", *(f"core.{name}" for name in ("lifecyc
 FINE = {"core", "planners"}
 WORLDLY = {"asyncio", "socket", "sqlite3", "subprocess", "threading", "time", "uvicorn", "uvloop"}
 
+LONGEST_NAME = 60
 ENTRIES = (
     "carpool",
     "carpool.__main__",
@@ -137,6 +138,38 @@ def _used(module: Module, names: set[str]) -> set[str]:
 def _with_parents(name: str) -> list[str]:
     parts = name.split(".")
     return [".".join(parts[:end]) for end in range(1, len(parts) + 1)]
+
+
+# Called by a library that this code extends: httpx, logging, uvicorn.
+OVERRIDES = {"handle_async_request", "handle_request", "formatException", "capture_signals"}
+DRAWING = {"diagram"}  # used by docs/draw.py
+
+
+def unused_functions(modules: Sequence[Module], documented: str = "") -> list[str]:
+    """Functions that no code of the product names. Users call the methods of its public classes, which are documented;
+    of the mock, whatever their tests need."""
+    named = {name for module in modules for node in ast.walk(module.tree) for name in _names(node)}
+    return [
+        f"{module.name}:{node.lineno}: nothing uses {node.name}. Use it or remove it, with what only tests it."
+        for module in modules
+        if module.component != "mock"
+        for node in ast.walk(module.tree)
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+        and not node.name.startswith("__")
+        and not any(isinstance(decorator, ast.Call) for decorator in node.decorator_list)  # a command
+        and node.name not in named | OVERRIDES | DRAWING
+        and f"{node.name}(" not in documented
+    ]
+
+
+def _names(node: ast.AST) -> Iterable[str]:
+    if isinstance(node, ast.Name):
+        return (node.id,)
+    if isinstance(node, ast.Attribute):
+        return (node.attr,)
+    if isinstance(node, ast.Constant) and isinstance(node.value, str) and len(node.value) < LONGEST_NAME:
+        return node.value.replace(":", ".").split(".")  # for getattr, or a server's `module:app`
+    return ()
 
 
 def doubled_names(modules: Sequence[Module]) -> list[str]:

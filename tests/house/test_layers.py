@@ -4,6 +4,8 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
+from tests.support import ROOT
+
 from . import layers
 from .sources import Module, modules
 
@@ -100,6 +102,19 @@ def test_a_dead_module_is_found() -> None:
         "older": "import carpool.old",
     }
     assert [sentence.split()[0] for sentence in layers.dead(package(**texts))] == ["carpool.old", "carpool.older"]
+
+
+def test_every_function_is_used() -> None:
+    documented = (ROOT / "docs" / "library.md").read_text("utf-8")
+    broken = layers.unused_functions(modules(), documented)
+    assert not broken, "\n".join(broken)
+
+
+def test_an_unused_function_is_found() -> None:
+    engine = "class Engine:\n    def step(self): ...\n    def _walk(self): ...\n\n\ndef submit(): ...\ndef named(): ..."
+    texts = {"engine": engine, "cli": "engine.step()\ngetattr(engine, 'named')", "mock": "def shown(): ..."}
+    found = layers.unused_functions(package(**texts), documented="`await fleet.submit(…)`")
+    assert [sentence.split(". Use")[0] for sentence in found] == ["carpool.engine:3: nothing uses _walk"]
 
 
 def test_a_name_for_two_things_is_found() -> None:

@@ -97,10 +97,6 @@ def parse_lane(text: str, flag: str) -> Lane:
     return Lane(name)
 
 
-def parse_lanes(text: str | None) -> tuple[Lane, ...]:
-    return () if text is None else tuple(dict.fromkeys(parse_lane(part, "--lanes") for part in text.split(",")))
-
-
 def parse_tags(texts: Iterable[str]) -> dict[str, str]:
     for text in texts:
         if not _TAG.fullmatch(text):

@@ -51,10 +51,6 @@ class PostgresServer:
     def start(self) -> None:
         self._server.ensure_postgres_running()
 
-    def restart(self) -> None:
-        self.stop()
-        self.start()
-
     def remove(self) -> None:
         self._server.cleanup()
 
