@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from carpool.engine import events
-from carpool.engine.events import BatchSubmitted, Event, TroubleBegan
+from carpool.engine.events import BatchSubmitted, Event, Trouble, TroubleBegan
 from carpool.frontends.proxy.log import (
     HAPPENINGS,
     UNTOLD,
@@ -126,6 +126,27 @@ async def test_a_provider_that_cannot_be_reached_is_told_once(caplog: pytest.Log
         _, over = warned(caplog)
         assert over.startswith("anthropic can be reached again after ")
         waits.cancel()
+
+
+async def test_a_provider_that_goes_away_while_a_batch_runs_is_not_told_to_be_back(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A look at a single batch asks by its id: a list that was not asked for proves nothing."""
+    monkeypatch.setattr("carpool.engine.batch.follow.FAILED_POLL_S", 0.05)
+    async with reported(MockConfig(batch_latency=Constant(0.1))) as (stage, told):
+        upstream = stage.engine._context.upstreams["anthropic"]
+        here, tries = upstream.base_url, []
+        stage.engine.event_hooks.add(lambda event: tries.append(event) if isinstance(event, Trouble) else None)
+        waits = asyncio.ensure_future(stage.post(ask("patient"), **BATCH))
+        await stage.until(lambda: "bought" in names(told))
+        object.__setattr__(upstream, "base_url", "http://127.0.0.1:9")
+        await stage.until(lambda: len(tries) >= 3)
+        [began] = warned(caplog)
+        assert began.startswith("anthropic can't be reached since ")
+        object.__setattr__(upstream, "base_url", here)
+        assert (await waits).status_code == 200
+        _, over = warned(caplog)
+        assert over.startswith("anthropic can be reached again after ")
 
 
 async def test_refused_creates_are_told_once_per_reason(caplog: pytest.LogCaptureFixture) -> None:

@@ -275,8 +275,9 @@ class Follower:
         except CarpoolError as error:  # any number of failed polls is harmless
             context.trouble("polling", error, upstream.provider, batches[0].key.credential)
         else:
-            context.worked("polling", upstream.provider, batches[0].key.credential)
             complete = all(processed)
+            if complete:  # otherwise the provider may be unreachable: a single batch is not listed
+                context.worked("polling", upstream.provider, batches[0].key.credential)
         finally:
             if complete:
                 self._polled_at[account] = context.now()
