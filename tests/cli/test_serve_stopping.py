@@ -178,6 +178,7 @@ async def test_lines_are_json_where_asked_for(tmp_path: Path) -> None:
     assert start["found"] == {"calls": 0, "batches": 0, "answers": 0, "keyless": 0}
     *lines, stop = [json.loads(line) for line in out.splitlines()]
     assert (stop["event"], stop["left"]["calls"]) == ("stop", 0)
+    assert start["at"] < lines[0]["at"] < stop["at"]
     assert [(line["event"], line["lane"], line["status"]) for line in lines] == [("call", "now", 200)] * 2
     assert all(line["client"] == "sdk AsyncAnthropic" and line["cost_usd"] > 0 for line in lines)
 
@@ -203,6 +204,8 @@ async def test_the_start_says_what_is_there_and_the_stop_what_stays(tmp_path: Pa
         assert complaints == ""
         said = here.said.decode() + out
         assert said.count(" listens on ") == said.count("found: nothing to be done") == 1
+        start = said.partition("  look at ")[0].splitlines()
+        assert all(len(line) <= 80 for line in start if str(tmp_path) not in line)
         for line in (f"  store      {tmp_path}/s.db", f"ANTHROPIC_BASE_URL={here.url}", f"{here.url}/carpool/stats"):
             assert line in said
         assert said.count("carpool has stopped, and keeps 1 open call, 1 unfinished batch\n") == 1

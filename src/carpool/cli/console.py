@@ -14,8 +14,10 @@ from rich.console import Console
 from rich.text import Text
 
 from carpool.config import Config
+from carpool.core.clock import SystemClock
 from carpool.core.lifecycle import UNFINISHED
 from carpool.engine.engine import OPEN_CALLS
+from carpool.frontends.proxy.log import moment
 from carpool.stores import shown, sqlite_path
 from carpool.stores.remote import hosted
 
@@ -76,7 +78,7 @@ def started(address: str, config: Config, holding: Holding) -> list[str]:
         wait = "calls have no key here: they wait until their clients call again"
         lines += _block("", [_many(holding.keyless, waits, wait)])
     lines += _block("clients", _variables(reached, config))
-    lines += _block("", [f"with {BUDGET} in it, calls that stand alone may wait and cost less"])
+    lines += _block("", [f"with {BUDGET}, calls that stand alone may wait and cost less"])
     return lines + _block("look at", [f"{reached}/carpool/stats"])
 
 
@@ -99,7 +101,8 @@ def say(lines: Sequence[str], event: str, facts: Mapping[str, object], *, as_jso
     """Print to standard output: lines of text, or one line of JSON."""
     console = Console(highlight=False)
     if as_json:
-        lines = [json.dumps({"event": event, "message": lines[0], **facts})]
+        at = moment(SystemClock().now())
+        lines = [json.dumps({"event": event, "at": at, "message": lines[0], **facts})]
     for line in lines:
         console.print(line, markup=False, soft_wrap=True)
 
