@@ -9,6 +9,8 @@ from contextlib import contextmanager
 from types import MappingProxyType
 from typing import Any, Literal
 
+from msgspec.structs import replace
+
 from carpool.core.errors import BadCall, CarpoolError
 from carpool.core.ports import Clock, Dialect, RawRequest
 from carpool.engine import Engine, Upstream
@@ -157,18 +159,20 @@ class Proxy:
         """Answers a request. For a call that must wait, returns what to wait for."""
         scope, receive = request.scope, request.receive
         head = request.head or self._head_parser.greet(scope)
-        upstream, query, request.client = head.upstream, scope["query_string"].decode("latin-1"), head.client
+        upstream, request.client = head.upstream, head.client
         if upstream is None:
-            await self._answer_own(request, head, query)
+            await self._answer_own(request, head)
             return None
         request.dialect, request.line.provider = upstream.dialect, upstream.provider
-        if not head.understood:
+        raw, request.raw = request.raw, None
+        if raw is None:
+            query = scope["query_string"].decode("latin-1")
             raw = RawRequest(scope["method"], head.path, query, head.headers_of(scope), b"")
-            await self._pass(request, upstream, raw)
-            return None
-        body = await read_body(receive, self._max_body, "limits.max_body_mb")
-        raw = RawRequest(scope["method"], head.path, query, head.headers_of(scope), body)
-        request.address = self._hosts.client(scope.get("client"), scope["headers"])
+            if not head.understood:
+                await self._pass(request, upstream, raw)
+                return None
+            raw = replace(raw, body=await read_body(receive, self._max_body, "limits.max_body_mb"))
+            request.address = self._hosts.client(scope.get("client"), scope["headers"])
         leaving, waiting_call = request.watch(lambda: gone(receive), self._guard.background), None
         try:
             waiting_call = await self._calls.call(request, head, raw)
@@ -192,7 +196,8 @@ class Proxy:
         finally:
             leaving.cancel()
 
-    async def _answer_own(self, request: RequestContext, head: HeadFacts, query: str) -> None:
+    async def _answer_own(self, request: RequestContext, head: HeadFacts) -> None:
+        query = request.scope["query_string"].decode("latin-1")
         method, headers, receive = request.scope["method"], head.headers_of(request.scope), request.receive
         if head.path.startswith(HOOKS):
             await self._hooks.answer(method, head.path, headers, receive, request.send)

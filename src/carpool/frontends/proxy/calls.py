@@ -65,9 +65,14 @@ class ParsedHead(Struct, frozen=True):
     def relayable(self) -> bool:
         return self.facts.understood and self.facts.hold is None
 
-    def relay(self, body: bytes, connection: Connection, *, keep_alive: bool) -> Relay | RequestContext:
-        answer = self.calls.relay(self, body, connection, keep_alive=keep_alive)
-        return answer if isinstance(answer, Relay) else RequestContext(self.serve, self.facts, answer)
+    def relay(self, body: bytes, connection: Connection, *, keep_alive: bool) -> Relay | RequestContext | None:
+        if not self.calls.accepts(self.facts, body):
+            return None
+        raw = self.request(body)
+        answer = self.calls.relay(self, raw, connection, keep_alive=keep_alive)
+        if isinstance(answer, Relay):
+            return answer
+        return RequestContext(self.serve, self.facts, raw, answer, self.address)
 
     def left(self, refused: RequestRefused | None) -> None:
         facts = self.facts
@@ -111,18 +116,19 @@ class CallHandler:
         self._patience = patience
         self._tell_event = tell
 
+    def accepts(self, head: HeadFacts, body: bytes) -> bool:
+        """Whether the head is up to date and the body is not too large."""
+        return len(body) <= self._max_body and head.epoch == self._engine.guests.epoch
+
     def relay(
-        self, parsed_head: ParsedHead, body: bytes, connection: Connection, *, keep_alive: bool
+        self, parsed_head: ParsedHead, raw: RawRequest, connection: Connection, *, keep_alive: bool
     ) -> Relay | DecidedCall | None:
         """Starts to answer a call on `now` without a task if nothing must be awaited; else returns the decision, if
         there is one."""
         head, upstream = parsed_head.facts, parsed_head.facts.upstream
         assert upstream is not None
-        if len(body) > self._max_body or head.epoch != self._engine.guests.epoch:
-            return None
         if head.guest is not None:
             head.guest.used = True
-        raw = parsed_head.request(body)
         try:
             decided = self._decide(head, raw)
             if decided is None or not decided.direct or decided.decision.lane is not Lane.NOW:

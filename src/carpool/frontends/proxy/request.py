@@ -10,7 +10,7 @@ from msgspec import Struct
 
 from carpool.core.errors import BadCall, CallTooLarge, CarpoolError, Closed, KeyUnready
 from carpool.core.model import Call, Headers
-from carpool.core.ports import Dialect, StreamedBody
+from carpool.core.ports import Dialect, RawRequest, StreamedBody
 from carpool.dialects.keep_alive import Client
 from carpool.engine.context import BackgroundTasks
 from carpool.frontends.intake import NO_RETRY
@@ -44,7 +44,8 @@ class DecidedCall(Struct, frozen=True):
 class RequestContext:
     """One request, from its head to its response. It is an ASGI application that answers this request with `serve`.
 
-    `head` is None until it is parsed, `decided` is the decision on a call that could not be answered without a task.
+    `head` is None until it is parsed, `raw` until the body is read, which may both have happened before the task.
+    `decided` is the decision on a call that could not be answered without a task.
     """
 
     scope: Scope
@@ -57,12 +58,15 @@ class RequestContext:
         self,
         serve: Callable[[RequestContext], Awaitable[None]],
         head: HeadFacts | None = None,
+        raw: RawRequest | None = None,
         decided: DecidedCall | None = None,
+        address: str = "",
     ) -> None:
         self._serve = serve
         self.head = head
+        self.raw = raw
         self.decided = decided
-        self.address = ""  # of the client; empty if local
+        self.address = address  # of the client; empty if local
         self.dialect: Dialect | None = None  # for errors; set when the provider is chosen
         self.begun = False  # the head of the response is sent
         self.status = 0  # of the response
@@ -93,7 +97,14 @@ class RequestContext:
 
     def watch(self, listen: Callable[[], Coroutine[Any, Any, None]], background: BackgroundTasks) -> Leaving:
         """Sets `leaving`. If the server does not tell when the client disconnects, a task listens for it."""
-        self.leaving = background.lend(listen(), "client") if self._cycle is None else self._cycle.watch()
+        cycle = self._cycle
+        if cycle is None:
+            self.leaving = background.lend(listen(), "client")
+            return self.leaving
+        self.leaving = cycle.leaving = asyncio.get_running_loop().create_future()
+        if cycle.disconnected or cycle.transport.is_closing():
+            cycle.disconnected = True  # a response sent now could not be delivered
+            self.leaving.set_result(None)
         return self.leaving
 
     async def received(self, lost: ConnectionLost = lambda: None) -> bool:

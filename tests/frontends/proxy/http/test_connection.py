@@ -11,6 +11,7 @@ import pytest
 
 from carpool.config import ConnectionLimits
 from carpool.core.keys import revoked
+from carpool.core.ports import RawRequest
 from carpool.frontends.proxy.http.connection import LARGEST, MOST, MOST_AT_ONCE, Connection, KnownHeads
 from carpool.frontends.proxy.log import LogLine
 from carpool.planners.access.read_rules import read_rules
@@ -211,23 +212,33 @@ async def test_a_known_call_may_be_longer_than_what_is_gathered() -> None:
         assert heard[-1].body == body
 
 
-async def test_what_is_no_call_under_a_known_head_passes_as_it_would_without() -> None:
+async def test_what_is_no_call_under_a_known_head_passes_and_needs_no_parser() -> None:
     async with talking() as (house, heard, (reader, writer)):
-        writer.write(call(body=b"no JSON"))
-        assert (await read_message(reader)).body == ANSWER
-        assert heard[-1].body == b"no JSON"
-        assert house.engine.stats.sync_calls == 1
-        assert not is_known()
-        writer.write(call(body=numbered(3)))
-        assert (await read_message(reader)).body == ANSWER
+        for body in (b"no JSON", numbered(3), b"no JSON", b"no JSON"):
+            writer.write(call(body=body))
+            assert (await read_message(reader)).body == ANSWER
+            assert heard[-1].body == body
+        assert house.engine.stats.sync_calls == 2
         assert is_known()
+        assert Seen.made[0].parsed == 1
+
+
+async def test_a_call_that_comes_while_a_known_one_has_a_task_is_answered_after_it() -> None:
+    async with talking() as (_, heard, (reader, writer)):
+        for number in range(2, 5):
+            writer.write(call(body=b"no JSON"))
+            await asyncio.sleep(0)
+            writer.write(call(body=numbered(number)))
+            for _ in range(2):
+                assert (await read_message(reader)).body == ANSWER
+            assert [message.body for message in heard[-2:]] == [b"no JSON", numbered(number)]
 
 
 async def test_what_goes_wrong_with_a_known_call_is_told_and_not_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
     tried: list[bytes] = []
 
-    def fails(parsed_head: Any, body: bytes, connection: Connection, *, keep_alive: bool) -> None:
-        tried.append(body)
+    def fails(parsed_head: Any, raw: RawRequest, connection: Connection, *, keep_alive: bool) -> None:
+        tried.append(raw.body)
         raise ZeroDivisionError
 
     async with talking() as (house, heard, (reader, writer)):

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 from typing import Any, ClassVar, Self
-from urllib.parse import unquote
 
 import httptools
 from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT
@@ -18,7 +17,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResp
 
 from carpool.config import ConnectionLimits
 from carpool.frontends.proxy.http.liveness import pace_of
-from carpool.frontends.proxy.http.responses import MALFORMED, Cycle, OldCycle, RequestRefused
+from carpool.frontends.proxy.http.responses import MALFORMED, Cycle, RequestRefused
 
 LONGEST_NAME = 256  # of a header name, in characters; names are cached
 LINGER_S = 5.0  # keep reading after a refusal: closing at once may make the client's kernel drop the response
@@ -109,38 +108,11 @@ class BoundedProtocol(HttpToolsProtocol):
         self._check_head()
         if self._over_limit:
             self._check_room()
-        self._begin_cycle()
+        self.begin_cycle()
         if self._trailers is None:
             self._trailers = _Trailers(self._most)
         self.headers = self._trailers  # type: ignore[assignment]  # later fields are trailers, not headers
         self._in_head = False
-
-    def _begin_cycle(self) -> None:
-        """As in the base class, with a `Cycle`, and without what carpool does not use."""
-        parser, scope, target = self.parser, self.scope, httptools.parse_url(self.url)
-        version, path = parser.get_http_version(), target.path.decode("ascii")
-        scope["method"], scope["http_version"] = parser.get_method().decode("ascii"), version
-        scope["path"] = unquote(path) if "%" in path else path
-        scope["raw_path"], scope["query_string"] = target.path, target.query or b""
-        earlier = self.cycle
-        self.cycle = (Cycle if version == "1.1" else OldCycle)(
-            scope=scope,
-            transport=self.transport,
-            flow=self.flow,
-            logger=self.logger,
-            access_logger=self.access_logger,
-            access_log=self.access_log,
-            default_headers=self.server_state.default_headers,
-            message_event=asyncio.Event(),
-            expect_100_continue=self.expect_100_continue,
-            keep_alive=version == "1.1" and parser.should_keep_alive(),
-            on_response=self.on_response_complete,
-        )
-        if earlier is None or earlier.response_complete:
-            self._start_asgi_task(self.cycle, self.app)
-        else:  # requests are answered in their order
-            self.flow.pause_reading()
-            self.pipeline.appendleft((self.cycle, self.app))
 
     def _check_head(self) -> None:
         headers, most = self.headers, self.limits.max_headers
@@ -256,6 +228,9 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def hung_up(self) -> None:
         """Makes the application treat its client as disconnected."""
+
+    def begin_cycle(self) -> None:
+        """Starts to answer the request whose head is complete."""
 
     def take_authority(self) -> None:
         """Handles a request whose target is an absolute URL."""

@@ -1,28 +1,30 @@
 """The server side of one HTTP/1.1 connection. A request takes one of three paths, the cheapest that can serve it.
 
-1. Known head, no task. The data start with the head of the previous call, apart from the content length
-   (`KnownHeads`). The head is not parsed again. Once the body is complete, `RequestHead.relay` starts the answer.
-2. New head, no task. uvicorn's parser reads the head and `RelayingApp.parse_head` looks at it. If the request may be
-   relayed, the body is collected here, up to `MOST_AT_ONCE`, and then passed to `relay`.
-3. ASGI task. Everything else runs as a uvicorn task: other applications and protocol versions, larger bodies, requests
-   that `parse_head` or `relay` leaves to a task, and exceptions of both, which uvicorn then reports.
+1. Known head. The data start with the head of the previous call, apart from the content length (`KnownHeads`). The
+   head is not parsed again. Once the body is complete, `RequestHead.relay` starts the answer.
+2. New head. uvicorn's parser reads it and `RelayingApp.parse_head` looks at it. If the request may be relayed, the
+   body is collected here, up to `MOST_AT_ONCE`, and then passed to `relay`.
+3. Everything else runs the application as a uvicorn task: other applications and protocol versions, larger bodies,
+   requests that `parse_head` or `relay` declines, and exceptions of both, which uvicorn then reports.
 
-Without a task, the events of the two connections carry the call: the provider's response is pushed to a
-`ClientResponse`, which stands in for uvicorn's request cycle until the response ends. A path never answers halfway: as
-long as nothing was sent, a request can fall back to the next path. For path 1 that means that the buffered bytes are
-fed to the parser as if they had just arrived.
+`relay` starts a response without a task, or returns what is to run in one. Without a task, the events of the two
+connections carry the call: the provider's response is pushed to a `ClientResponse`, which stands in for uvicorn's
+request cycle until the response ends. If `relay` declines, nothing was sent: the request takes the next path. For path
+1 that means that the buffered bytes are fed to the parser as if they had just arrived.
 
-A head becomes known only after the parser accepted it and its call was relayed on a connection that stays open, and
+A head becomes known only after the parser accepted it and `relay` took its call on a connection that stays open, and
 only if it arrived at the start of the data. Path 1 requires that no other request is in progress. If `relay` declines a
 known head, the connection forgets it. Slow bodies go back to the parser at the next idle check, which knows the limits.
 """
 
 from __future__ import annotations
 
+import asyncio
 import re
 from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Any, ClassVar, Protocol
+from urllib.parse import unquote
 
 from httptools import parse_url
 from msgspec import Struct
@@ -32,7 +34,7 @@ from carpool.core.bounded import BoundedMap
 from carpool.core.model import Headers
 from carpool.frontends.proxy.http.bounds import BoundedProtocol
 from carpool.frontends.proxy.http.liveness import DeliveryReceipts
-from carpool.frontends.proxy.http.responses import BODYLESS, CLIENT, Cycle, RequestRefused
+from carpool.frontends.proxy.http.responses import BODYLESS, CLIENT, Cycle, OldCycle, RequestRefused
 
 MOST_AT_ONCE = 256 * 1024  # bytes of a body that is buffered here
 
@@ -45,8 +47,9 @@ class RequestHead(Protocol):
 
     relayable: bool  # it may be answered without a task
 
-    def relay(self, body: bytes, connection: Connection, *, keep_alive: bool) -> ClientResponse | Application:
-        """Starts the answer without a task; or returns the application to run in one, and then nothing was done."""
+    def relay(self, body: bytes, connection: Connection, *, keep_alive: bool) -> ClientResponse | Application | None:
+        """Starts the answer without a task, or returns the application to run in one, which has the body. None if the
+        application itself must read the request."""
         ...
 
     def left(self, refused: RequestRefused | None) -> None:
@@ -70,10 +73,10 @@ class Connection(BoundedProtocol):
     _due: tuple[Cycle, RequestHead, KnownHead | None] | None = None  # to be relayed once its body is complete
     _answering: Cycle | ClientResponse | None = None
     _known: KnownHead | None = None  # head of the previous call, most likely also of the next
+    _known_scope: Any = None  # of the first request with that head on this connection
     _first: bytes = b""  # the data being parsed, if they start a message
     _came: list[bytes] | None = None  # data so far of a call with the known head and an incomplete body
     _missing = 0  # bytes of that body still to come
-    _failing_app: Application | None = None  # for the next task: raises the error of a failed relay
     _receipts: DeliveryReceipts | None = None  # for responses sent by a task
     _rests = 0  # how many times it became idle
 
@@ -109,16 +112,24 @@ class Connection(BoundedProtocol):
         return True
 
     def _answer_known(self, known: KnownHead, body: bytes) -> bool:
-        try:
-            answer = known.parsed_head.relay(body, self, keep_alive=True)
-        except Exception as error:  # noqa: BLE001  raised again in a task, and not retried
-            answer = self._failing_app = partial(_failing, error)
-        if not isinstance(answer, ClientResponse):
+        answer = self._relay(known.parsed_head, body, keep_alive=True)
+        if answer is None:
             self._known = None
             return False
         self._idle = False
-        self.cycle = self._answering = answer  # type: ignore[assignment]  # has the attributes that are read from a cycle
+        if isinstance(answer, ClientResponse):
+            self.cycle = self._answering = answer  # type: ignore[assignment]  # has the attributes that are read here
+            return True
+        self.cycle = self._answering = self._new_cycle(Cycle, self._known_scope, keep_alive=True)
+        self.cycle.more_body = False
+        self._start_task(self.cycle, answer)
         return True
+
+    def _relay(self, head: RequestHead, body: bytes, *, keep_alive: bool) -> ClientResponse | Application | None:
+        try:
+            return head.relay(body, self, keep_alive=keep_alive)
+        except Exception as error:  # noqa: BLE001  raised again in a task, and not retried
+            return partial(_failing, error)
 
     def _gather(self, data: bytes) -> None:
         assert self._came is not None
@@ -148,12 +159,39 @@ class Connection(BoundedProtocol):
 
     # ------------------------------------------------------------ parsed heads
 
+    def begin_cycle(self) -> None:
+        """As in uvicorn's `on_headers_complete`, with a `Cycle`, and without what carpool does not use."""
+        parser, scope, target = self.parser, self.scope, parse_url(self.url)
+        version, path = parser.get_http_version(), target.path.decode("ascii")
+        scope["method"], scope["http_version"] = parser.get_method().decode("ascii"), version
+        scope["path"] = unquote(path) if "%" in path else path
+        scope["raw_path"], scope["query_string"] = target.path, target.query or b""
+        earlier, keep_alive = self.cycle, version == "1.1" and parser.should_keep_alive()
+        self.cycle = self._new_cycle(Cycle if version == "1.1" else OldCycle, scope, keep_alive=keep_alive)
+        self.cycle.waiting_for_100_continue = self.expect_100_continue
+        if earlier is None or earlier.response_complete:
+            self._start_asgi_task(self.cycle, self.app)
+        else:  # requests are answered in their order
+            self.flow.pause_reading()
+            self.pipeline.appendleft((self.cycle, self.app))
+
+    def _new_cycle(self, kind: type[Cycle], scope: Any, *, keep_alive: bool) -> Cycle:
+        return kind(
+            scope=scope,
+            transport=self.transport,
+            flow=self.flow,
+            logger=self.logger,
+            access_logger=self.access_logger,
+            access_log=self.access_log,
+            default_headers=self.server_state.default_headers,
+            message_event=asyncio.Event(),
+            expect_100_continue=False,
+            keep_alive=keep_alive,
+            on_response=self.on_response_complete,
+        )
+
     def _start_asgi_task(self, cycle: Cycle, app: Any) -> None:  # type: ignore[override]
         self._answering = cycle
-        failing_app, self._failing_app = self._failing_app, None
-        if failing_app is not None:
-            self._start_task(cycle, failing_app)
-            return
         parsed_head: RequestHead | None = None
         if cycle.scope["http_version"] == "1.1" and not cycle.waiting_for_100_continue and hasattr(app, "parse_head"):
             try:
@@ -186,14 +224,16 @@ class Connection(BoundedProtocol):
     def _answer(self) -> None:
         assert self._due is not None
         (cycle, parsed_head, known), self._due = self._due, None
-        try:
-            answer = parsed_head.relay(bytes(cycle.body), self, keep_alive=cycle.keep_alive)
-        except Exception as error:  # noqa: BLE001
-            answer = partial(_failing, error)
+        answer = self._relay(parsed_head, bytes(cycle.body), keep_alive=cycle.keep_alive)
+        if answer is None:
+            self._start_task(cycle, self.app)
+            return
+        self._known, self._known_scope = known, cycle.scope
         if not isinstance(answer, ClientResponse):
+            cycle.body = bytearray()
             self._start_task(cycle, answer)
             return
-        self._known, self._answering = known, answer
+        self._answering = answer
         if self.cycle is cycle:  # otherwise another request is queued behind it
             self.cycle = answer  # type: ignore[assignment]
 
@@ -201,7 +241,7 @@ class Connection(BoundedProtocol):
         if self._receipts is None:
             self._receipts = DeliveryReceipts(self.transport)
         cycle.receipts = self._receipts
-        cycle.scope["extensions"] = {CLIENT: cycle}  # type: ignore[dict-item]
+        cycle.scope = {**cycle.scope, "extensions": {CLIENT: cycle}}  # type: ignore[dict-item]
         super()._start_asgi_task(cycle, app)
 
     def take_authority(self) -> None:

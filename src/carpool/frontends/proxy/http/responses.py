@@ -34,7 +34,7 @@ class Cycle(RequestResponseCycle):
 
     can_inform = True  # the client's protocol has 1xx responses
     refused: RequestRefused | None = None  # why the server itself refused the request
-    leaving: Leaving | None = None
+    leaving: Leaving | None = None  # set by an application that waits for it
     receipts: DeliveryReceipts  # of the connection
 
     async def send(self, message: Any) -> None:
@@ -61,14 +61,6 @@ class Cycle(RequestResponseCycle):
             phrase = HTTPStatus(status).phrase if status in _KNOWN else ""
             lines = [f"HTTP/1.1 {status} {phrase}", *(f"{name}: {value}" for name, value in headers), "", ""]
             self.transport.write("\r\n".join(lines).encode("latin-1"))
-
-    def watch(self) -> Leaving:
-        """A future that is done when the client disconnects, so that waiting clients need no listener task each."""
-        self.leaving = asyncio.get_running_loop().create_future()
-        if self.disconnected or self.transport.is_closing():
-            self.disconnected = True  # a response sent now could not be delivered
-            self.leaving.set_result(None)
-        return self.leaving
 
     def left(self) -> None:
         """Called by the connection when the client has disconnected."""
