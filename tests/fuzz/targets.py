@@ -82,7 +82,7 @@ def calls(data: bytes) -> None:
             with suppress(BadCall):
                 parsed = dialect.parse(RawRequest("POST", path, "", headers, data))
                 assert isinstance(parsed.model, str)
-                assert isinstance(parsed.canonical, bytes)
+                assert isinstance(parsed.document.canonical("stream"), bytes)
                 assert parsed.max_output_tokens >= 0
         assert isinstance(dialect.wish(data), str)
 

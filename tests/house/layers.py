@@ -22,7 +22,7 @@ MOCK_USERS = {"mock", "cli", "sim"}
 TIMELESS = {"dialects", "planners", "config"}  # get the time passed in
 CLOCK = "carpool.core.clock"
 
-PURE = ("planners", "config", "dialects", *(f"core.{name}" for name in ("lifecycle", "model", "errors", "backoff")))
+PURE = ("planners", "config", "dialects", *(f"core.{name}" for name in ("lifecycle", "model", "errors", "bounded")))
 FINE = {"core", "planners"}
 WORLDLY = {"asyncio", "socket", "sqlite3", "subprocess", "threading", "time", "uvicorn", "uvloop"}
 

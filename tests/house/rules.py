@@ -95,7 +95,7 @@ def _on_loop(call: ast.Call, method: str) -> bool:
 def unbounded_powers(module: Module) -> list[str]:
     """`2 ** failures` overflows some day: an exponent is a constant, or bounded where it stands."""
     return [
-        f"{module.name}:{node.lineno} raises 2 to a power without a bound: use core.backoff, or bound it with min()."
+        f"{module.name}:{node.lineno} raises 2 to a power without a bound: use core.bounded, or bound it with min()."
         for node in ast.walk(module.tree)
         if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Pow)
         if isinstance(node.left, ast.Constant) and node.left.value == 2

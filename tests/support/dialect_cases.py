@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from carpool.core.ports import Dialect, RawRequest
+from carpool.core.ports import Dialect, Parsed, RawRequest
 from carpool.dialects import ANTHROPIC, COMPATIBLE_PROVIDERS, OPENAI, OpenAI
 
 
@@ -327,3 +327,7 @@ COMPATIBLE_CASES = {
     ),
 }
 ALL = CASES | COMPATIBLE_CASES
+
+
+def canonical(parsed: Parsed) -> bytes:
+    return parsed.document.canonical(without="stream")

@@ -21,7 +21,7 @@ import msgspec
 
 from carpool.cli.console import Holding
 from carpool.config import Config
-from carpool.core.backoff import backoff
+from carpool.core.bounded import backoff
 from carpool.core.clock import SystemClock
 from carpool.core.errors import CarpoolError, Garbled, StoreError
 from carpool.core.model import Headers

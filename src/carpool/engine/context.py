@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, 
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from carpool.core.backoff import backoff
+from carpool.core.bounded import backoff
 from carpool.core.errors import (
     IllegalMove,
     NotConnected,

@@ -62,8 +62,7 @@ def make_call(engine: Engine, upstream: Upstream, clock: Clock, raw: RawRequest,
 
 def with_fingerprint(call: Call, parsed: Parsed) -> Call:
     """The call with its fingerprint, by which the store recognises equal calls."""
-    fingerprint = _fingerprint(call.credential, call.endpoint, call.headers, parsed.canonical)
-    return replace(call, fingerprint=fingerprint)
+    return replace(call, fingerprint=_fingerprint(call.credential, parsed))
 
 
 def identify(
@@ -94,13 +93,14 @@ def identify(
         ticket=engine.new_ticket(),
         credential=credential,
         payer=payer,
-        fingerprint=_fingerprint(credential, parsed.endpoint, parsed.headers, parsed.canonical) if kept else 0,
+        fingerprint=_fingerprint(credential, parsed) if kept else 0,
     )
 
 
-def _fingerprint(credential: str, endpoint: str, headers: Headers, canonical: bytes) -> int:
+def _fingerprint(credential: str, parsed: Parsed) -> int:
     """63 bits that identify a call. The credential is part of them, so calls of different credentials never match."""
-    digest = _digest_prefix(credential, endpoint, headers).copy()
+    digest = _digest_prefix(credential, parsed.endpoint, parsed.headers).copy()
+    canonical = parsed.document.canonical(without="stream")
     if len(canonical) <= _PIECE:
         digest.update(canonical)
     else:

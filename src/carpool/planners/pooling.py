@@ -29,7 +29,7 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Final
 
-from carpool.core.backoff import backoff
+from carpool.core.bounded import backoff
 from carpool.core.lifecycle import BatchState
 from carpool.core.model import Batch, PoolView
 from carpool.core.ports import BatchLimits

@@ -28,7 +28,7 @@ from __future__ import annotations
 import math
 from typing import Final, Protocol
 
-from carpool.core.backoff import backoff
+from carpool.core.bounded import backoff
 from carpool.core.ports import Allowance, Allowances
 
 CUT: Final = 0.8  # a refusal cuts the limit to this share of the calls in flight

@@ -6,7 +6,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable
 from itertools import pairwise
 
-from carpool.core.backoff import backoff
+from carpool.core.bounded import backoff
 from carpool.core.lifecycle import UNFINISHED
 from carpool.core.model import Batch as Row
 from carpool.core.model import Entry, EntryKind, Lane, Outcome, OutcomeKind, ticket_number, ticket_text

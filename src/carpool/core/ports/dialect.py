@@ -23,7 +23,8 @@ class RawRequest(Value, frozen=True, gc=False):
 class Document(Protocol):
     """A decoded body."""
 
-    def canonical(self, without: str) -> bytes: ...
+    def canonical(self, without: str) -> bytes:
+        """The body in canonical JSON, without one member. Expensive, so only stored calls need it."""
 
 
 class Parsed(Value, frozen=True, gc=False):
@@ -42,11 +43,6 @@ class Parsed(Value, frozen=True, gc=False):
     turn: Turn | None = None  # None if nothing is cached, or if it can't be determined
     tool_turn: bool = False  # the last message carries tool results
     flexible: bool = False  # the request itself does not rule out lane `flex`
-
-    @property
-    def canonical(self) -> bytes:
-        """The body in canonical JSON, without `stream`. Computed on demand: only stored calls need it."""
-        return self.document.canonical(without="stream")
 
 
 class Ask(Value, frozen=True, gc=False):

@@ -28,7 +28,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterable
 
-from carpool.core.backoff import backoff
+from carpool.core.bounded import backoff
 from carpool.core.errors import Garbled, IllegalMove, NotConnected, StoreError, WireError
 from carpool.core.lifecycle import BatchState
 from carpool.core.model import Batch, Intent, Lane, PoolView, custom_id

@@ -10,7 +10,7 @@ from operator import itemgetter
 
 from msgspec.structs import replace
 
-from carpool.core.backoff import backoff
+from carpool.core.bounded import backoff
 from carpool.core.errors import BadCall, CallLost, CarpoolError, Garbled, ResultsGone
 from carpool.core.lifecycle import BatchState, TicketState
 from carpool.core.model import (

@@ -28,7 +28,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import replace
 
-from carpool.core.backoff import backoff
+from carpool.core.bounded import backoff
 from carpool.core.errors import CarpoolError, Garbled
 from carpool.core.lifecycle import UNRESOLVED, BatchState
 from carpool.core.model import Batch

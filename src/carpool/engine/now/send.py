@@ -9,7 +9,7 @@ from functools import partial
 
 from msgspec.structs import replace
 
-from carpool.core.backoff import backoff
+from carpool.core.bounded import backoff
 from carpool.core.errors import DeadlineMissed, NotConnected, TooBusy, Unwell, WireError
 from carpool.core.lifecycle import TicketState
 from carpool.core.model import (

@@ -34,7 +34,7 @@ from typing import Any
 import psycopg
 from psycopg.pq import TransactionStatus
 
-from carpool.core.backoff import backoff
+from carpool.core.bounded import backoff
 from carpool.core.errors import StoreError
 from carpool.stores.operations import batches, calls, ledger
 from carpool.stores.operations.codec import BIGGEST, Row, to_json

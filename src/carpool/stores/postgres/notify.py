@@ -15,7 +15,7 @@ from typing import Any
 
 import psycopg
 
-from carpool.core.backoff import backoff
+from carpool.core.bounded import backoff
 from carpool.stores.operations.codec import Row, to_json
 from carpool.stores.operations.store import BATCHES, POOLS, SETTLED
 
