@@ -22,6 +22,7 @@ from typing import Any
 HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE), str(HERE.parent)]
 
+import before  # noqa: E402
 import draw  # noqa: E402
 from job import Job  # noqa: E402
 from running import keep, machine, mock, say  # noqa: E402
@@ -37,10 +38,18 @@ class Contestant:
     script: str
     packages: tuple[str, ...] = ()  # none: carpool's own environment
     cap_s: float = 120.0
+    folder: Path | None = None  # of an earlier commit
 
     @property
     def python(self) -> str:
+        if self.folder is not None:
+            return str(before.python(self.folder))
         return str(ENVS / self.name / "bin" / "python") if self.packages else sys.executable
+
+    @property
+    def path(self) -> Path:
+        """An earlier commit is measured through its own adapter: its inner names may differ."""
+        return (HERE if self.folder is None else self.folder / "bench" / "pool") / self.script
 
 
 CONTESTANTS = (
@@ -65,7 +74,7 @@ def run(contestant: Contestant, job: Job) -> dict[str, Any]:
     """One run. What did not finish in time says so, with the time that it was given."""
     ENVS.mkdir(exist_ok=True)
     with mock() as url, tempfile.TemporaryDirectory(dir=ENVS) as folder:  # on disk, and gone also after a time-out
-        command = [contestant.python, str(HERE / contestant.script), replace(job, url=url).text()]
+        command = [contestant.python, str(contestant.path), replace(job, url=url).text()]
         try:
             done = subprocess.run(
                 command,
@@ -87,7 +96,7 @@ def compare(contestants: list[Contestant], calls: int, one_batch: bool, rounds: 
     runs: dict[str, list[dict[str, Any]]] = {contestant.name: [] for contestant in contestants}
     for number in range(rounds):
         for contestant in contestants[number % len(contestants) :] + contestants[: number % len(contestants)]:
-            job = Job(contestant.name, calls, "", LINGER_S, POLL_S, one_batch)
+            job = Job(contestant.name.removesuffix("-before"), calls, "", LINGER_S, POLL_S, one_batch)
             result = run(contestant, job) | {"load": os.getloadavg()[0]}
             runs[contestant.name].append(result)
             say(f"{calls:>7,} calls{', one batch' if one_batch else ''}: {contestant.name:12} {worded(result)}")
@@ -130,12 +139,15 @@ def options() -> argparse.Namespace:
     parser.add_argument("--only", nargs="*", default=[c.name for c in CONTESTANTS], help="these contestants")
     parser.add_argument("--plans", nargs="*", default=["1000", "10000", "100000", "100000-one"])
     parser.add_argument("--no-docs", action="store_true", help="leave docs/performance.md as it is")
+    parser.add_argument("--before", metavar="COMMIT", help="measure this commit of carpool, too; leaves the docs alone")
     return parser.parse_args()
 
 
 def main() -> None:
     chosen = options()
     contestants = [contestant for contestant in CONTESTANTS if contestant.name in chosen.only]
+    if chosen.before:
+        contestants.append(Contestant(before.BEFORE, "ours.py", cap_s=300.0, folder=before.checkout(chosen.before)))
     for contestant in contestants:
         prepare(contestant)
     facts, comparisons = machine(), []
@@ -152,7 +164,13 @@ def main() -> None:
     }
     keep("pool", result)
     say(draw.table(result))
-    if not chosen.no_docs:
+    for comparison in comparisons if chosen.before else ():
+        ratios = [
+            own["calls_per_s"] / earlier["calls_per_s"]
+            for own, earlier in zip(comparison["rounds"]["carpool"], comparison["rounds"][before.BEFORE], strict=True)
+        ]
+        say(f"{comparison['calls']:>7,} calls: {statistics.median(ratios):.3f} of {chosen.before}")
+    if not (chosen.no_docs or chosen.before):
         draw.publish(result)
 
 

@@ -15,6 +15,7 @@ from drawing import publish as place
 CONTESTANTS = {
     "carpool": Contestant("carpool", "#1f6feb"),
     "carpool-sdk": Contestant("carpool with the SDK", "#79b8ff"),
+    "carpool-before": Contestant("carpool before", "#c2c8cf"),
     "llmfleet": Contestant("llmfleet 0.1.0", "#d29922"),
     "inspect_ai": Contestant("inspect_ai's batcher", "#8b949e"),
 }

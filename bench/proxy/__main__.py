@@ -18,12 +18,13 @@ from typing import Any
 HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE), str(HERE.parent)]
 
+import before  # noqa: E402
 import draw  # noqa: E402
-from contestants import CONTESTANTS, Contestant, prepare, versions, without_rules  # noqa: E402
+from contestants import CONTESTANTS, Contestant, earlier, prepare, versions, without_rules  # noqa: E402
 from measuring import DIRECT, FULL, QUICK, Plan, check_machine, turn, waiting  # noqa: E402
 from running import keep, machine, say  # noqa: E402
 from servers import Trouble  # noqa: E402
-from summing import STRANGERS, disturbed, summary, verdicts  # noqa: E402
+from summing import STRANGERS, disturbed, ratio, summary, verdicts  # noqa: E402
 
 
 def play(contestants: list[Contestant], plan: Plan, rounds: int) -> list[dict[str, Any]]:
@@ -55,6 +56,7 @@ def options() -> argparse.Namespace:
     parser.add_argument("--no-rules", action="store_true", help="carpool without the rules of carpool.yaml")
     parser.add_argument("--no-waiting", action="store_true", help="without the memory of waiting clients")
     parser.add_argument("--no-docs", action="store_true", help="leave docs/performance.md as it is; so does --quick")
+    parser.add_argument("--before", metavar="COMMIT", help="measure this commit of carpool, too; leaves the docs alone")
     return parser.parse_args()
 
 
@@ -62,6 +64,8 @@ def chosen_contestants(chosen: argparse.Namespace) -> list[Contestant]:
     contestants = [contestant for contestant in CONTESTANTS if contestant.name in chosen.only]
     if chosen.no_rules:
         contestants = [replace(one, start=without_rules) if one.name == "carpool" else one for one in contestants]
+    if chosen.before:
+        contestants.append(earlier(before.checkout(chosen.before)))
     for contestant in contestants:
         prepare(contestant, say)
     return contestants
@@ -98,7 +102,9 @@ def main() -> None:
         say(verdict["text"])
     if (most := disturbed(result["summary"])) > STRANGERS:
         say(f"Other work took up to {most:.1f} of the two cores meanwhile: run this again when the machine is quiet.")
-    if not (chosen.no_docs or chosen.quick):
+    if chosen.before:
+        say(f"carpool, 32 connections: {ratio(result['rounds'], before.BEFORE):.3f} of {chosen.before}")
+    if not (chosen.no_docs or chosen.quick or chosen.before):
         draw.publish(result)
 
 

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import before
 from bodies import MODELS
 from servers import Trouble, reverse_proxy
 
@@ -80,6 +81,16 @@ CONTESTANTS = (
 )
 
 
+def earlier(folder: Path) -> Contestant:
+    """carpool as an earlier commit had it, with that commit's rules."""
+
+    def start(own: Path, port: int, upstream: str) -> list[str]:
+        program = [str(before.python(folder).with_name("carpool")), *carpool(own, port, upstream)[1:-1]]
+        return [*program, str(folder / "bench" / "proxy" / "carpool.yaml")]
+
+    return Contestant(before.BEFORE, MESSAGES, start)
+
+
 def prepare(contestant: Contestant, say: Callable[[str], None]) -> None:
     """An environment of its own, from the package index; once."""
     ready = ENVS / contestant.name / ".ready"
@@ -105,5 +116,6 @@ def versions(contestant: Contestant) -> str:
     if contestant.name == "nginx":
         out = subprocess.run(["nginx", "-v"], capture_output=True, text=True, check=True).stderr
         return out.strip().rpartition("/")[2]
-    code = f"import importlib.metadata as m; print(m.version({contestant.name!r}))"
+    name = contestant.name.removesuffix("-before")
+    code = f"import importlib.metadata as m; print(m.version({name!r}))"
     return subprocess.run([contestant.python, "-c", code], capture_output=True, text=True, check=True).stdout.strip()

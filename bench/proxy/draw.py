@@ -16,10 +16,17 @@ NAMES = {
     "direct": "no proxy",
     "nginx": "nginx",
     "carpool": "carpool",
+    "carpool-before": "carpool before",
     "litellm": "LiteLLM",
     "autobatcher": "autobatcher",
 }
-COLOURS = {"nginx": "#8b949e", "carpool": "#1f6feb", "litellm": "#d29922", "autobatcher": "#a371f7"}
+COLOURS = {
+    "nginx": "#8b949e",
+    "carpool": "#1f6feb",
+    "carpool-before": "#c2c8cf",
+    "litellm": "#d29922",
+    "autobatcher": "#a371f7",
+}
 
 
 def heading(result: dict[str, Any], name: str) -> str:
