@@ -12,7 +12,6 @@ class Clock(Protocol):
 
     def now(self) -> float:
         """Returns seconds since the epoch. May step back slightly when the host's clock is adjusted."""
-        ...
 
     async def sleep(self, seconds: float) -> None: ...
 

@@ -20,7 +20,6 @@ from carpool.core.errors import ConfigError
 class Check(Protocol):
     def problem(self, value: object) -> str | None:
         """Returns what is allowed if the value is not; None if it is."""
-        ...
 
 
 class Range(NamedTuple):

@@ -152,11 +152,9 @@ class UsageTap(Protocol):
     def feed(self, chunk: bytes) -> None: ...
     def usage(self) -> Usage | None:
         """The usage known so far; None before the provider reported any."""
-        ...
 
     def end(self, whole: bool) -> Seen:
         """Ends the stream. `whole`: the body is complete, not cut off."""
-        ...
 
 
 class Dialect(Protocol):
@@ -178,12 +176,10 @@ class Dialect(Protocol):
     # from clients
     def handles(self, method: str, path: str) -> bool:
         """Whether `parse` understands this endpoint."""
-        ...
 
     def parse(self, raw: RawRequest) -> Parsed: ...
     def secret(self, headers: Headers) -> Headers:
         """Returns the client's credential headers, as `parse` would."""
-        ...
 
     def key_header(self, headers: Headers) -> str:
         """Picks the one of `key_headers` that fits the client's other headers, for a key that carpool supplies."""
@@ -200,15 +196,12 @@ class Dialect(Protocol):
 
     def line_overhead(self, endpoint: str) -> int:
         """Bytes that a call adds to a batch beyond its body."""
-        ...
 
     def line(self, endpoint: str, custom_id: str, body: bytes) -> bytes:
         """Returns a call as a line of a batch. The overhead over the body is the same for all calls of an endpoint."""
-        ...
 
     def frame(self, nonce: str) -> tuple[bytes, bytes, bytes]:
         """Returns what goes before, between and after the lines of the upload if there is one, else of the create."""
-        ...
 
     def upload(self, headers: Headers, nonce: str) -> Ask | None:
         """Returns the request that uploads the lines before anything is bought; None if the create carries them."""
@@ -217,7 +210,6 @@ class Dialect(Protocol):
     def create(self, headers: Headers, endpoint: str, nonce: str, file_id: str | None, model: str = "") -> Ask:
         """Returns the request that buys the batch. `file_id` is the uploaded file; without an upload the lines are the
         body. `model` is the model of all its calls, if the provider does not allow several."""
-        ...
 
     def listing(self, headers: Headers, after: str | None, limit: int) -> Ask: ...
     def naming(self, headers: Headers) -> Ask | None:
@@ -232,7 +224,6 @@ class Dialect(Protocol):
 
     def results(self, headers: Headers, place: str) -> Ask:
         """Returns the request for one of the locations from `results_at` or a report."""
-        ...
 
     def forget(self, headers: Headers, file_id: str) -> Ask | None:
         """Returns the request that deletes one of a report's `files`; None if this provider keeps none."""
@@ -246,7 +237,6 @@ class Dialect(Protocol):
     def report(self, body: bytes) -> BatchReport: ...
     def page(self, body: bytes, after: str | None = None) -> tuple[list[BatchReport], str | None]:
         """The batches of the LIST page at cursor `after`, newest first, and the cursor of the next page, if any."""
-        ...
 
     def nonces(self, body: bytes) -> dict[str, str]:
         """The nonces of uploads by file id, from the response to `naming`."""
@@ -259,7 +249,6 @@ class Dialect(Protocol):
     def result_line(self, line: bytes) -> ResultLine: ...
     def usage(self, body: bytes) -> Usage | None:
         """Usage of a complete answer; None if it reports none."""
-        ...
 
     def usage_tap(self) -> UsageTap: ...
     def news(self, secret: str, headers: Headers, body: bytes, now: float) -> WebhookEvent:
@@ -284,6 +273,5 @@ class Dialect(Protocol):
 
     def replay(self, body: bytes, wish: str = "") -> Iterator[bytes]:
         """Yields a complete answer as the event stream that a streaming client expects, one event at a time."""
-        ...
 
     def stream_error(self, body: bytes) -> bytes: ...

@@ -47,16 +47,13 @@ class HttpResponse(Protocol):
     @property
     def headers(self) -> Headers:
         """In the order received, names in lower case, repeated headers kept."""
-        ...
 
     def chunks(self) -> AsyncIterator[bytes]:
         """Yields chunks until the body is complete. A truncated body raises `Severed`; it never ends normally."""
-        ...
 
     async def read(self) -> bytes: ...
     async def aclose(self) -> None:
         """Releases the connection. May be called twice, and before the body has ended."""
-        ...
 
 
 class HttpClient(Protocol):
@@ -78,7 +75,6 @@ class ResponseReceiver(Protocol):
     def add(self, chunk: bytes) -> None: ...
     def rest(self) -> None:
         """All data received so far was passed on; more may take a while, so buffered data should be flushed."""
-        ...
 
     def finish(self) -> None: ...
     def fail(self, error: WireError) -> None: ...
@@ -89,11 +85,9 @@ class RequestHandle(Protocol):
 
     def pause(self, paused: bool) -> None:
         """Pauses or resumes reading the response, for backpressure when the client can't keep up."""
-        ...
 
     def give_up(self) -> None:
         """Aborts the request; the receiver is not called again."""
-        ...
 
 
 @runtime_checkable
@@ -105,12 +99,9 @@ class PushClient(HttpClient, Protocol):
     @property
     def most(self) -> int:
         """The largest body, in bytes, that can be pushed; a larger one needs `send`."""
-        ...
 
     def push(self, request: HttpRequest, taker: ResponseReceiver) -> RequestHandle | None:
         """Sends immediately over an idle connection. Returns None if there is none; then nothing was sent."""
-        ...
 
     async def push_on_new_connection(self, request: HttpRequest, taker: ResponseReceiver) -> RequestHandle:
         """Opens a new connection and sends over it."""
-        ...
