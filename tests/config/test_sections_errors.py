@@ -13,10 +13,12 @@ from typing import Any
 import pytest
 
 from carpool.config import read_config
-from carpool.config.layers import CACHING_KEYS, PROVIDER_KEYS, TLS_KEYS
+from carpool.config.layers import CACHING_KEYS
+from carpool.config.sections import PROVIDER_KEYS
 from carpool.core.errors import ConfigError
 from carpool.planners.policy import section_keys, sections
 
+TLS_KEYS = ("cert", "key")
 ELSEWHERE = {"routing.rules", "budgets"}  # their own tests walk them
 ALLOWED = re.compile(r"must be|must hold|it must|write|such as|known are|did you mean")
 SECRET = "sk-ant-api03-" + "x" * 20

@@ -4,21 +4,15 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any, NamedTuple
 
+from carpool.config.sections import PROVIDER_KEYS, Tls
 from carpool.core.errors import ConfigError
-from carpool.core.settings import Check, check, known, load, mapping, value_of
+from carpool.core.settings import known, load, mapping, value_of
 from carpool.planners.policy import same_setting, section_keys, sections
 
 PREFIX = "CARPOOL_"
-PROVIDER_KEYS = (
-    *("dialect", "base_url", "api_key_env", "default"),
-    *("allow_http", "allow_link_local", "proxy", "ca_file"),
-    *("models", "webhook_secret_env"),
-    *("vendor", "window", "api_version", "batch"),
-)
-TLS_KEYS = ("cert", "key")
 CACHING_KEYS = ("mode",)
 
 
@@ -45,12 +39,19 @@ class ConfigDocument:
     def section(self, name: str) -> Mapping[object, object]:
         return mapping(self.sections.get(name), f"The section {name}")
 
-    def checked(self, section: str, key: str, rule: Check) -> Any:
-        """The value of a key; None if it is not set. Raises `ConfigError` if the rule does not allow it."""
-        value = self.section(section).get(key)
-        if value is not None:
-            check(rule, value, self.shown(f"{section}.{key}"))
-        return value
+    def read(
+        self, table: type[Any], section: str = "", content: Mapping[object, object] | None = None
+    ) -> dict[str, Any]:
+        """The fields of a table that are set, from `content` or the sections that they belong to."""
+        values: dict[str, Any] = {}
+        for setting in fields(table):
+            if setting.metadata:
+                path = setting.metadata["at"] or f"{section}.{setting.name}"
+                where, _, key = path.rpartition(".")
+                value = (self.section(where) if content is None else content).get(key)
+                if value is not None:
+                    values[setting.name] = setting.metadata["read"](value, self.shown(path))
+        return values
 
     def put(self, path: tuple[str, ...], value: object, shown: str) -> None:
         """Set a key, replacing its value, and remove other keys for the same setting."""
@@ -113,7 +114,7 @@ def _place(name: str, document: ConfigDocument) -> tuple[str, ...]:
     if section == "providers":
         raise ConfigError(f"{name} names no key of a provider: write CARPOOL_PROVIDERS__OPENAI__BASE_URL, for example.")
     if section == "server" and len(keys) == 2 and keys[0] == "tls":
-        _known_key(keys[1], TLS_KEYS, f"{PREFIX}SERVER__TLS__", name)
+        _known_key(keys[1], [key.name for key in fields(Tls)], f"{PREFIX}SERVER__TLS__", name)
         return section, *keys
     allowed = CACHING_KEYS if section == "caching" else section_keys(section)
     if not allowed:

@@ -1,46 +1,74 @@
-"""The typed contents of a config: checks every section and builds its values."""
+"""The settings of `carpool.yaml`, as a table: each field has its default and the reader of its value.
+
+A field is in the file under its own name in the section of its class, unless it says `at`. The settings of routing and
+batching are in `carpool.planners.policy`, rules in `carpool.planners.access`.
+"""
 
 from __future__ import annotations
 
-import ipaddress
-import os
 import re
-from collections.abc import Callable, Iterable, Mapping
-from contextlib import suppress
-from dataclasses import dataclass, field, replace
-from typing import Final
-from urllib.parse import urlsplit
+from collections.abc import Mapping
+from dataclasses import MISSING, dataclass, field, fields
+from typing import Any, Final
 
-from carpool.config.layers import CACHING_KEYS, TLS_KEYS, ConfigDocument, Flag, layered
-from carpool.config.providers import (
-    BUILT_IN,
-    DIRECT,
-    Provider,
-    is_loopback,
+from carpool.config.values import (
+    Reader,
+    allowed,
+    base_url,
+    caching_mode,
+    host,
+    list_of,
+    network,
     pem_path,
     proxy_url,
-    read_providers,
-    read_url,
-    secret_in,
+    timezone,
+    url,
     variable,
 )
-from carpool.core.errors import ConfigError
-from carpool.core.settings import SWITCH, Choice, Range, Shape, known, mapping, named
-from carpool.planners.access.read_rules import read_budget, read_rules, read_zone
+from carpool.core.settings import SWITCH, Check, Choice, Range, Shape
+from carpool.dialects import COMPATIBLE_PROVIDERS, DIALECTS
 from carpool.planners.access.rules import RuleBook
-from carpool.planners.policy import RoutingPolicy, read_settings, section_keys
+from carpool.planners.policy import RoutingPolicy
 
-_LABEL: Final = r"[A-Za-z0-9_]([A-Za-z0-9_-]{0,61}[A-Za-z0-9_])?"
-_HOST: Final = re.compile(rf"(\*\.)?{_LABEL}(\.{_LABEL})*")
 _STORE: Final = Shape(re.compile(r"\S.{0,4000}"), "a path, or a URL such as sqlite:///carpool.db")
-_BODY: Final = Range(0.001, 1000, whole=False)
-_CACHING: Final = Choice(("off", "observe", "plan", False), "off, observe or plan")  # YAML parses a bare off as false
-_LIMITS: Final[Mapping[str, Range]] = {
-    "max_head_kb": Range(1, 1000, whole=True),
-    "max_headers": Range(10, 10_000, whole=True),
-    "max_connections": Range(1, 1_000_000, whole=True),
-    "slow_sender_s": Range(0.1, 86_400, whole=False),
-    "slow_reader_s": Range(0.1, 86_400, whole=False),
+_VERSION: Final = Shape(re.compile(r"[A-Za-z0-9.-]{1,40}"), "a version such as preview or 2025-04-01-preview")
+_SECONDS: Final = Range(0.1, 86_400, whole=False)
+
+
+def setting(default: Any, read: Reader | Check, at: str = "") -> Any:
+    reader = read if callable(read) else allowed(read)
+    return field(default=default, metadata={"read": reader, "at": at})
+
+
+def one_of(names: Mapping[str, object]) -> Choice:
+    return Choice(tuple(names), f"one of {', '.join(sorted(names))}")
+
+
+@dataclass(frozen=True, slots=True)
+class Provider:
+    """A configured provider. `api_key_env` names the variable with the key for clients that send none."""
+
+    name: str
+    dialect: str = setting(MISSING, one_of(DIALECTS))
+    base_url: str = setting(MISSING, base_url)
+    api_key_env: str | None = setting(None, variable("ANTHROPIC_API_KEY"))
+    default: bool = setting(False, SWITCH)  # used for requests of its dialect that name no provider
+    allow_http: bool = setting(False, SWITCH)  # allow unencrypted connections to other machines
+    allow_link_local: bool = setting(False, SWITCH)  # allow the addresses of cloud metadata services
+    proxy: str | None = setting(None, proxy_url)  # URL of the outgoing proxy
+    ca_file: str | None = setting(None, pem_path)  # additional certificate authorities
+    webhook_secret_env: str | None = setting(None, variable("OPENAI_WEBHOOK_SECRET"))
+    models: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # overrides of the capability table
+    vendor: str = setting("", one_of(COMPATIBLE_PROVIDERS))  # empty for the dialect's own
+    window: float | None = None  # completion window of its batches in seconds; None: the usual one
+    api_version: str = setting("", allowed(_VERSION))  # query parameter of every request
+
+
+PROVIDER_KEYS: Final = (*(field.name for field in fields(Provider) if field.name != "name"), "batch")
+
+BUILT_IN: Mapping[str, Provider] = {
+    "anthropic": Provider("anthropic", "anthropic", "https://api.anthropic.com", None, True),
+    "openai": Provider("openai", "openai", "https://api.openai.com/v1", None, True),
 }
 
 
@@ -48,11 +76,11 @@ _LIMITS: Final[Mapping[str, Range]] = {
 class ConnectionLimits:
     """Limits of the proxy per connection and in total: a part of the section `limits`."""
 
-    max_head_kb: int = 64
-    max_headers: int = 256
-    max_connections: int = 20_000
-    slow_sender_s: float = 60.0
-    slow_reader_s: float = 600.0
+    max_head_kb: int = setting(64, Range(1, 1000, whole=True))
+    max_headers: int = setting(256, Range(10, 10_000, whole=True))
+    max_connections: int = setting(20_000, Range(1, 1_000_000, whole=True))
+    slow_sender_s: float = setting(60.0, _SECONDS)
+    slow_reader_s: float = setting(600.0, _SECONDS)
 
     @property
     def max_head(self) -> int:
@@ -64,21 +92,21 @@ class ConnectionLimits:
 class Tls:
     """Paths of a certificate and its key, in PEM format."""
 
-    cert: str
-    key: str
+    cert: str = setting(MISSING, pem_path)
+    key: str = setting(MISSING, pem_path)
 
 
 @dataclass(frozen=True, slots=True)
 class Serving:
-    """How clients reach carpool, and the outgoing proxy for providers without their own."""
+    """How clients reach carpool, and the outgoing proxy for providers without their own: the section `server`."""
 
     tls: Tls | None = None
-    allowed_hosts: tuple[str, ...] = ()
-    admin_token_env: str = "CARPOOL_ADMIN_TOKEN"  # noqa: S105  the variable's name
-    trusted_proxies: tuple[str, ...] = ()
-    outgoing_proxy: str | None = None
-    outgoing_proxy_auth_env: str | None = None
-    ca_file: str | None = None
+    allowed_hosts: tuple[str, ...] = setting((), list_of(host, "[carpool.example.com]"))
+    admin_token_env: str = setting("CARPOOL_ADMIN_TOKEN", variable("CARPOOL_ADMIN_TOKEN"))
+    trusted_proxies: tuple[str, ...] = setting((), list_of(network, "[10.0.0.0/8]"))
+    outgoing_proxy: str | None = setting(None, proxy_url)
+    outgoing_proxy_auth_env: str | None = setting(None, variable("PROXY_LOGIN"))
+    ca_file: str | None = setting(None, pem_path)
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,13 +114,16 @@ class Config:
     providers: tuple[Provider, ...] = tuple(BUILT_IN.values())
     policy: RoutingPolicy = field(default_factory=RoutingPolicy)
     book: RuleBook = field(default_factory=RuleBook)
-    timezone: str = "UTC"
-    max_body_mb: float = 32.0
-    store: str = "carpool.db"
-    encrypt: bool = False  # whether calls and responses are encrypted in the store
-    keys_required: bool | None = None  # None: required unless only this machine can connect
-    caching: str = "observe"
-    otlp_endpoint: str | None = None
+    timezone: str = setting("UTC", timezone, at="routing.timezone")
+    max_body_mb: float = setting(32.0, Range(0.001, 1000, whole=False), at="limits.max_body_mb")
+    store: str = setting("carpool.db", _STORE, at="store.url")
+    encrypt: bool = setting(False, SWITCH, at="store.encrypt")  # encrypt calls and responses in the store
+    # None: required unless only this machine can connect
+    keys_required: bool | None = setting(None, SWITCH, at="keys.required")
+    caching: str = setting("observe", caching_mode, at="caching.mode")
+    otlp_endpoint: str | None = setting(
+        None, url("the URL of a collector", "http://127.0.0.1:4318"), at="observability.otlp_endpoint"
+    )
     serving: Serving = field(default_factory=Serving)
     limits: ConnectionLimits = field(default_factory=ConnectionLimits)
     origins: Mapping[str, str] = field(default_factory=dict)  # the origin of each key that was set
@@ -102,165 +133,3 @@ class Config:
     def max_body(self) -> int:
         """The maximum size in bytes of a call's body."""
         return int(self.max_body_mb * 1_000_000)
-
-
-def read_config(
-    path: str | os.PathLike[str] | None = None,
-    environ: Mapping[str, str] | None = None,
-    flags: Iterable[Flag] = (),
-) -> Config:
-    """Load a config; the defaults without a file or any setting. Raises `ConfigError` for what is wrong."""
-    environ = os.environ if environ is None else environ
-    document = ConfigDocument()
-    try:
-        document = layered(path, environ, flags)
-        config = _config(document)
-        return replace(config, notes=tuple(_notes(config, environ)))
-    except ConfigError as error:
-        message = str(error)
-        elsewhere = message.startswith(("CARPOOL_", "The value of CARPOOL_", *document.names.values()))
-        if path is None or elsewhere:
-            raise
-        raise ConfigError(f"{os.fspath(path)}: {message}") from error
-
-
-def _config(document: ConfigDocument) -> Config:
-    if document.sections.get("budgets"):  # to ignore them would spend money that the user wants to keep
-        raise ConfigError(
-            f"{document.shown('budgets')} sets spending limits, and carpool does not enforce them yet: it would spend "
-            "past them. Take the section out, and set limits at the provider."
-        )
-    policy = RoutingPolicy(**read_settings(document.sections, document.names))  # type: ignore[arg-type]
-    serving = _serving(document)
-    otlp = document.section("observability").get("otlp_endpoint")
-    limits = {key: document.checked("limits", key, rule) for key, rule in _LIMITS.items()}
-    timezone, book = _routing(document)
-    given = {
-        "max_body_mb": document.checked("limits", "max_body_mb", _BODY),
-        "store": document.checked("store", "url", _STORE),
-        "encrypt": document.checked("store", "encrypt", SWITCH),
-        "keys_required": document.checked("keys", "required", SWITCH),
-        "caching": _caching(document),
-    }
-    if otlp is not None:
-        path = document.shown("observability.otlp_endpoint")
-        given["otlp_endpoint"] = read_url(otlp, path, "the URL of a collector", "http://127.0.0.1:4318")
-    return Config(
-        providers=tuple(_with_outgoing_proxy(provider, serving) for provider in read_providers(document)),
-        policy=policy,
-        book=book,
-        timezone=timezone,
-        serving=serving,
-        limits=ConnectionLimits(**{key: value for key, value in limits.items() if value is not None}),
-        origins=document.origins,
-        **{key: value for key, value in given.items() if value is not None},
-    )
-
-
-def _with_outgoing_proxy(provider: Provider, serving: Serving) -> Provider:
-    """Apply the server's outgoing proxy to a remote provider without its own."""
-    proxy, url = provider.proxy, provider.base_url
-    if proxy is None and url.startswith("https:") and not is_loopback(urlsplit(url).hostname or ""):
-        proxy = serving.outgoing_proxy
-    return replace(provider, proxy=None if proxy == DIRECT else proxy, ca_file=provider.ca_file or serving.ca_file)
-
-
-def _routing(document: ConfigDocument) -> tuple[str, RuleBook]:
-    section, shown = document.section("routing"), document.shown
-    timezone, budget = section.get("timezone") or "UTC", section.get("default_budget")
-    read_zone(timezone, shown("routing.timezone"))  # checked even if no rule uses the time
-    rules = read_rules(section.get("rules"), shown("routing.rules"), str(timezone))
-    return str(timezone), RuleBook(
-        rules, None if budget is None else read_budget(budget, shown("routing.default_budget"))
-    )
-
-
-def _caching(document: ConfigDocument) -> str | None:
-    for key in document.section("caching"):
-        known(key, CACHING_KEYS, "caching.")
-    mode = document.checked("caching", "mode", _CACHING)
-    if mode == "plan":
-        raise ConfigError(
-            f"{document.shown('caching.mode')} is plan, and carpool does not plan caches yet: write observe or off."
-        )
-    return "off" if mode is False else mode
-
-
-def _notes(config: Config, environ: Mapping[str, str]) -> Iterable[str]:
-    if config.otlp_endpoint:
-        yield "observability.otlp_endpoint is set, but traces are not sent yet."
-    for provider in config.providers:
-        parts = urlsplit(provider.base_url)
-        if parts.scheme == "http" and not is_loopback(parts.hostname or ""):
-            yield f"Keys travel to the provider {provider.name} unencrypted: its base URL begins with http://."
-        secret_in(provider.webhook_secret_env, environ)
-        if provider.api_key_env and not secret_in(provider.api_key_env, environ):
-            yield (
-                f"providers.{provider.name}.api_key_env names {provider.api_key_env}, which is not set: "
-                "clients must bring a key."
-            )
-
-
-# ---------------------------------------------------------------- section server
-
-
-def _serving(document: ConfigDocument) -> Serving:
-    section, shown = document.section("server"), document.shown
-    given = {known(key, section_keys("server"), "server."): value for key, value in section.items()}
-    return Serving(
-        tls=_tls(given.get("tls"), document),
-        allowed_hosts=_each(given, "allowed_hosts", _host, "[carpool.example.com]", document),
-        admin_token_env=variable(given.get("admin_token_env"), shown("server.admin_token_env"), "CARPOOL_ADMIN_TOKEN")
-        or Serving().admin_token_env,
-        trusted_proxies=_each(given, "trusted_proxies", _network, "[10.0.0.0/8]", document),
-        outgoing_proxy=proxy_url(given.get("outgoing_proxy"), shown("server.outgoing_proxy")),
-        outgoing_proxy_auth_env=variable(
-            given.get("outgoing_proxy_auth_env"), shown("server.outgoing_proxy_auth_env"), "PROXY_LOGIN"
-        ),
-        ca_file=pem_path(given.get("ca_file"), shown("server.ca_file")),
-    )
-
-
-def _tls(value: object, document: ConfigDocument) -> Tls | None:
-    content = mapping(value, path := document.shown("server.tls"))
-    given = {known(key, TLS_KEYS, f"{path}."): item for key, item in content.items() if item is not None}
-    if not given:
-        return None
-    for key in TLS_KEYS:
-        if key not in given:
-            raise ConfigError(
-                f"server.tls.{key} is missing: TLS needs the paths of both, server.tls.cert and server.tls.key."
-            )
-    return Tls(*(str(pem_path(given[key], document.shown(f"server.tls.{key}"))) for key in TLS_KEYS))
-
-
-def _each(
-    given: Mapping[str, object], key: str, read: Callable[[object, str], str], example: str, document: ConfigDocument
-) -> tuple[str, ...]:
-    value, path = given.get(key), document.shown(f"server.{key}")
-    if value is None:
-        return ()
-    if not isinstance(value, list):
-        raise ConfigError(f"{path} is {named(value)}; it must be a list, such as {example}.")
-    return tuple(read(item, document.shown(f"{path}[{number}]")) for number, item in enumerate(value))
-
-
-def _host(value: object, path: str) -> str:
-    name = value.lower().rstrip(".") if isinstance(value, str) else ""
-    with suppress(ValueError):  # then it must be a name
-        return str(ipaddress.ip_address(name.strip("[]")))
-    if not _HOST.fullmatch(name):
-        raise ConfigError(
-            f"{path} is {named(value)}; it must be a host without scheme or port, such as carpool.example.com, "
-            "*.example.com or 10.1.2.3."
-        )
-    return name
-
-
-def _network(value: object, path: str) -> str:
-    try:
-        return str(ipaddress.ip_network(value if isinstance(value, str) else ""))
-    except ValueError:
-        raise ConfigError(
-            f"{path} is {named(value)}; it must be an address or a network, such as 10.0.0.7 or 10.0.0.0/8."
-        ) from None
