@@ -68,46 +68,37 @@ class JsonObject(msgspec.Struct, frozen=True):
         end = max(end for _, end in spans.values())
         return self.text[:end] + b"," + member + self.text[end:]
 
-    def _values_without(self, name: str) -> dict[str, Any]:
-        values = self.values
-        return {key: values[key] for key in values if key != name} if name in values else values
-
     def canonical(self, without: str) -> bytes:
-        """A canonical form: equal for equal JSON, whatever the order of names and the white space.
+        """A canonical form without one member: equal for equal JSON, whatever the order of names and the white space.
 
         A number that can't be decoded can't be normalised either. Then the bytes themselves are the form: at worst two
         equal bodies count as different, but never two different ones as equal.
         """
+        values = self.values
         if not self.exact:
             return self.without(without)
         try:
-            return _SORTED.encode(self._values_without(without))
+            return _SORTED.encode({name: values[name] for name in values if name != without})
         except RecursionError:  # so deep that it could be decoded but not encoded
             return self.without(without)
 
 
 def read(body: bytes) -> JsonObject:
     """Parse a client's body. Raises `BadCall` with the reason if that fails."""
+    exact = True
     try:
-        values, exact = _decode(body)
+        try:
+            values = _FULL.decode(body)
+        except msgspec.ValidationError:  # valid JSON, but with a number that msgspec can't decode
+            values, exact = _decode_members(body), False
+        if not isinstance(values, dict):
+            raise BadCall("The request body must be a JSON object.")
         _check_once(body)
     except RecursionError:
         raise BadCall("The request body is nested too deeply.") from None
     except ValueError as error:
         raise BadCall(f"The request body is not JSON in UTF-8: {error}.") from None
     return JsonObject(body, values, exact)
-
-
-def _decode(body: bytes) -> tuple[dict[str, Any], bool]:
-    exact = True
-    try:
-        values = _FULL.decode(body)
-    except msgspec.ValidationError:  # valid JSON, but with a number that msgspec can't decode
-        values = _decode_members(body)
-        exact = False
-    if not isinstance(values, dict):
-        raise BadCall("The request body must be a JSON object.")
-    return values, exact
 
 
 def _decode_members(body: bytes) -> dict[str, Any] | None:

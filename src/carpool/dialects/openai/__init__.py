@@ -4,22 +4,22 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from functools import lru_cache
 from typing import Any
 from urllib.parse import quote
 
 import msgspec
 
-from carpool.core.errors import Misuse
+from carpool.core.errors import Garbled, Misuse
 from carpool.core.model import NONCE_LETTERS, TICKET_LETTERS, Headers, Usage
 from carpool.core.ports import Ask, BatchReport, Dialect, Parsed, RawRequest, Refusal, ResultLine, UsageTap
 from carpool.dialects import json_object, rate_limits
-from carpool.dialects.openai import errors, replay, reports, usage, webhooks
+from carpool.dialects.openai import errors, replay, usage, webhooks
 from carpool.dialects.openai.parse import handles, parse, secret
 from carpool.dialects.openai.providers import COMPATIBLE_PROVIDERS, DAY, HOUR, OPENAI, CompatibleProvider, recognised
 from carpool.dialects.openai.replay import one_line
-from carpool.dialects.openai.reports import FILES, is_id
 from carpool.dialects.openai.results import result_line, result_page
-from carpool.dialects.openai.shapes import NONCE_KEY, name_of
+from carpool.dialects.openai.shapes import NONCE_KEY, BatchShape, Shape, name_of, nonce_of, seconds
 
 __all__ = ["COMPATIBLE_PROVIDERS", "CompatibleProvider", "OpenAI", "recognised"]
 
@@ -27,9 +27,34 @@ _CUSTOM_ID = re.compile(r"[a-zA-Z0-9_-]{1,64}")
 _IDENTITY = ("accept-encoding", "identity")
 _JSON = ("content-type", "application/json")
 _FIELD = b'--%b\r\nContent-Disposition: form-data; name="%b"\r\n\r\n%b\r\n'
+_RESULTS_PAGE = 250  # results per page; a page is kept in memory
 _CONTENT = (
     b'--%b\r\nContent-Disposition: form-data; name="file"; filename="%b"\r\nContent-Type: application/jsonl\r\n\r\n'
 )
+FILES = "/v1/files"
+_ID = re.compile(r"[a-zA-Z0-9_:.-]{1,200}")  # nothing that could change a path
+_DOTS = re.compile(r"\.+")
+_RUNNING = frozenset({"validating", "in_progress", "finalizing", "cancelling"})
+_ENDED = frozenset({"failed", "completed", "expired", "cancelled"})
+_UNREADABLE = (ValueError, RecursionError)
+
+
+class _File(msgspec.Struct):
+    id: str
+    filename: str = ""
+
+
+class _Files(msgspec.Struct):
+    data: list[_File]
+
+
+_NULL = msgspec.Raw(b"null")
+_MEMBERS = msgspec.json.Decoder(dict[str, msgspec.Raw])
+_FILE = msgspec.json.Decoder(_File)
+_FILES = msgspec.json.Decoder(_Files)
+_TEXT = msgspec.json.Decoder(str | None)
+_FLAG = msgspec.json.Decoder(bool | None)
+_decoder = lru_cache(maxsize=32)(msgspec.json.Decoder)
 
 
 class OpenAI(Dialect):
@@ -133,17 +158,83 @@ class OpenAI(Dialect):
 
     # ------------------------------------------------------------ from the provider
 
-    uploaded = staticmethod(reports.uploaded)
-    nonces = staticmethod(reports.nonces)
     result_page = staticmethod(result_page)
     news = staticmethod(webhooks.news)
     allowances = staticmethod(rate_limits.openai)
 
+    def uploaded(self, body: bytes) -> str:
+        try:
+            return _checked_id(_FILE.decode(body).id)
+        except _UNREADABLE as error:
+            raise Garbled(f"The provider's answer to an upload can't be understood: {error}.") from None
+
+    def nonces(self, body: bytes) -> dict[str, str]:
+        try:
+            files = _FILES.decode(body).data
+        except _UNREADABLE as error:
+            raise Garbled(f"The provider's list of files can't be understood: {error}.") from None
+        return {file.id: nonce for file in files if (nonce := nonce_of(file.filename))}
+
     def report(self, body: bytes) -> BatchReport:
-        return reports.report(self.provider, body)
+        wrapped = self.provider.wrapped
+        try:
+            if wrapped is not None and wrapped in (members := _MEMBERS.decode(body)):  # in responses to a create only
+                body = bytes(members[wrapped])
+            shape: Shape = _decoder(self.provider.shape).decode(body)
+        except _UNREADABLE as error:
+            raise Garbled(f"The provider's description of a batch can't be understood: {error}.") from None
+        return self._report(shape.batch())
 
     def page(self, body: bytes, after: str | None = None) -> tuple[list[BatchReport], str | None]:
-        return reports.page(self.provider, body, after)
+        """One batch that can't be parsed fails the whole page: skipping it could hide a batch that is ours."""
+        paging = self.provider.paging
+        try:
+            members = {} if paging.items is None else _MEMBERS.decode(body)
+            items = body if paging.items is None else members[paging.items]
+            listed: list[Shape] = _decoder(list[self.provider.shape]).decode(items)  # type: ignore[name-defined]
+            reports = [self._report(shape.batch()) for shape in listed]
+            return reports, self._following(members, reports, after) if reports else None
+        except (KeyError, *_UNREADABLE) as error:
+            raise Garbled(f"The provider's list of batches can't be understood: {error}.") from None
+
+    def _following(self, members: dict[str, msgspec.Raw], reports: list[BatchReport], after: str | None) -> str | None:
+        """The cursor of the next page."""
+        paging = self.provider.paging
+        if paging.next == "page":
+            return str(int(after or "0") + 1) if len(reports) >= paging.most else None
+        if paging.next == "pagination_token":
+            return _TEXT.decode(members.get("pagination_token", _NULL)) or None
+        more = paging.next == "last_id" and _FLAG.decode(members.get("has_more", _NULL))
+        return _TEXT.decode(members.get("last_id", _NULL)) or reports[-1].provider_id if more else None
+
+    def _report(self, batch: BatchShape) -> BatchReport:
+        state, (count, done) = batch.state(), batch.counts()
+        ended_at = seconds(batch.completed_at or batch.failed_at or batch.expired_at or batch.cancelled_at)
+        # An unknown state must neither end a running batch nor be polled forever.
+        ended = state in _ENDED or (state not in _RUNNING and ended_at is not None)
+        files = [_checked_id(name) for name in (batch.output_file_id, batch.error_file_id) if name]
+        paged = self.provider.pages_results
+        if ended and not files and not paged and state == "completed" and done:
+            ended = False  # the batch has results but does not name their files yet
+        source = _checked_id(batch.input_file_id) if batch.input_file_id else None
+        places = [f"{FILES}/{name}/content" for name in files]
+        if paged:
+            places = [f"{self.provider.batches}/{_checked_id(batch.id)}/results?limit={_RESULTS_PAGE}"]
+        return BatchReport(
+            provider_id=_checked_id(batch.id),
+            ended=ended,
+            cancelling=state == "cancelling",
+            count=count,
+            created_at=seconds(batch.created_at) or 0.0,
+            expires_at=seconds(batch.expires_at),
+            ended_at=ended_at,
+            results=tuple(places) if ended else None,
+            archived=False,
+            nonce=batch.nonce(),
+            failure=errors.failure(batch.problems()) if state == "failed" and not files else None,
+            files=(*((source,) if source else ()), *files),
+            source=source,
+        )
 
     def result_line(self, line: bytes) -> ResultLine:
         return result_line(self.provider, line)
@@ -172,6 +263,16 @@ def _boundary(nonce: str) -> str:
 
 
 def _path(under: str, name: str) -> str:
-    if not is_id(name):
+    if not _is_id(name):
         raise Misuse(f"{name[:80]!r} can't be the id of a batch or a file.")
     return f"{under}/{name}"
+
+
+def _is_id(name: str) -> bool:
+    return _ID.fullmatch(name) is not None and not _DOTS.fullmatch(name)
+
+
+def _checked_id(name: str) -> str:
+    if not _is_id(name):
+        raise Garbled(f"The provider named something {name[:80]!r}, which can't be an id.")
+    return name

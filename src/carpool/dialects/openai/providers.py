@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 
 from carpool.core.model import Headers
 from carpool.core.ports import BatchLimits
-from carpool.dialects.openai.shapes import MistralShape, OpenAIShape, Shape, TogetherShape, XaiShape
+from carpool.dialects.openai.shapes import BatchShape, MistralShape, Shape, TogetherShape, XaiShape
 
 CHAT: Final = "/v1/chat/completions"
 RESPONSES: Final = "/v1/responses"
@@ -72,7 +72,7 @@ class CompatibleProvider:
     plain_lines: bool = False  # a line has only an id and a body; the rest is set in the create
     create: Mapping[str, str] = field(default_factory=lambda: _CREATE)  # field of the create → its value in `Batches`
     wrapped: str | None = None  # the member of a create's response that holds the batch
-    shape: type[Shape] = OpenAIShape
+    shape: type[Shape] = BatchShape
     nonce_in_file_name: bool = False  # the only place for a nonce
     pages_results: bool = False  # results are pages under the batch, not files
     api_version: str = ""  # query parameter of every request

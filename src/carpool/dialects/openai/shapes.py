@@ -1,14 +1,9 @@
-"""The batch formats of OpenAI-compatible providers: one shape for each format, all converted to `Told`.
-
-A shape renames fields that have other names and fills in what a format lacks.
-"""
+"""The batch formats of OpenAI-compatible providers: a format that has other fields is converted to `BatchShape`."""
 
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import NamedTuple
 
 import msgspec
 
@@ -39,32 +34,10 @@ def name_of(nonce: str) -> str:
     return f"carpool-{nonce}"
 
 
-def nonce_of(name: str | None) -> str:
+def nonce_of(name: str) -> str:
     """The nonce in such a name; empty for names that are not carpool's."""
-    match = _NAMED.fullmatch(name or "")
+    match = _NAMED.fullmatch(name)
     return match[1] if match else ""
-
-
-class Problem(NamedTuple):
-    code: str
-    message: str
-
-
-@dataclass(frozen=True, slots=True)
-class Told:
-    """A batch in the fields that all shapes have in common."""
-
-    id: str
-    status: str
-    created_at: float
-    expires_at: float | None
-    ended_at: float | None
-    count: int
-    nonce: str
-    source: str | None
-    files: tuple[str, ...]  # result files, in the order in which they are read
-    done: int  # calls with a response, as far as the batch reports it
-    problems: tuple[Problem, ...]
 
 
 class _Counts(msgspec.Struct):
@@ -82,43 +55,45 @@ class _Problems(msgspec.Struct):
     data: list[_Problem] | None = None
 
 
-class OpenAIShape(msgspec.Struct):
+class BatchShape(msgspec.Struct, kw_only=True):
     """The format of OpenAI, Groq and Azure. Azure has times as text, no counts, and empty names for missing files."""
 
     id: str
     status: str
     created_at: Time
-    input_file_id: str | None = None
-    output_file_id: str | None = None
-    error_file_id: str | None = None
-    errors: _Problems | None = None
     expires_at: Time = None
     completed_at: Time = None
     failed_at: Time = None
     expired_at: Time = None
     cancelled_at: Time = None
+    input_file_id: str | None = None
+    output_file_id: str | None = None
+    error_file_id: str | None = None
     request_counts: _Counts | None = None
+    errors: _Problems | None = None
     metadata: dict[str, msgspec.Raw] | None = None
 
-    def told(self) -> Told:
+    def batch(self) -> BatchShape:
+        return self
+
+    def state(self) -> str:
+        plain = self.status.lower()
+        return _SPELLINGS.get(plain, plain)
+
+    def nonce(self) -> str:
+        try:
+            return msgspec.json.decode((self.metadata or {})[NONCE_KEY], type=str)
+        except (KeyError, ValueError):
+            return ""  # not carpool's
+
+    def counts(self) -> tuple[int, int]:
+        """How many calls it has, and how many of them have a response, as far as it reports that."""
         counts = self.request_counts or _Counts()
-        return Told(
-            self.id,
-            spelled(self.status),
-            seconds(self.created_at) or 0.0,
-            seconds(self.expires_at),
-            seconds(self.completed_at or self.failed_at or self.expired_at or self.cancelled_at),
-            counts.total or 0,
-            _noted(self.metadata),
-            self.input_file_id or None,
-            tuple(name for name in (self.output_file_id, self.error_file_id) if name),
-            (counts.completed or 0) + (counts.failed or 0),
-            tuple(Problem(item.code or "", item.message or "") for item in (self.errors or _Problems()).data or ()),
-        )
+        return counts.total or 0, (counts.completed or 0) + (counts.failed or 0)
 
-
-class _Complaint(msgspec.Struct):
-    message: str = ""
+    def problems(self) -> list[tuple[str, str]]:
+        """Codes and messages."""
+        return [(item.code or "", item.message or "") for item in (self.errors or _Problems()).data or ()]
 
 
 class MistralShape(msgspec.Struct):
@@ -130,55 +105,36 @@ class MistralShape(msgspec.Struct):
     input_files: list[str] | None = None
     output_file: str | None = None
     error_file: str | None = None
-    errors: list[_Complaint] | None = None
+    errors: list[_Problem] | None = None
     completed_at: Time = None
     total_requests: int = 0
     completed_requests: int = 0
     metadata: dict[str, msgspec.Raw] | None = None
 
-    def told(self) -> Told:
-        return Told(
-            self.id,
-            spelled(self.status),
-            seconds(self.created_at) or 0.0,
-            None,
-            seconds(self.completed_at),
-            self.total_requests,
-            _noted(self.metadata),
-            self.input_files[0] if self.input_files else None,
-            tuple(name for name in (self.output_file, self.error_file) if name),
-            self.completed_requests,
-            tuple(Problem("", item.message) for item in self.errors or ()),
+    def batch(self) -> BatchShape:
+        return BatchShape(
+            id=self.id,
+            status=self.status,
+            created_at=self.created_at,
+            completed_at=self.completed_at,
+            input_file_id=self.input_files[0] if self.input_files else None,
+            output_file_id=self.output_file,
+            error_file_id=self.error_file,
+            request_counts=_Counts(self.total_requests, self.completed_requests),
+            errors=_Problems(self.errors),
+            metadata=self.metadata,
         )
 
 
-class TogetherShape(msgspec.Struct):
+class TogetherShape(BatchShape, kw_only=True):
     """Has no counts and no field for a nonce: only the name of the input file holds it."""
 
-    id: str
-    status: str
     created_at: Time = None
-    input_file_id: str | None = None
-    output_file_id: str | None = None
-    error_file_id: str | None = None
+    expires_at: Time = msgspec.field(default=None, name="job_deadline")
     error: str | None = None
-    job_deadline: Time = None
-    completed_at: Time = None
 
-    def told(self) -> Told:
-        return Told(
-            self.id,
-            spelled(self.status),
-            seconds(self.created_at) or 0.0,
-            seconds(self.job_deadline),
-            seconds(self.completed_at),
-            0,
-            "",
-            self.input_file_id or None,
-            tuple(name for name in (self.output_file_id, self.error_file_id) if name),
-            0,
-            (Problem("", self.error),) if self.error else (),
-        )
+    def problems(self) -> list[tuple[str, str]]:
+        return [("", self.error)] if self.error else []
 
 
 class _State(msgspec.Struct):
@@ -201,20 +157,18 @@ class XaiShape(msgspec.Struct):
     input_file_id: str | None = None
     state: _State = msgspec.field(default_factory=_State)
 
-    def told(self) -> Told:
-        status = self._status()
-        return Told(
-            self.batch_id,
-            status,
-            latest(self.create_time) or 0.0,
-            seconds(self.expire_time),
-            latest(self.cancel_time) if status in ("cancelled", "failed") else None,
-            self.state.num_requests,
-            nonce_of(self.name),
-            self.input_file_id or None,
-            (),
-            self.state.num_success + self.state.num_error,
-            (Problem("", self.cancel_by_xai_message),) if self.cancel_by_xai_message else (),
+    def batch(self) -> BatchShape:
+        state, nonce = self._status(), nonce_of(self.name)
+        return BatchShape(
+            id=self.batch_id,
+            status=state,
+            created_at=latest(self.create_time),
+            expires_at=self.expire_time,
+            cancelled_at=latest(self.cancel_time) if state in ("cancelled", "failed") else None,
+            input_file_id=self.input_file_id,
+            request_counts=_Counts(self.state.num_requests, self.state.num_success, self.state.num_error),
+            errors=_Problems([_Problem(message=self.cancel_by_xai_message)] if self.cancel_by_xai_message else None),
+            metadata={NONCE_KEY: msgspec.Raw(msgspec.json.encode(nonce))},
         )
 
     def _status(self) -> str:
@@ -226,12 +180,7 @@ class XaiShape(msgspec.Struct):
         return "completed" if self.state.num_requests else "validating"
 
 
-Shape = OpenAIShape | MistralShape | TogetherShape | XaiShape
-
-
-def spelled(status: str) -> str:
-    plain = status.lower()
-    return _SPELLINGS.get(plain, plain)
+Shape = BatchShape | MistralShape | XaiShape
 
 
 def seconds(time: Time) -> float | None:
@@ -248,10 +197,3 @@ def latest(time: Time) -> float | None:
     """A bare date may mean any time of its day. The last second keeps a batch from seeming older than it is."""
     start = seconds(time)
     return start + _LAST_SECOND if start is not None and isinstance(time, str) and _DATE.fullmatch(time) else start
-
-
-def _noted(metadata: dict[str, msgspec.Raw] | None) -> str:
-    try:
-        return msgspec.json.decode((metadata or {})[NONCE_KEY], type=str)
-    except (KeyError, ValueError):
-        return ""  # not carpool's
