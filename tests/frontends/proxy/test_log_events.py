@@ -5,7 +5,7 @@ import json
 import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -226,16 +226,6 @@ def all_events() -> list[type[Event]]:
 def test_every_event_is_told_in_one_way() -> None:
     known = [*HAPPENINGS, *WARNED, *UNTOLD]
     assert sorted(one.__name__ for one in known) == sorted(one.__name__ for one in all_events())
-
-
-def test_an_event_that_is_not_known_is_told_by_its_name() -> None:
-    @dataclass(frozen=True, slots=True)
-    class BatchMislaid(Event):
-        batch: int
-
-    told: list[LogEvent] = []
-    EventLogger(told.append)(BatchMislaid(1_800_000_000.0, 7, credential="c" * 32))
-    assert (told[0].event, told[0].words) == ("batch_mislaid", "batch_mislaid credential=cccccccc batch=7")
 
 
 def test_nobodys_words_break_a_line() -> None:

@@ -22,11 +22,11 @@ from carpool.core.model import Batch, CallRow, Headers, ticket_number, ticket_te
 from carpool.core.ports import Clock, Dialect
 from carpool.engine import Engine, Event
 from carpool.engine.events import EventHooks
-from carpool.frontends.proxy.parse_head import PREFIX
+from carpool.frontends.proxy.http.responses import Disconnected
+from carpool.frontends.proxy.parse_head import CALLS, PREFIX
 from carpool.frontends.proxy.request import (
     EVENT_STREAM,
     JSON,
-    Disconnected,
     Receive,
     RequestContext,
     Send,
@@ -35,7 +35,6 @@ from carpool.frontends.proxy.request import (
     send_head,
     send_whole,
 )
-from carpool.frontends.proxy.tickets import PATH as CALLS
 from carpool.frontends.proxy.tickets import TicketRoutes, send_bought, send_too_late
 from carpool.planners.access.providers import is_forwarded
 from carpool.planners.access.virtual_keys import virtual_key

@@ -17,12 +17,11 @@ from carpool.engine import Engine, Upstream
 from carpool.frontends.proxy.admin import HOOKS, Admin, Hooks
 from carpool.frontends.proxy.calls import MAX_BODY, PASSED, CallHandler, ParsedHead, pass_through
 from carpool.frontends.proxy.http.connection import KnownHeads
-from carpool.frontends.proxy.http.responses import RequestRefused
-from carpool.frontends.proxy.log import Note, Tell
+from carpool.frontends.proxy.http.responses import Disconnected, RequestRefused
+from carpool.frontends.proxy.log import Note, RequestLog, Tell, no_log
 from carpool.frontends.proxy.parse_head import LOCAL_ONLY, HeadFacts, HeadParser, Scope, request_headers
 from carpool.frontends.proxy.request import (
     JSON,
-    Disconnected,
     DisconnectGuard,
     Receive,
     RequestContext,
@@ -33,7 +32,6 @@ from carpool.frontends.proxy.request import (
     read_body,
     send_whole,
 )
-from carpool.frontends.proxy.request_log import RequestLog
 from carpool.frontends.proxy.tickets import TicketRoutes
 from carpool.frontends.proxy.waiting import Patience, Waiter, WaitingCall
 from carpool.planners.access.providers import Hosts, HouseKeys, below, upgrade_refused, wire_of
@@ -71,8 +69,8 @@ class Proxy:
         defaults: Collection[str] = (),
         on_disconnect: Literal["keep", "cancel"] = "keep",
         patience: Patience | None = None,
-        note: Note = lambda line: None,
-        tell: Tell = lambda event: None,
+        note: Note = no_log,
+        tell: Tell = no_log,
         book: RuleBook = NO_RULES,
         keys: Mapping[str, tuple[str, str]] = NO_KEYS,
         keys_required: bool = False,
@@ -130,9 +128,9 @@ class Proxy:
 
     async def _serve(self, request: RequestContext) -> None:
         task = asyncio.current_task()
-        ended: Exception | None = None
+        ended: Disconnected | CarpoolError | None = None
         assert task is not None
-        self._request_log.begin(request)
+        request.line = self._request_log.begin(request.scope)
         self._open.add(task)
         try:
             waiting_call = await self._begin(request)
@@ -152,7 +150,9 @@ class Proxy:
             await send_whole(request.send, error.status, [JSON, *advice(error)], body)
         finally:
             self._open.discard(task)
-            self._request_log.ended(request, ended)
+            refused = request.refused
+            sent = request.status if refused is None else refused.status
+            self._request_log.ended(request.line, request.scope, sent, refused or ended)
             ended = None  # it refers to this frame: the cycle would keep the body in memory
 
     async def _begin(self, request: RequestContext) -> WaitingCall | None:
@@ -210,7 +210,7 @@ class Proxy:
         """The dialect for an error if no provider was chosen: that of the requested API."""
         path = scope["raw_path"].decode("latin-1").partition("?")[0]
         path = below("/" + path[1:].partition("/")[2] if path.startswith("/@") else path)
-        name = wire_of(path, request_headers(scope))
+        name = wire_of(path, request_headers(scope["headers"]))
         dialects = (upstream.dialect for upstream in self._upstreams.values())
         return next((dialect for dialect in dialects if dialect.name == name), self._first)
 

@@ -23,13 +23,12 @@ from carpool.engine import Diverted, Engine, Passage, Purchase, Upstream
 from carpool.engine.now.decompress import read_whole
 from carpool.frontends.intake import early_headers, end_to_end, identify, passed_on, passing_headers, with_fingerprint
 from carpool.frontends.proxy.http.connection import ClientResponse, Connection
-from carpool.frontends.proxy.http.responses import RequestRefused
-from carpool.frontends.proxy.log import CLIENT_LEFT, LogLine, Tell, redacted, waiting
+from carpool.frontends.proxy.http.responses import Disconnected, RequestRefused
+from carpool.frontends.proxy.log import CLIENT_LEFT, LogLine, RequestLog, Tell, redacted, waiting
 from carpool.frontends.proxy.parse_head import HeadFacts, Scope
 from carpool.frontends.proxy.request import (
     JSON,
     DecidedCall,
-    Disconnected,
     DisconnectGuard,
     Receive,
     RequestContext,
@@ -38,7 +37,6 @@ from carpool.frontends.proxy.request import (
     send_chunk,
     send_head,
 )
-from carpool.frontends.proxy.request_log import RequestLog
 from carpool.frontends.proxy.waiting import Patience, WaitingCall, informed
 from carpool.planners.access.rules import RuleApplier, RuleBook, understand
 from carpool.planners.routing import Decision, must_be_kept
@@ -168,7 +166,7 @@ class CallHandler:
         try:
             pending_call = await self.guard.unless_gone(admission, request.leaving)
         except (Disconnected, asyncio.CancelledError, CarpoolError) as error:
-            self.request_log.call_failed(request, error)
+            self.request_log.call_failed(line, error, request.gone)
             raise
         line.ticket, line.lane = ticket_text(pending_call.ticket), str(pending_call.lane)
         line.reason = pending_call.reason
@@ -233,7 +231,8 @@ class CallHandler:
             request.line.lane = str(passage.lane)
             await pass_answer(passage, request.send)
         except (Disconnected, asyncio.CancelledError, CarpoolError) as error:
-            self.request_log.call_failed(request, error, passage if isinstance(passage, Passage) else None)
+            begun = passage if isinstance(passage, Passage) else None
+            self.request_log.call_failed(request.line, error, request.gone, begun)
             raise
         self.request_log.call_ended(request.line, passage.status, passage.chunks.entry, passage.chunks.size)
         return None

@@ -1,4 +1,5 @@
-"""The request log: one line per request, as JSON or as text. It never contains a body or a secret.
+"""The log: one line per request, and one per event of the engine, as JSON or as text. It never contains a body or a
+secret. `RequestLog` completes the line of a request and hands it over once, when the request ends.
 
 For the call, logging is only an append to a list. A separate thread formats and writes the lines. If the reader of the
 log is too slow, lines are dropped and counted; calls never wait.
@@ -10,7 +11,7 @@ import asyncio
 import logging
 import re
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from functools import lru_cache
 from queue import SimpleQueue
@@ -18,41 +19,26 @@ from typing import Any, TextIO
 
 import msgspec
 
-from carpool.core.errors import safe_traceback
+from carpool.core.errors import CarpoolError, Closed, safe_traceback
 from carpool.core.model import Entry
-from carpool.engine import Event
-from carpool.engine.events import (
-    AccountSlowed,
-    BatchAbandoned,
-    BatchCollected,
-    BatchEnded,
-    BatchFound,
-    BatchLate,
-    BatchLost,
-    BatchRefused,
-    BatchSubmitted,
-    BatchUnknown,
-    BreakerClosed,
-    BreakerOpened,
-    CallAdmitted,
-    CallRescued,
-    CallSettled,
-    FailureRateHigh,
-    RetentionNear,
-    Trouble,
-    TroubleBegan,
-    TroubleOver,
-)
+from carpool.core.ports import Clock
+from carpool.dialects.keep_alive import Client, recognise
+from carpool.engine import Event, Passage, events
+from carpool.frontends.proxy.http.responses import Disconnected, RequestRefused
+from carpool.frontends.proxy.parse_head import CALLS, PREFIX, Scope, request_headers
+from carpool.planners.access.providers import Hosts
 from carpool.planners.ledger import dollars
 
 GATHER_S = 0.05  # lines are handed to the thread in groups
 MOST_WAITING = 100_000  # queued lines; more are dropped
 LONGEST_MODEL = 18  # characters of its name in a text line
+LONGEST_PATH = 100  # characters of it
 FAILED = 400  # lowest status of a failed request
 CLIENT_LEFT = 499  # its client disconnected early
+CRASHED = 500  # the server's status after an exception in the application
 
-_ENCODER = msgspec.json.Encoder()
 _KEY = re.compile(r"\b(sk|cpk|gsk|xai|csk|key)-[\w*.-]{6,}")
+_OPTIONS = re.compile(r"^/@[^/]*")
 _QUOTED = re.compile(r"(?<!\w)'(?:[^']|(?<=\w)'(?=\w)){25,}'")  # an apostrophe inside a word is not a quotation mark
 
 
@@ -82,21 +68,6 @@ class LogLine(msgspec.Struct, omit_defaults=True):
     saved_usd: float | None = None
     tags: Mapping[str, str] = {}
 
-    def ended(self, now: float, status: int, entry: Entry | None, size: int) -> LogLine:
-        """Completes the line of a call, with usage and costs from its ledger entry."""
-        self.status, self.bytes_out, self.duration_s = status, size, now - self.at
-        if entry is None:
-            return self
-        if (usage := entry.usage) is not None:
-            self.input_tokens, self.output_tokens = usage.input_tokens, usage.output_tokens
-            self.cache_read_tokens = usage.cache_read_tokens
-            self.cache_write_tokens = usage.cache_write_5m_tokens + usage.cache_write_1h_tokens
-        if entry.paid is not None:
-            self.cost_usd = entry.paid / 1e9
-            if entry.would_have_paid is not None:
-                self.saved_usd = (entry.would_have_paid - entry.paid) / 1e9
-        return self
-
 
 class LogEvent(msgspec.Struct):
     """The log line of an event: a call that starts to wait, a batch, and so on. `words` in text, `facts` in JSON."""
@@ -110,6 +81,104 @@ class LogEvent(msgspec.Struct):
 Note = Callable[[LogLine], None]
 Tell = Callable[[LogEvent], None]
 Noted = LogLine | LogEvent
+
+
+def no_log(line: Noted) -> None:
+    """For a proxy without a log."""
+
+
+class RequestLog:
+    """Logs every request once: as a call, or as refused, passed through, or abandoned by its client."""
+
+    def __init__(self, clock: Clock, hosts: Hosts, note: Note) -> None:
+        self._clock = clock
+        self._hosts = hosts
+        self._note = note
+
+    def begin(self, scope: Scope) -> LogLine:
+        """The line of a request, which the code that answers it completes."""
+        return LogLine(at=self._clock.now(), request=_shown(scope["method"], scope["raw_path"]))
+
+    def ended(
+        self, line: LogLine, scope: Scope, sent: int, error: CarpoolError | RequestRefused | Disconnected | None
+    ) -> None:
+        """Logs the request unless its line is logged already. `sent` is the status of the response, if it had begun."""
+        if line.status:
+            return
+        line.status = sent or CRASHED
+        if isinstance(error, Disconnected):
+            line.status = CLIENT_LEFT
+        elif error is not None:
+            line.status, line.error = sent or error.status, str(error)
+        # Of carpool's own pages, which are polled all the time, only refusals and `/carpool/calls/` are logged.
+        path = _bare(scope["raw_path"])
+        if not path.startswith(PREFIX) or path.startswith(CALLS) or 400 <= line.status < CLIENT_LEFT:
+            address = self._hosts.client(scope.get("client"), scope["headers"])
+            self._write(line, recognise(request_headers(scope["headers"])), address)
+
+    def call_ended(self, line: LogLine, status: int, entry: Entry | None = None, size: int = 0) -> None:
+        """Completes the line of a call, with usage and costs from its ledger entry, and logs it."""
+        line.status, line.bytes_out, line.duration_s = status, size, self._clock.now() - line.at
+        if entry is not None:
+            if (usage := entry.usage) is not None:
+                line.input_tokens, line.output_tokens = usage.input_tokens, usage.output_tokens
+                line.cache_read_tokens = usage.cache_read_tokens
+                line.cache_write_tokens = usage.cache_write_5m_tokens + usage.cache_write_1h_tokens
+            if entry.paid is not None:
+                line.cost_usd = entry.paid / 1e9
+                if entry.would_have_paid is not None:
+                    line.saved_usd = (entry.would_have_paid - entry.paid) / 1e9
+        self._note(line)
+
+    def call_failed(self, line: LogLine, error: BaseException, gone: bool, passage: Passage | None = None) -> None:
+        """Logs a call without a complete response: client disconnected (`gone`), carpool shutting down, or provider
+        unreachable. `passage` is the response, if it had begun."""
+        status = CLIENT_LEFT if gone else Closed.status
+        if isinstance(error, CarpoolError):
+            line.error, status = redacted(str(error)), error.status
+        if passage is None:
+            self.call_ended(line, status)
+        else:
+            chunks = passage.chunks
+            self.call_ended(line, passage.status if chunks.answered else status, chunks.entry, chunks.size)
+
+    def left(
+        self, method: str, path: str, provider: str, client: Client, address: str, refused: RequestRefused | None
+    ) -> None:
+        """The client disconnected, or was refused, before the request was complete."""
+        line = LogLine(at=self._clock.now(), request=_shown(method, path.encode("latin-1")), provider=provider)
+        line.status = CLIENT_LEFT if refused is None else refused.status
+        line.error = "" if refused is None else str(refused)
+        self._write(line, client, address)
+
+    def refused(
+        self,
+        refused: RequestRefused,
+        method: str,
+        target: bytes,
+        headers: Sequence[tuple[bytes, bytes]],
+        peer: tuple[str, int] | None,
+    ) -> None:
+        """The server refused the request itself. Logs as much of it as was read."""
+        at, shown = self._clock.now(), _shown(method, target)
+        line = LogLine(at=at, request=shown, status=refused.status, error=str(refused))
+        self._write(line, recognise(request_headers(headers)), self._hosts.client(peer, headers))
+
+    def _write(self, line: LogLine, client: Client, address: str) -> None:
+        line.client = f"{client.kind} {client.name}".rstrip()
+        line.address = address
+        line.error = redacted(line.error)
+        line.duration_s = self._clock.now() - line.at
+        self._note(line)
+
+
+def _shown(method: str, target: bytes) -> str:
+    """Method and path, without the query and the leading options, which may be private."""
+    return redacted(f"{method} {_bare(target)[:LONGEST_PATH]}".strip()) or "?"
+
+
+def _bare(target: bytes) -> str:
+    return _OPTIONS.sub("", target.decode("latin-1").partition("?")[0])
 
 
 class LogWriter:
@@ -167,8 +236,8 @@ def to_stream(stream: TextIO) -> Callable[[str], object]:
 
 def as_json(line: Noted) -> str:
     if isinstance(line, LogEvent):
-        return _ENCODER.encode({"event": line.event, "at": moment(line.at), **line.facts}).decode() + "\n"
-    _, _, rest = _ENCODER.encode(line).decode().partition(",")  # the time is the first field
+        return msgspec.json.encode({"event": line.event, "at": moment(line.at), **line.facts}).decode() + "\n"
+    _, _, rest = msgspec.json.encode(line).decode().partition(",")  # the time is the first field
     return f'{{"event":"call","at":"{moment(line.at)}",{rest}\n'
 
 
@@ -232,23 +301,19 @@ class JsonFormatter(logging.Formatter):
         return msgspec.json.encode({**fields, "logger": record.name, "message": record.getMessage()}).decode()
 
 
-# ------------------------------------------------------------ engine events
+# ------------------------------------------------------------ events
 
 
 upstream_log = logging.getLogger("carpool.upstream")
 
-Words = Mapping[type[Event], tuple[str, Callable[[Any], str]]]
-
 WAITING = "waiting"
-# Logged elsewhere: calls have lines of their own, and single attempts are part of the trouble they belong to.
-UNTOLD = frozenset({CallAdmitted, CallSettled, BatchRefused, BreakerOpened, BreakerClosed, Trouble})
 
 
 def waiting(line: LogLine, deadline: float | None) -> LogEvent:
     """The line of a call that starts to wait for its batch."""
     until = "" if deadline is None else f" until {clock_time(deadline)}"
-    facts: dict[str, Any] = {name: getattr(line, name) for name in ("ticket", "provider", "model", "lane", "reason")}
-    facts |= {"client": line.client, "tags": line.tags}
+    names = ("ticket", "provider", "model", "lane", "reason", "client", "tags")
+    facts: dict[str, Any] = {name: getattr(line, name) for name in names}
     if deadline is not None:
         facts["deadline"] = moment(deadline)
     text = f"{line.lane:<5} {shortened(line.model)} waits{until} {line.ticket} {line.provider} ({line.reason})"
@@ -265,7 +330,7 @@ def span(seconds: float) -> str:
 
 
 class EventLogger:
-    """A hook of the engine. Logs an unknown event by its name and fields."""
+    """A hook of the engine."""
 
     def __init__(self, tell: Tell) -> None:
         self._tell = tell
@@ -274,104 +339,98 @@ class EventLogger:
         kind = type(event)
         if kind in UNTOLD:
             return
+        name, describe = HAPPENINGS.get(kind) or WARNED[kind]
+        words, fields = redacted(describe(event)), msgspec.to_builtins(event)
+        del fields["at"]
+        fields["credential"] = event.credential[:8]
+        facts = {key: redacted(value) if isinstance(value, str) else value for key, value in fields.items()}
+        facts = {key: value for key, value in facts.items() if value != ""}
         if kind in WARNED:
-            name, describe = WARNED[kind]
-            upstream_log.warning("%s", redacted(describe(event)), extra={"event": name, "facts": _facts(event)})
-            return
-        name, describe = HAPPENINGS.get(kind, (_event_name(kind), _generic_text))
-        self._tell(LogEvent(event.at, name, redacted(describe(event)), _facts(event)))
-
-
-def _facts(event: Event) -> dict[str, Any]:
-    fields = msgspec.to_builtins(event)
-    del fields["at"]
-    fields["credential"] = event.credential[:8]
-    return {name: redacted(value) if isinstance(value, str) else value for name, value in fields.items() if value != ""}
-
-
-def _event_name(kind: type[Event]) -> str:
-    """`BatchMislaid` is `batch_mislaid`."""
-    return re.sub(r"(?<=[a-z])(?=[A-Z])", "_", kind.__name__).lower()
-
-
-def _generic_text(event: Event) -> str:
-    return " ".join([_event_name(type(event)), *(f"{name}={value}" for name, value in _facts(event).items())])
+            upstream_log.warning("%s", words, extra={"event": name, "facts": facts})
+        else:
+            self._tell(LogEvent(event.at, name, words, facts))
 
 
 def _calls(count: int) -> str:
     return f"{count:,} call" if count == 1 else f"{count:,} calls"
 
 
-def _collected(event: BatchCollected) -> str:
+def _collected(event: events.BatchCollected) -> str:
     results = ", ".join(f"{count:,} {name}" for name, count in event.results.items()) or "nothing"
     return f"batch {event.batch} collected: {results}"
 
 
-def _rescued(event: CallRescued) -> str:
+def _rescued(event: events.CallRescued) -> str:
     batch = "" if event.batch is None else f" of batch {event.batch}"
     return f"rescued {event.ticket}{batch} ({event.reason})"
 
 
-HAPPENINGS: Words = {
-    BatchSubmitted: ("bought", lambda e: f"batch {e.batch} bought: {_calls(e.count)}, {e.provider_id}"),
-    BatchFound: ("found", lambda e: f"batch {e.batch} found, {e.state}: {_calls(e.count)} {e.provider_id}"),
-    BatchLate: ("late", lambda e: f"batch {e.batch} late: what presses goes on now, {e.provider_id}"),
-    BatchEnded: ("ended", lambda e: f"batch {e.batch} ended after {span(e.took_s)}, {e.provider_id}"),
-    BatchCollected: ("collected", _collected),
-    CallRescued: ("rescued", _rescued),
-    AccountSlowed: ("slowed", lambda e: f"{e.provider} asks for less ({e.status}): {e.model} waits {e.pause_s:.1f}s"),
-}
-
-
-def _began(event: TroubleBegan) -> str:
+def _began(event: events.TroubleBegan) -> str:
     since, why = clock_time(event.since), event.reason.rstrip(".")
     tries = f", {event.tries} tries" if event.tries > 1 else ""
     who = event.provider or "carpool"
     what = f"{who}: {event.doing} fails" if event.doing else f"{who} can't be reached"
-    then = event.then or "It is tried again."
-    return f"{what} since {since}{tries}: {why}. {then}"
+    return f"{what} since {since}{tries}: {why}. {event.then or 'It is tried again.'}"
 
 
-def _recovered(event: TroubleOver) -> str:
+def _recovered(event: events.TroubleOver) -> str:
     tries = f"{event.tries} tries" if event.tries > 1 else "1 try"
     who, lasted = event.provider or "carpool", span(event.at - event.since)
     what = f"{who}: {event.doing} works again" if event.doing else f"{who} can be reached again"
     return f"{what} after {lasted}, {tries}."
 
 
-def _unknown(event: BatchUnknown) -> str:
+def _unknown(event: events.BatchUnknown) -> str:
     return (
         f"batch {event.batch} with {_calls(event.count)} may have been bought, or not: {event.reason.rstrip('.')}. "
         "carpool looks for it at the provider before anything is bought again."
     )
 
 
-def _abandoned(event: BatchAbandoned) -> str:
-    return f"batch {event.batch} is given up: {event.reason.rstrip('.')}. Its calls ({event.count:,}) go elsewhere."
-
-
-def _lost(event: BatchLost) -> str:
+def _lost(event: events.BatchLost) -> str:
     lost = f"batch {event.batch} ({event.provider_id}) is lost: {event.reason.rstrip('.')}"
     return f"{lost}. {_calls(event.count)} of it {'is' if event.count == 1 else 'are'} bought again."
 
 
-def _retention(event: RetentionNear) -> str:
+def _abandoned(event: events.BatchAbandoned) -> str:
+    return f"batch {event.batch} is given up: {event.reason.rstrip('.')}. Its calls ({event.count:,}) go elsewhere."
+
+
+def _retention(event: events.RetentionNear) -> str:
     return (
         f"batch {event.batch} ({event.provider_id}) is not collected, and the provider drops it on "
         f"{moment(event.drops_at)}. Where its key is missing here, let its client call again."
     )
 
 
-def _failures(event: FailureRateHigh) -> str:
+def _failures(event: events.FailureRateHigh) -> str:
     return f"{event.rate:.0%} of the {_calls(event.calls)} of a batch failed, more than {event.limit:.0%}."
 
 
-WARNED: Words = {
-    TroubleBegan: ("trouble", _began),
-    TroubleOver: ("recovered", _recovered),
-    BatchUnknown: ("unknown", _unknown),
-    BatchAbandoned: ("abandoned", _abandoned),
-    BatchLost: ("lost", _lost),
-    RetentionNear: ("retention", _retention),
-    FailureRateHigh: ("failures", _failures),
+def _slowed(event: events.AccountSlowed) -> str:
+    return f"{event.provider} asks for less ({event.status}): {event.model} waits {event.pause_s:.1f}s"
+
+
+Words = Mapping[type[Event], tuple[str, Callable[[Any], str]]]
+
+HAPPENINGS: Words = {
+    events.BatchSubmitted: ("bought", lambda e: f"batch {e.batch} bought: {_calls(e.count)}, {e.provider_id}"),
+    events.BatchFound: ("found", lambda e: f"batch {e.batch} found, {e.state}: {_calls(e.count)} {e.provider_id}"),
+    events.BatchLate: ("late", lambda e: f"batch {e.batch} late: what presses goes on now, {e.provider_id}"),
+    events.BatchEnded: ("ended", lambda e: f"batch {e.batch} ended after {span(e.took_s)}, {e.provider_id}"),
+    events.BatchCollected: ("collected", _collected),
+    events.CallRescued: ("rescued", _rescued),
+    events.AccountSlowed: ("slowed", _slowed),
 }
+WARNED: Words = {
+    events.TroubleBegan: ("trouble", _began),
+    events.TroubleOver: ("recovered", _recovered),
+    events.BatchUnknown: ("unknown", _unknown),
+    events.BatchAbandoned: ("abandoned", _abandoned),
+    events.BatchLost: ("lost", _lost),
+    events.RetentionNear: ("retention", _retention),
+    events.FailureRateHigh: ("failures", _failures),
+}
+# Logged elsewhere: calls have lines of their own, and single attempts are part of the trouble they belong to.
+UNTOLD = frozenset({events.CallAdmitted, events.CallSettled, events.BatchRefused, events.Trouble})
+UNTOLD |= {events.BreakerOpened, events.BreakerClosed}

@@ -31,6 +31,7 @@ from carpool.planners.access.rules import CallKind
 from carpool.planners.access.virtual_keys import NOBODY, GrantedKey, VirtualKeyAccess, check_query, within_profile
 
 PREFIX = "/carpool/"  # of carpool's own pages
+CALLS = "/carpool/calls/"
 LONGEST_HOLD_S = 600.0  # that a client may ask for with `Prefer: wait`
 MOST = 1024  # cached heads; the oldest is dropped first
 MOST_BYTES = 8192  # of path and headers of a cached head
@@ -120,7 +121,7 @@ class HeadParser:
         return head
 
     def _parse(self, scope: Scope, trusted: bool) -> HeadFacts:
-        headers = request_headers(scope)
+        headers = request_headers(scope["headers"])
         self._hosts.check(headers, trusted=trusted)
         options, path = split_path(scope["raw_path"].decode("latin-1").partition("?")[0])
         path = below(path)
@@ -185,8 +186,8 @@ def _head_facts(
     )
 
 
-def request_headers(scope: Scope) -> Headers:
-    return tuple([(_lower(name), value.decode("latin-1")) for name, value in scope["headers"]])
+def request_headers(headers: Iterable[tuple[bytes, bytes]]) -> Headers:
+    return tuple([(_lower(name), value.decode("latin-1")) for name, value in headers])
 
 
 @lru_cache(4096)

@@ -15,7 +15,7 @@ from carpool.dialects.keep_alive import Client
 from carpool.engine.context import BackgroundTasks
 from carpool.frontends.intake import NO_RETRY
 from carpool.frontends.proxy.http.liveness import ConnectionLost
-from carpool.frontends.proxy.http.responses import CLIENT, Cycle, Leaving, RequestRefused
+from carpool.frontends.proxy.http.responses import CLIENT, Cycle, Disconnected, Leaving, RequestRefused
 from carpool.frontends.proxy.log import LogLine
 from carpool.frontends.proxy.parse_head import HeadFacts, Scope
 from carpool.planners.routing import Decision
@@ -29,10 +29,6 @@ SMALL_BODY = 64 * 1024
 JSON = ("content-type", "application/json")
 EVENT_STREAM = ("content-type", "text/event-stream; charset=utf-8")
 RETRY = (("retry-after", "1"), ("x-should-retry", "true"))  # the call is persisted, or was never started
-
-
-class Disconnected(Exception):
-    """The client has disconnected."""
 
 
 class DecidedCall(Struct, frozen=True):

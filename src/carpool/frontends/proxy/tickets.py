@@ -19,13 +19,12 @@ from carpool.core.model import CallRow, Entry, Headers, Lane, ticket_number, tic
 from carpool.core.ports import Dialect
 from carpool.engine import Engine, PendingCall, Upstream
 from carpool.frontends.intake import answer_headers
-from carpool.frontends.proxy.parse_head import LONGEST_HOLD_S
+from carpool.frontends.proxy.parse_head import CALLS, LONGEST_HOLD_S
 from carpool.frontends.proxy.request import JSON, RequestContext, Send, send_whole
 from carpool.planners.access.virtual_keys import virtual_key
 from carpool.planners.ledger import dollars
 from carpool.planners.policy import parse_budget
 
-PATH = "/carpool/calls/"
 COME_BACK_S = "1"  # retry-after: long-polling clients ask again at once; others choose their interval
 
 _MESSAGES: Mapping[TicketState, str] = {
@@ -55,10 +54,10 @@ async def _send_status(
         "state": state,
         "lane": lane,
         "reason": reason,
-        "location": PATH + text,
-        "message": f"{_MESSAGES[state]} Ask for it with GET {PATH}{text}?wait=60s.",
+        "location": CALLS + text,
+        "message": f"{_MESSAGES[state]} Ask for it with GET {CALLS}{text}?wait=60s.",
     }
-    headers: Headers = (JSON, ("location", PATH + text), ("x-carpool-ticket", text), ("x-carpool-lane", str(lane)))
+    headers: Headers = (JSON, ("location", CALLS + text), ("x-carpool-ticket", text), ("x-carpool-lane", str(lane)))
     if status == 202:
         headers += (("retry-after", COME_BACK_S),)
     await send_whole(send, status, (*headers, *more), msgspec.json.encode(body))

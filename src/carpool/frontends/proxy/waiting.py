@@ -36,11 +36,11 @@ from carpool.dialects.keep_alive import EarlyMessage, EarlyResponse, Vigil
 from carpool.engine import Engine, PendingCall, Reply
 from carpool.frontends.intake import NO_RETRY, answer_headers, carpool_headers, early_headers
 from carpool.frontends.proxy.http.liveness import ConnectionLost
-from carpool.frontends.proxy.log import CLIENT_LEFT
+from carpool.frontends.proxy.http.responses import Disconnected
+from carpool.frontends.proxy.log import CLIENT_LEFT, RequestLog
 from carpool.frontends.proxy.request import (
     EVENT_STREAM,
     JSON,
-    Disconnected,
     Inform,
     RequestContext,
     Send,
@@ -48,7 +48,6 @@ from carpool.frontends.proxy.request import (
     send_head,
     send_whole,
 )
-from carpool.frontends.proxy.request_log import RequestLog
 from carpool.frontends.proxy.tickets import send_accepted
 
 ACCEPTED = 202
@@ -109,10 +108,10 @@ class Waiter:
             if reply is None:
                 sending = send_accepted(request.send, pending_call)
                 received = await self._send_and_confirm(request, pending_call, sending)
-                self._request_log.call_ended(request.line, ACCEPTED if received else CLIENT_LEFT, None, 0)
+                self._request_log.call_ended(request.line, ACCEPTED if received else CLIENT_LEFT)
                 return
         except (Disconnected, asyncio.CancelledError, CarpoolError) as error:
-            self._request_log.call_failed(request, error)
+            self._request_log.call_failed(request.line, error, request.gone)
             raise
         await self._deliver(request, waiting_call, reply)
 

@@ -23,6 +23,11 @@ from carpool.planners.access.providers import below, wire_of
 
 Leaving = asyncio.Future[None]  # done when the client has disconnected
 
+
+class Disconnected(Exception):
+    """The client has disconnected."""
+
+
 CLIENT = "carpool.client"  # ASGI extension: the `Cycle`, which knows about the client
 BODYLESS = frozenset({204, 304})  # a content-length, if present, describes another response
 _KNOWN = frozenset(map(int, HTTPStatus))
@@ -141,13 +146,12 @@ class RequestRefused(Exception):
     def __init__(self, status: int, message: str, again: int | None = None) -> None:
         super().__init__(message)
         self.status = status
-        self.message = message
         self.again = again
 
     def answer(self, target: bytes, headers: list[tuple[bytes, bytes]]) -> bytes:
         """The complete response. Nothing after the refused request is read."""
         dialect = _dialect_of(target, headers)
-        body = get_dialect(dialect).error(self.status, _CODES.get(self.status, "invalid_request_error"), self.message)
+        body = get_dialect(dialect).error(self.status, _CODES.get(self.status, "invalid_request_error"), str(self))
         lines = [f"HTTP/1.1 {self.status} {HTTPStatus(self.status).phrase}", "content-type: application/json"]
         if self.again is not None:
             lines.append(f"retry-after: {self.again}")
