@@ -26,6 +26,7 @@ lifted. After an outage (`reopened`) a few calls go first, and the limit doubles
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass, field
 from typing import Final, Protocol
 
 from carpool.core.bounded import backoff
@@ -50,7 +51,6 @@ CALM_S: Final = 10.0  # without a refusal and without waiting calls for so long,
 LOOK_S: Final = 1.0
 LATE_S: Final = 0.05  # timers fire late: the pace makes up for this much
 
-
 MINUTE_S: Final = 60.0
 RESERVE: Final = 0.02  # share of the limit that is not used: our copy of the provider's bucket is slightly stale
 MOST_RESERVE: Final = 20.0
@@ -60,6 +60,7 @@ _TELLING_S: Final = 5.0  # resets are in whole seconds, so a nearer one is too c
 _SOONEST_S: Final = 0.05
 
 
+@dataclass(slots=True, eq=False)
 class Meter:
     """A bucket that refills evenly. Until the provider states a limit it allows everything.
 
@@ -67,17 +68,14 @@ class Meter:
     was refilled since, so it is right however long responses take.
     """
 
-    __slots__ = ("_at", "_left", "_mark", "_reserve", "ample", "limit", "rate", "spent")
-
-    def __init__(self) -> None:
-        self.limit = 0.0  # 0: the provider has not stated one
-        self.rate = 0.0  # refilled per second
-        self.spent = 0.0  # total so far; every request records its value at the time of sending
-        self.ample = math.inf  # while `spent` is at most this, no level has to be computed
-        self._left = 0.0
-        self._at = 0.0
-        self._mark = 0.0
-        self._reserve = 0.0
+    limit: float = 0.0  # 0: the provider has not stated one
+    rate: float = 0.0  # refilled per second
+    spent: float = 0.0  # total so far; every request records its value at the time of sending
+    ample: float = math.inf  # while `spent` is at most this, no level has to be computed
+    _left: float = 0.0
+    _at: float = 0.0
+    _mark: float = 0.0
+    _reserve: float = 0.0
 
     def level(self, now: float) -> float:
         """The estimated remaining allowance. Negative when more was sent than allowed."""
@@ -120,57 +118,32 @@ class Meter:
 class Mark(Protocol):
     """When a request was sent, and what had been spent by then."""
 
-    @property
-    def at(self) -> float: ...
-    @property
-    def requests(self) -> float: ...
-    @property
-    def tokens(self) -> float: ...
+    at: float
+    requests: float
+    tokens: float
 
 
+@dataclass(slots=True, eq=False)
 class Throttle:
-    __slots__ = (
-        "_base",
-        "_counted_at",
-        "_grown_at",
-        "_kept",
-        "_look_at",
-        "_look_requests",
-        "_look_tokens",
-        "_next_at",
-        "_opened_at",
-        "_refused_at",
-        "_share",
-        "_strikes",
-        "_was",
-        "in_flight",
-        "limit",
-        "paused_until",
-        "pressed",
-        "requests",
-        "tokens",
-    )
-
-    def __init__(self, now: float) -> None:
-        self.requests = Meter()
-        self.tokens = Meter()
-        self.in_flight = 0  # calls sent and not answered yet
-        self.limit = math.inf  # the maximum of `in_flight`
-        self.pressed = False
-        self.paused_until = 0.0
-        self._was = 0.0  # the limit before it was cut
-        self._grown_at = 0.0
-        self._refused_at = -math.inf
-        self._opened_at = 0.0
-        self._strikes = 0  # refusals in a row
-        self._share = FIRST
-        self._base = SLOWEST  # calls per second that the provider was measured to accept
-        self._kept = 0  # requests not refused since `_counted_at`
-        self._counted_at = now
-        self._next_at = 0.0  # when the pace allows the next call
-        self._look_at = 0.0
-        self._look_requests = 0.0
-        self._look_tokens = 0.0
+    _counted_at: float  # since when `_kept` is counted
+    requests: Meter = field(default_factory=Meter)
+    tokens: Meter = field(default_factory=Meter)
+    in_flight: int = 0  # calls sent and not answered yet
+    limit: float = math.inf  # the maximum of `in_flight`
+    pressed: bool = False
+    paused_until: float = 0.0
+    _was: float = 0.0  # the limit before it was cut
+    _grown_at: float = 0.0
+    _refused_at: float = -math.inf
+    _opened_at: float = 0.0
+    _strikes: int = 0  # refusals in a row
+    _share: float = FIRST
+    _base: float = SLOWEST  # calls per second that the provider was measured to accept
+    _kept: int = 0  # requests not refused since `_counted_at`
+    _next_at: float = 0.0  # when the pace allows the next call
+    _look_at: float = 0.0
+    _look_requests: float = 0.0
+    _look_tokens: float = 0.0
 
     # ------------------------------------------------------------ sending
 
@@ -203,31 +176,25 @@ class Throttle:
 
     def pace(self, now: float) -> float:
         """Calls per second for calls that waited."""
-        metered = self.requests.limit > 0.0
-        if not self.pressed:
-            return max(SLOWEST, self._stated_pace(now)) if metered else math.inf
-        share = self._share + max(0.0, now - self._opened_at) * (RAMP_METERED if metered else RAMP_GUESSED)
-        if metered:
-            return max(SLOWEST, self._stated_pace(now) if share >= CATCH_UP else self.requests.rate * share)
-        return max(SLOWEST, self._base * share)
-
-    def _stated_pace(self, now: float) -> float:
-        """Calls per second according to the rate-limit headers. The refill rate is an estimate. If it is too low, calls
-        that go no faster would never find out, so the remaining allowance may be spent as well."""
-        return max(self.requests.rate * CATCH_UP, self.requests.level(now) / SPEND_S)
+        meter, passed = self.requests, max(0.0, now - self._opened_at)
+        if meter.limit == 0.0:
+            return max(SLOWEST, self._base * (self._share + passed * RAMP_GUESSED)) if self.pressed else math.inf
+        share = self._share + passed * RAMP_METERED
+        if self.pressed and share < CATCH_UP:
+            return max(SLOWEST, meter.rate * share)
+        # The refill rate is an estimate. If it is too low, calls that go no faster would never find out, so the
+        # remaining allowance may be spent as well.
+        return max(SLOWEST, meter.rate * CATCH_UP, meter.level(now) / SPEND_S)
 
     def _slot_at(self, now: float) -> float:
-        self._grow(now)
-        missing = self.in_flight + 1 - self.limit
-        if missing < 1.0:
-            return now
-        return max(now, self.paused_until) + missing / (GROWTH + GROWTH_SHARE * self.limit)
-
-    def _grow(self, now: float) -> None:
         passed = now - max(self._grown_at, self.paused_until)
         if passed > 0:
             self.limit += passed * (GROWTH + GROWTH_SHARE * self.limit)
             self._grown_at = now
+        missing = self.in_flight + 1 - self.limit
+        if missing < 1.0:
+            return now
+        return max(now, self.paused_until) + missing / (GROWTH + GROWTH_SHARE * self.limit)
 
     # ------------------------------------------------------------ responses
 
@@ -268,7 +235,10 @@ class Throttle:
         calls sent before the gate closed belong to the refusal that closed it."""
         news = mark.at > self._refused_at or not self.pressed
         if news:
-            self._slow_down(now)
+            self._strikes += 1
+            self._measure(now)
+            self._press(now, min(self.limit, float(self.in_flight)))
+            self._refused_at = now
         self.in_flight -= 1
         self._kept -= 1
         pause = backoff(self._strikes, BACKOFF_S, BACKOFF_MAX_S) if retry_after is None else retry_after
@@ -283,12 +253,6 @@ class Throttle:
         self._press(now, RETURNED)
         self.limit = RETURNING
         self._refused_at = self._opened_at = self._next_at = now
-
-    def _slow_down(self, now: float) -> None:
-        self._strikes += 1
-        self._measure(now)
-        self._press(now, min(self.limit, float(self.in_flight)))
-        self._refused_at = now
 
     def _press(self, now: float, was: float) -> None:
         self._was = max(was, self._was if self.pressed else 0.0)
@@ -326,16 +290,14 @@ OPEN_MAX_S: Final = 30.0
 PROBE_S: Final = 30.0  # the next probe does not wait longer than this for the last one
 
 
+@dataclass(slots=True, eq=False)
 class Breaker:
-    __slots__ = ("_failed_at", "_openings", "_probed_at", "closed", "failing", "open_until")
-
-    def __init__(self) -> None:
-        self.closed = True  # the normal state: calls pass
-        self.open_until = 0.0
-        self.failing = 0  # failures in a row
-        self._failed_at = 0.0
-        self._openings = 0
-        self._probed_at = -math.inf  # when the current probe was sent
+    closed: bool = True  # the normal state: calls pass
+    open_until: float = 0.0
+    failing: int = 0  # failures in a row
+    _failed_at: float = 0.0
+    _openings: int = 0
+    _probed_at: float = -math.inf  # when the current probe was sent
 
     def ready_at(self, now: float) -> float:
         """When the next call may be sent: at once, or as a probe."""
@@ -388,15 +350,13 @@ FLOOR_PER_S: Final = 0.5  # plus this many retries per second without any calls
 MOST: Final = 20.0
 
 
+@dataclass(slots=True, eq=False)
 class RetryBudget:
     """May go into debt: a retry beyond the budget is delayed, not dropped, and the next one is delayed longer."""
 
-    __slots__ = ("_at", "_left", "_made")
-
-    def __init__(self, now: float) -> None:
-        self._left = MOST / 2
-        self._at = now
-        self._made = 0.0
+    _at: float
+    _left: float = MOST / 2
+    _made: float = 0.0
 
     def wait(self, now: float, made: float) -> float:
         """Seconds that the next retry has to wait. `made` is the total number of calls of the account."""
