@@ -9,7 +9,7 @@ import math
 import os
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from types import MappingProxyType
 from typing import Any, Final, Literal
 
@@ -17,66 +17,46 @@ from carpool.core.errors import BadCall, ConfigError
 from carpool.core.settings import SWITCH, Check, Choice, Range, Shape, check, known, load, mapping
 
 DAY: Final = 86_400.0
-NO_NAMES: Final[Mapping[str, str]] = MappingProxyType({})
 MAX_BUDGET: Final = 30 * DAY
+_PREFIX: Final = Shape(
+    re.compile(r"[A-Za-z_][A-Za-z0-9_:.\-]{0,99}"),
+    "a name of letters, digits, '_', ':', '.' and '-' that begins with a letter",
+)
 
-_RULES: Final[Mapping[str, Check]] = {
-    "sync_max_latency_ms": Range(0, MAX_BUDGET * 1000, whole=False),
-    "batch_window_ms": Range(0, DAY * 1000, whole=False),
-    "batch_min_size": Range(1, 1_000_000, whole=True),
-    "batch_max_size": Range(1, 1_000_000, whole=True),
-    "poll_interval_s": Range(0.01, 3600, whole=False),
-    "batch_rpm": Range(1, 1_000_000, whole=True),
-    "linger_ms": Range(0, 600_000, whole=False),
-    "sync_rpm": Range(1, 10_000_000, whole=True),
-    "max_input_tokens": Range(1, 1_000_000_000, whole=True),
-    "enforce_pre_queue_validation": SWITCH,
-    "metrics_prefix": Shape(
-        re.compile(r"[A-Za-z_][A-Za-z0-9_:.\-]{0,99}"),
-        "a name of letters, digits, '_', ':', '.' and '-' that begins with a letter",
-    ),
-    "track_sync_batch_split": SWITCH,
-    "alert_on_batch_failure_rate": Range(0, 1, whole=False),
-    "max_attempts": Range(1, 100, whole=True),
-    "on_disconnect": Choice(("keep", "cancel"), "keep or cancel"),
-    "max_waiting_calls": Range(1, 100_000_000, whole=True),
-    "max_waiting_calls_per_credential": Range(1, 100_000_000, whole=True),
-    "max_waiting_now": Range(0, 1_000_000, whole=True),
-    "max_wait_now_s": Range(0, 600, whole=False),
-    "retain_days": Range(0, 3650, whole=False),
-    "delete_provider_files": SWITCH,
-}
+
+def _setting(rule: Check, default: object = None) -> Any:
+    return field(default=default, metadata={"rule": rule})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoutingPolicy:
-    sync_max_latency_ms: float | None = None
-    batch_window_ms: float | None = None
-    batch_min_size: int | None = None
-    batch_max_size: int | None = None
-    poll_interval_s: float | None = None
-    batch_rpm: int | None = None
-    linger_ms: float = 500
-    sync_rpm: int | None = None  # rate limit of rescues
-    max_input_tokens: int | None = None
-    enforce_pre_queue_validation: bool = True
-    metrics_prefix: str = "carpool"
-    track_sync_batch_split: bool = True
-    alert_on_batch_failure_rate: float | None = None
-    max_attempts: int = 3
-    on_disconnect: Literal["keep", "cancel"] = "keep"
-    max_waiting_calls: int = 200_000
-    max_waiting_calls_per_credential: int | None = None
-    max_waiting_now: int = 2000
-    max_wait_now_s: float = 30
-    retain_days: float = 7
-    delete_provider_files: bool = True
+    sync_max_latency_ms: float | None = _setting(Range(0, MAX_BUDGET * 1000, whole=False))
+    batch_window_ms: float | None = _setting(Range(0, DAY * 1000, whole=False))
+    batch_min_size: int | None = _setting(Range(1, 1_000_000, whole=True))
+    batch_max_size: int | None = _setting(Range(1, 1_000_000, whole=True))
+    poll_interval_s: float | None = _setting(Range(0.01, 3600, whole=False))
+    batch_rpm: int | None = _setting(Range(1, 1_000_000, whole=True))
+    linger_ms: float = _setting(Range(0, 600_000, whole=False), 500)
+    sync_rpm: int | None = _setting(Range(1, 10_000_000, whole=True))  # rate limit of rescues
+    max_input_tokens: int | None = _setting(Range(1, 1_000_000_000, whole=True))
+    enforce_pre_queue_validation: bool = _setting(SWITCH, default=True)
+    metrics_prefix: str = _setting(_PREFIX, "carpool")
+    track_sync_batch_split: bool = _setting(SWITCH, default=True)
+    alert_on_batch_failure_rate: float | None = _setting(Range(0, 1, whole=False))
+    max_attempts: int = _setting(Range(1, 100, whole=True), 3)
+    on_disconnect: Literal["keep", "cancel"] = _setting(Choice(("keep", "cancel"), "keep or cancel"), "keep")
+    max_waiting_calls: int = _setting(Range(1, 100_000_000, whole=True), 200_000)
+    max_waiting_calls_per_credential: int | None = _setting(Range(1, 100_000_000, whole=True))
+    max_waiting_now: int = _setting(Range(0, 1_000_000, whole=True), 2000)
+    max_wait_now_s: float = _setting(Range(0, 600, whole=False), 30)
+    retain_days: float = _setting(Range(0, 3650, whole=False), 7)
+    delete_provider_files: bool = _setting(SWITCH, default=True)
 
     def __post_init__(self) -> None:
-        for field in fields(self):
-            value = getattr(self, field.name)
-            if value is not None or field.default is not None:
-                check(_RULES[field.name], value, field.name)
+        for setting in fields(self):
+            value = getattr(self, setting.name)
+            if value is not None or setting.default is not None:
+                check(setting.metadata["rule"], value, setting.name)
         low, high = self.batch_min_size, self.batch_max_size
         if low is not None and high is not None and low > high:
             raise ConfigError(f"batch_min_size is {low}, which is more than batch_max_size, {high}.")
@@ -90,65 +70,50 @@ class RoutingPolicy:
             raise ConfigError(f"{os.fspath(path)}: {error}") from error
 
 
+_CHECKS: Final[Mapping[str, Check]] = {setting.name: setting.metadata["rule"] for setting in fields(RoutingPolicy)}
+
+
+def _same(*names: str) -> dict[str, str]:
+    return dict(zip(names, names, strict=True))
+
+
 # Each key of the config file maps to a setting, or to None where another part of carpool reads it.
 _SIZES: Final = {
-    "batch_window_ms": "batch_window_ms",
+    **_same("batch_window_ms", "poll_interval_s"),
     "min_batch_size": "batch_min_size",
     "max_batch_size": "batch_max_size",
-    "poll_interval_s": "poll_interval_s",
 }
-_TOKENS: Final = {
-    "max_input_tokens_per_request": "max_input_tokens",
-    "enforce_pre_queue_validation": "enforce_pre_queue_validation",
-}
-_NOW: Final = {"max_waiting_now": "max_waiting_now", "max_wait_now_s": "max_wait_now_s"}
+_TOKENS: Final = {"max_input_tokens_per_request": "max_input_tokens", **_same("enforce_pre_queue_validation")}
 _SECTIONS: Final[Mapping[str, Mapping[str, str | None] | None]] = {
     "routing": {
         **_SIZES,
         "sync_latency_cap_ms": "sync_max_latency_ms",
-        "sync_rpm": "sync_rpm",
-        "max_attempts": "max_attempts",
-        "on_disconnect": "on_disconnect",
-        "default_budget": None,
-        "rules": None,
-        "timezone": None,
+        **_same("sync_rpm", "max_attempts", "on_disconnect"),
+        **dict.fromkeys(("default_budget", "rules", "timezone")),
     },
-    "batching": {
-        **_SIZES,
-        "rpm": "batch_rpm",
-        "linger_ms": "linger_ms",
-        "delete_provider_files": "delete_provider_files",
-    },
+    "batching": {**_SIZES, "rpm": "batch_rpm", **_same("linger_ms", "delete_provider_files")},
     "token_budgets": _TOKENS,
     "limits": {
         **_TOKENS,
-        "max_waiting_calls": "max_waiting_calls",
-        "max_waiting_calls_per_credential": "max_waiting_calls_per_credential",
-        **_NOW,
-        "max_body_mb": None,
-        **dict.fromkeys(("max_head_kb", "max_headers", "max_connections", "slow_sender_s", "slow_reader_s")),
+        **_same("max_waiting_calls", "max_waiting_calls_per_credential", "max_waiting_now", "max_wait_now_s"),
+        **dict.fromkeys(("max_body_mb", "max_head_kb", "max_headers")),
+        **dict.fromkeys(("max_connections", "slow_sender_s", "slow_reader_s")),
     },
     "observability": {
-        "metrics_prefix": "metrics_prefix",
-        "track_sync_batch_split": "track_sync_batch_split",
-        "alert_on_batch_failure_rate": "alert_on_batch_failure_rate",
+        **_same("metrics_prefix", "track_sync_batch_split", "alert_on_batch_failure_rate"),
         "otlp_endpoint": None,
     },
-    "store": {"retain_days": "retain_days", "url": None, "encrypt": None},
+    "store": {**_same("retain_days"), "url": None, "encrypt": None},
     "keys": {"required": None},
-    "server": dict.fromkeys(
-        (
-            *("tls", "allowed_hosts", "admin_token_env", "trusted_proxies"),
-            *("outgoing_proxy", "outgoing_proxy_auth_env", "ca_file"),
-        )
-    ),
-    "providers": None,
-    "caching": None,
-    "budgets": None,
+    "server": {
+        **dict.fromkeys(("tls", "allowed_hosts", "admin_token_env", "trusted_proxies")),
+        **dict.fromkeys(("outgoing_proxy", "outgoing_proxy_auth_env", "ca_file")),
+    },
+    **dict.fromkeys(("providers", "caching", "budgets")),
 }
 
 
-def read_settings(document: Mapping[object, object], names: Mapping[str, str] = NO_NAMES) -> dict[str, Any]:
+def read_settings(document: Mapping[object, object], names: Mapping[str, str] = MappingProxyType({})) -> dict[str, Any]:
     """The policy settings of a whole config. `names` maps keys to the names to show for them in errors."""
     settings: dict[str, Any] = {}
     origin: dict[str, str] = {}
@@ -161,7 +126,7 @@ def read_settings(document: Mapping[object, object], names: Mapping[str, str] = 
             path = names.get(f"{section}.{key}", f"{section}.{key}")
             if setting is None or value is None:
                 continue
-            check(_RULES[setting], value, path)
+            check(_CHECKS[setting], value, path)
             if settings.setdefault(setting, value) != value:
                 raise ConfigError(f"{path} is {value!r}, but {origin[setting]} says {settings[setting]!r}: keep one.")
             origin.setdefault(setting, path)
