@@ -86,6 +86,22 @@ def test_extras_exist_and_are_installed_from_a_clone(page: Path) -> None:
     assert "pip install carpool" not in text.replace("'", "").replace('"', ""), "There is no such package to install."
 
 
+def test_the_readme_leads_with_what_a_new_user_needs() -> None:
+    """The demo and the proxy first; where batching does not pay before the first budget; where savings are shown."""
+    text = (ROOT / "README.md").read_text("utf-8")
+    assert re.findall(r"^## (.*)", text, re.MULTILINE)[:3] == ["Try it", "Use it as a proxy", "Use it as a library"]
+    begins = [
+        text.index(words) for words in ("make demo", "\ncarpool serve\n", "**Before you give a budget: when batching")
+    ]
+    assert begins == sorted(begins)
+    assert begins[-1] < min(
+        text.index(form) for form in ("x-carpool-budget", "@budget=", "--budget", "budget=", "_budget")
+    )
+    saved = text.index("**Where you see what it saves:**")
+    assert begins[-1] < saved < text.index("## Use it as a library")
+    assert len(text.splitlines()) <= 140, "It is one page."
+
+
 # ---------------------------------------------------------------- the reader itself
 
 
