@@ -1,15 +1,17 @@
 """An answer is a client's when it has all of it: whoever loses its connection before comes back, and pays once."""
 
 import asyncio
+import os
 from typing import Any
 
 import httpx2
 import pytest
 
 from carpool.core.model import OutcomeKind, ticket_text
+from carpool.frontends.proxy import waiting
 from carpool.frontends.proxy.waiting import Patience
 from carpool.mock import Constant, MockConfig, expected_text
-from tests.support.disconnecting import HEADERS, LARGE, MIDDLING, SMALL, answered, calling, lengthen
+from tests.support.disconnecting import HEADERS, LARGE, MIDDLING, SMALL, Caller, answered, calling, lengthen
 from tests.support.sockets import read_message, request
 from tests.support.stage import ask, staged
 
@@ -138,6 +140,32 @@ async def test_an_answer_that_was_read_to_the_end_is_delivered(
                 assert (await read_message(caller.reader)).status == 200
             await stage.until(lambda: not stage.proxy._open and not stage.engine.deliveries._pending)
             assert len(stage.mock.bill.charges) == number + 1
+
+
+@pytest.mark.parametrize("stream_head_s", [0.05, 60.0], ids=["after pings", "at once"])
+async def test_a_client_that_leaves_behind_the_last_event_of_a_stream_has_its_answer(
+    stage_with: Any, monkeypatch: pytest.MonkeyPatch, stream_head_s: float
+) -> None:
+    """As Codex does. It does not wait for the end of the body, which would lie unread and make a reset of it."""
+    asked = ask("streamed") | {"stream": True}
+    send_chunk, callers, lines = waiting.send_chunk, list[Caller](), list[Any]()
+
+    async def leave_behind_the_last_event(send: Any, body: bytes, *, more: bool) -> None:
+        await send_chunk(send, body, more=more)
+        if b"message_stop" in body:
+            os.read(callers[-1].writer.get_extra_info("socket").fileno(), 1 << 20)
+            callers[-1].close()
+
+    monkeypatch.setattr(waiting, "send_chunk", leave_behind_the_last_event)
+    patience = Patience(stream_head_s=stream_head_s, ping_s=stream_head_s)
+    async with stage_with(QUICK, patience=patience, note=lines.append) as stage:
+        for number in range(2):
+            async with calling(stage.url, asked) as caller:
+                callers.append(caller)
+                await stage.until(lambda count=number: len(lines) > count)
+            await stage.until(lambda: not stage.proxy._open and not stage.engine.deliveries._pending)
+        assert [line.status for line in lines] == [200, 200]
+        assert len(stage.mock.bill.charges) == 2  # the next equal call is another one
 
 
 async def test_a_failure_that_only_a_broken_connection_can_tell_is_told_to_who_comes_back(stage_with: Any) -> None:

@@ -289,6 +289,9 @@ async def _send_stream(reply: Reply, dialect: Dialect, signs: Vigil, wish: str, 
             body = dialect.error(error.status, error.code, str(error))
             await send_chunk(send, dialect.stream_error(body), more=False)
             return
+    held = b""  # clients may disconnect right after the last event, so it is sent together with the end of the body
     for event in events:
-        await send_chunk(send, event, more=True)
-    await send_chunk(send, b"", more=False)
+        if held:
+            await send_chunk(send, held, more=True)
+        held = event
+    await send_chunk(send, held, more=False)
