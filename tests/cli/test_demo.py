@@ -33,7 +33,7 @@ def test_it_writes_plain_lines(ran: tuple[subprocess.CompletedProcess[str], Path
 
 def test_every_call_takes_the_lane_that_fits_its_budget(ran: tuple[subprocess.CompletedProcess[str], Path]) -> None:
     out = ran[0].stdout
-    assert "All 14 chats are answered: 14 at once." in out
+    assert "All 14 chats are answered: 14 now." in out
     assert "All 28 graders are answered: 28 by batch." in out
     assert "All 12 nightly are answered: 12 by batch." in out
     assert "All 6 reviewers are answered: 6 rescued." in out
@@ -43,7 +43,7 @@ def test_the_stuck_batch_is_cancelled_before_its_calls_are_sent_again(
     ran: tuple[subprocess.CompletedProcess[str], Path],
 ) -> None:
     out = ran[0].stdout
-    assert out.index("gets stuck") < out.index("carpool cancels it") < out.index("calls travel on now")
+    assert out.index("gets stuck") < out.index("carpool cancels it") < out.index("calls are sent again on now")
     assert re.search(r"msgbatch_\w{24} +6 +cancelled +\d+\.\d s", out)
     assert len(re.findall(r"msgbatch_\w{24} +\d+ +collected +\d+\.\d s", out)) == 3
 

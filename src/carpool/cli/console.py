@@ -8,9 +8,11 @@ import socket
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
+from rich.table import Column, Table
 from rich.text import Text
 
 from carpool.config import Config
@@ -30,6 +32,16 @@ def console(*, stderr: bool = False) -> Console:
     if not (sys.stderr if stderr else sys.stdout).isatty():
         made.width = UNBOUNDED
     return made
+
+
+def titled(title: str, *columns: Column | str) -> Table:
+    style: dict[str, Any] = {"title_style": "bold", "title_justify": "left", "caption_justify": "left"}
+    return Table(*columns, title=title, box=SIMPLE_HEAD, **style)
+
+
+def figures(*headings: str) -> list[Column]:
+    """Columns of numbers, which are aligned on the right and never wrapped."""
+    return [Column(heading, justify="right", no_wrap=True) for heading in headings]
 
 
 def complain(errors: Iterable[Exception]) -> None:

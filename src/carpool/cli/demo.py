@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import logging
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from statistics import median
@@ -15,16 +16,16 @@ from tempfile import TemporaryDirectory
 from typing import Annotated, Any
 
 import typer
-from rich.box import SIMPLE_HEAD
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.progress_bar import ProgressBar
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
+from carpool.cli.console import figures, titled
 from carpool.core.clock import SystemClock
 from carpool.core.errors import ConfigError
-from carpool.core.model import EntryKind, Lane, Totals
+from carpool.core.model import EntryKind, Totals
 from carpool.engine import Event
 from carpool.engine.events import BatchCollected, BatchEnded, BatchSubmitted, Trouble
 from carpool.frontends.library.fleet import FleetDispatcher
@@ -62,61 +63,25 @@ class Role:
     @property
     def budget(self) -> str:
         if self.budget_s is None:
-            return "patient"
+            return "any time"
         return f"{self.budget_s:.0f} s" if self.budget_s < 120 else f"{self.budget_s / 60:.0f} min"
 
     def calls(self) -> Iterator[tuple[float, dict[str, Any]]]:
         """The arrival time and the parameters of each call."""
-        number = 0
-        for at, size in self.waves:
-            for _ in range(size):
-                number += 1
-                message = {"role": "user", "content": f"{self.task} {number}. {_FILLER * self.length}"}
-                yield at, {"model": self.model, "max_tokens": self.max_tokens, "messages": [message]}
+        arrivals = [at for at, size in self.waves for _ in range(size)]
+        for number, at in enumerate(arrivals, 1):
+            message = {"role": "user", "content": f"{self.task} {number}. {_FILLER * self.length}"}
+            yield at, {"model": self.model, "max_tokens": self.max_tokens, "messages": [message]}
 
 
-CHATS = Role(
-    name="chats",
-    budget_s=2.0,
-    model="claude-sonnet-5",
-    max_tokens=200,
-    task="Answer chat",
-    length=2,
-    waves=tuple((0.3 + turn, 1) for turn in range(14)),
-)
-GRADERS = Role(
-    name="graders",
-    budget_s=600.0,
-    model="claude-sonnet-5",
-    max_tokens=200,
-    task="Grade essay",
-    length=30,
-    waves=((0.2, 20), (7.5, 8)),
-)
-NIGHTLY = Role(
-    name="nightly",
-    budget_s=None,
-    model="claude-haiku-4-5",
-    max_tokens=400,
-    task="Summarise report",
-    length=60,
-    waves=((0.8, 12),),
-)
+CHATS = Role("chats", 2.0, "claude-sonnet-5", 200, "Answer chat", 2, tuple((0.3 + turn, 1) for turn in range(14)))
+GRADERS = Role("graders", 600.0, "claude-sonnet-5", 200, "Grade essay", 30, ((0.2, 20), (7.5, 8)))
+NIGHTLY = Role("nightly", None, "claude-haiku-4-5", 400, "Summarise report", 60, ((0.8, 12),))
 # carpool cancels a batch of these about 31 s before its deadline: 20 s for the cancel, 9 s for the rescue, 2 s margin.
-REVIEWERS = Role(
-    name="reviewers",
-    budget_s=36.0,
-    model="claude-sonnet-5",
-    max_tokens=200,
-    task="Review change",
-    length=20,
-    waves=((1.6, 6),),
-)
+REVIEWERS = Role("reviewers", 36.0, "claude-sonnet-5", 200, "Review change", 20, ((1.6, 6),))
 FLEET = (CHATS, GRADERS, NIGHTLY, REVIEWERS)
 
-
-NOW, BATCH, RESCUE = "now", "batch", "rescue"
-LANES = {NOW: "at once", BATCH: "by batch", RESCUE: "rescued"}
+LANES = {"now": "now", "batch": "by batch", "rescue": "rescued"}
 _STYLES = {"collected": "green", "cancelled": "yellow", "cancelling": "yellow", "stuck": "red"}
 
 
@@ -125,77 +90,49 @@ class BatchLine:
     id: str
     count: int
     state: str = "in progress"
-    took_s: float | None = None
-
-    @property
-    def short(self) -> str:
-        return f"{self.id[:17]}…"
-
-
-@dataclass(slots=True)
-class RoleLine:
-    role: Role
-    asked: int = 0
-    lanes: dict[str, int] = field(default_factory=dict)  # answered, by lane
-
-    @property
-    def answered(self) -> int:
-        return sum(self.lanes.values())
-
-    @property
-    def by_lane(self) -> str:
-        return ", ".join(f"{self.lanes[lane]} {how}" for lane, how in LANES.items() if self.lanes.get(lane))
+    took: str = ""
 
 
 class Board:
-    """Collects events and reports them."""
+    """Collects what happens, prints each event with `say`, and shows the state as a table on a terminal."""
 
-    def __init__(self, fleet: Sequence[Role], elapsed: Callable[[], float], say: Callable[[str], None]) -> None:
+    def __init__(self, elapsed: Callable[[], float], say: Callable[[str], None]) -> None:
         self._elapsed = elapsed
         self._say = say
-        self.roles = {role.name: RoleLine(role) for role in fleet}
+        self.asked: Counter[str] = Counter()  # calls by role
+        self.waits: dict[str, dict[str, list[float]]] = {role.name: {lane: [] for lane in LANES} for role in FLEET}
         self.batches: dict[str, BatchLine] = {}
-        self.waits: dict[str, list[float]] = {lane: [] for lane in LANES}
-        self.stuck: set[str] = set()
 
     # ------------------------------------------------------------ events
 
-    def asked(self, role: Role) -> None:
-        self.roles[role.name].asked += 1
-
     def answered(self, role: Role, lane: str, wait: float) -> None:
-        line = self.roles[role.name]
-        line.lanes[lane] = line.lanes.get(lane, 0) + 1
-        self.waits[lane].append(wait)
-        if line.answered == role.count:
-            self.tell(f"All {role.count} {role.name} are answered: {line.by_lane}.")
+        self.waits[role.name][lane].append(wait)
+        if self._count(role) == role.count:
+            self.tell(f"All {role.count} {role.name} are answered: {self._by_lane(role)}.")
 
     def held(self, provider_id: str) -> None:
         """The mock provider holds this batch back on purpose."""
-        self.stuck.add(provider_id)
         self.batches[provider_id].state = "stuck"
-        self.tell(f"{self.batches[provider_id].short} gets stuck at the provider.")
+        self.tell(f"{_short(provider_id)} gets stuck at the provider.")
 
     def cancelling(self, provider_id: str) -> None:
-        line = self.batches[provider_id]
-        if line.state == "stuck":
-            line.state = "cancelling"
-            self.tell(f"{line.short} would be late, so carpool cancels it before it is billed.")
+        self.batches[provider_id].state = "cancelling"
+        self.tell(f"{_short(provider_id)} would be late, so carpool cancels it before it is billed.")
 
     def hear(self, event: Event) -> None:
         if isinstance(event, BatchSubmitted):
-            self.batches[event.provider_id] = line = BatchLine(event.provider_id, event.count)
-            self.tell(f"{line.short} is bought with {event.count} calls.")
+            self.batches[event.provider_id] = BatchLine(event.provider_id, event.count)
+            self.tell(f"{_short(event.provider_id)} is bought with {event.count} calls.")
         elif isinstance(event, BatchEnded):
             line = self.batches[event.provider_id]
-            line.state, line.took_s = "ended", event.took_s
+            line.state, line.took = "ended", f"{event.took_s:.1f} s"
         elif isinstance(event, BatchCollected):
-            line, canceled = self.batches[event.provider_id], event.results.get("canceled", 0)
-            line.state = "cancelled" if canceled else "collected"
+            canceled = event.results.get("canceled", 0)
+            self.batches[event.provider_id].state = "cancelled" if canceled else "collected"
+            result = f"is collected: {event.results.get('succeeded', 0)} answers."
             if canceled:
-                self.tell(f"{line.short} is cancelled; its {canceled} calls travel on now, before their deadline.")
-            else:
-                self.tell(f"{line.short} is collected: {event.results.get('succeeded', 0)} answers.")
+                result = f"is cancelled; its {canceled} calls are sent again on now, before their deadline."
+            self.tell(f"{_short(event.provider_id)} {result}")
         elif isinstance(event, Trouble):
             self.tell(f"Trouble while {event.doing}: {event.reason}")
 
@@ -204,33 +141,37 @@ class Board:
 
     # ------------------------------------------------------------ display
 
+    def lane_waits(self, lane: str) -> list[float]:
+        return [wait for waits in self.waits.values() for wait in waits[lane]]
+
+    def _count(self, role: Role) -> int:
+        return sum(map(len, self.waits[role.name].values()))
+
+    def _by_lane(self, role: Role) -> str:
+        return ", ".join(f"{len(waits)} {LANES[lane]}" for lane, waits in self.waits[role.name].items() if waits)
+
     def __rich__(self) -> RenderableType:
-        done = sum(line.answered for line in self.roles.values())
-        total = sum(line.role.count for line in self.roles.values())
-        clock = Text(f"{self._elapsed():5.1f} s  {done} of {total} calls answered", style="bold")
-        table = Table(box=None, padding=(0, 2, 0, 0), show_edge=False)
-        table.add_column("caller")
-        table.add_column("may wait", justify="right")
-        table.add_column("answered", width=16)
-        table.add_column("", justify="right")
-        table.add_column("by lane")
-        for line in self.roles.values():
-            bar = ProgressBar(total=line.role.count, completed=line.answered, width=16)
-            share = f"{line.answered}/{line.role.count}"
-            waiting = Text(f"{line.asked} waiting" if line.asked else "", style="dim")
-            table.add_row(line.role.name, line.role.budget, bar, share, line.by_lane or waiting)
-        return Group(clock, Text(), table, Text(), self.batch_table())
+        done, total = sum(map(self._count, FLEET)), sum(role.count for role in FLEET)
+        clock = Text(f"{self._elapsed():5.1f} s  {done} of {total} calls answered\n", style="bold")
+        columns = *figures("may wait"), Column("answered"), *figures(""), Column("by lane")
+        table = Table("caller", *columns, box=None, padding=(0, 2, 0, 0))
+        for role in FLEET:
+            count, asked = self._count(role), self.asked[role.name]
+            bar = ProgressBar(total=role.count, completed=count, width=16)
+            waiting = Text(f"{asked} waiting" if asked else "", style="dim")
+            table.add_row(role.name, role.budget, bar, f"{count}/{role.count}", self._by_lane(role) or waiting)
+        return Group(clock, table, Text(), self.batch_table())
 
     def batch_table(self) -> Table:
-        table = Table(title="Batches", title_justify="left", title_style="bold", box=SIMPLE_HEAD)
-        table.add_column("batch", no_wrap=True)
-        table.add_column("calls", justify="right")
-        table.add_column("state", min_width=11)
-        table.add_column("took", justify="right", min_width=6)
+        columns = Column("batch", no_wrap=True), *figures("calls"), Column("state", min_width=11), *figures("took")
+        table = titled("Batches", *columns)
         for line in self.batches.values():
-            took = "" if line.took_s is None else f"{line.took_s:.1f} s"
-            table.add_row(line.id, str(line.count), Text(line.state, style=_STYLES.get(line.state, "")), took)
+            table.add_row(line.id, str(line.count), Text(line.state, style=_STYLES.get(line.state, "")), line.took)
         return table
+
+
+def _short(provider_id: str) -> str:
+    return f"{provider_id[:17]}…"
 
 
 # ------------------------------------------------------------ demo money
@@ -246,39 +187,32 @@ class DemoVerdict:
     calls: int
 
     @property
-    def paid(self) -> int:
-        return LedgerSummary.of(self.totals).paid
-
-    @property
     def equal(self) -> bool:
-        return self.paid == self.bill and not LedgerSummary.of(self.totals).unknown
+        ledger = LedgerSummary.of(self.totals)
+        return ledger.paid == self.bill and not ledger.unknown
 
 
 def since(before: Sequence[Totals], after: Sequence[Totals]) -> list[Totals]:
     """The totals of this run, in a store that may have been used before."""
     old = {(row.lane, row.kind): row for row in before}
-    nothing = Totals(Lane.NOW, EntryKind.PURCHASE, 0, 0, 0, 0)
+    counted = ("purchases", "unknown", "paid", "would_have_paid")
     rows = []
     for row in after:
-        earlier = old.get((row.lane, row.kind), nothing)
-        counts = row.purchases - earlier.purchases, row.unknown - earlier.unknown
-        money = row.paid - earlier.paid, row.would_have_paid - earlier.would_have_paid
-        rows.append(Totals(row.lane, row.kind, *counts, *money))
+        earlier = old.get((row.lane, row.kind))
+        rows.append(replace(row, **{name: getattr(row, name) - getattr(earlier, name, 0) for name in counted}))
     return rows
 
 
 def lane_table(board: Board, totals: Sequence[Totals]) -> Table:
-    table = Table(title="Lanes", title_justify="left", title_style="bold", box=SIMPLE_HEAD, collapse_padding=True)
-    table.add_column("lane")
-    for name in ("calls", "batches", "median\nwait", "longest\nwait", "paid", "would have\npaid", "saved"):
-        table.add_column(name, justify="right")
+    headings = ("calls", "batches", "median\nwait", "longest\nwait", "paid", "would have\npaid", "saved")
+    table = titled("Lanes", "lane", *figures(*headings))
     for lane in LANES:
-        rows = [row for row in totals if lane == (RESCUE if row.kind is EntryKind.RESCUE else row.lane)]
-        batches, waits = str(len(board.batches)) if lane == BATCH else "", board.waits[lane]
+        rows = [row for row in totals if lane == ("rescue" if row.kind is EntryKind.RESCUE else row.lane)]
+        batches, waits = str(len(board.batches)) if lane == "batch" else "", board.lane_waits(lane)
         wait = (f"{median(waits):.1f} s", f"{max(waits):.1f} s") if waits else ("", "")
         table.add_row(lane, str(len(waits)), batches, *wait, *_money(LedgerSummary.of(rows)))
     table.add_section()
-    calls = str(sum(len(waits) for waits in board.waits.values()))
+    calls = str(sum(len(board.lane_waits(lane)) for lane in LANES))
     table.add_row("sum", calls, str(len(board.batches)), "", "", *_money(LedgerSummary.of(totals)), style="bold")
     return table
 
@@ -288,8 +222,8 @@ def _money(summary: LedgerSummary) -> tuple[str, str, str]:
 
 
 def conclude(console: Console, verdict: DemoVerdict, store: Path | None) -> None:
-    paid, bill = f"${verdict.paid / 1e9:.9f}", f"${verdict.bill / 1e9:.9f}"
     summary = LedgerSummary.of(verdict.totals)
+    paid, bill = f"${summary.paid / 1e9:.9f}", f"${verdict.bill / 1e9:.9f}"
     console.print(
         f"{verdict.calls} calls cost {dollars(summary.paid)} instead of {dollars(summary.would_have_paid)}: "
         f"{summary.share or 0:.0%} saved.",
@@ -298,10 +232,9 @@ def conclude(console: Console, verdict: DemoVerdict, store: Path | None) -> None
     console.print(f"The ledger says {paid}, the provider's own bill {bill}.", highlight=False)
     result = Text("They are equal.", "green") if verdict.equal else Text("They differ, and must not.", "bold red")
     console.print(result, Text(), sep="\n")
-    table = Table(title="Try next", title_justify="left", title_style="bold", box=None, show_header=False)
-    table.add_column(no_wrap=True)
-    table.add_column(no_wrap=True, style="bold", overflow="fold")
-    table.add_row("a stand-in provider", "carpool mock")
+    columns = Column(no_wrap=True), Column(no_wrap=True, style="bold", overflow="fold")
+    table = Table(*columns, title="Try next", title_justify="left", title_style="bold", box=None, show_header=False)
+    table.add_row("a mock provider", "carpool mock")
     table.add_row("a proxy in front of it", "carpool serve --upstream http://127.0.0.1:8788")
     table.add_row("your agents through it", "ANTHROPIC_BASE_URL=http://127.0.0.1:8787/@budget=10m")
     kept = f"carpool stats --store {store}" if store else "carpool demo --store carpool.db && carpool stats"
@@ -311,23 +244,19 @@ def conclude(console: Console, verdict: DemoVerdict, store: Path | None) -> None
 
 TIGHT_MS = 5_000
 LONGEST_S = 90.0  # more than twice the longest run so far
-WORLD = MockConfig(
-    batch_latency=Uniform(3.5, 5.5),
-    sync_latency=Uniform(0.4, 1.4),
-    cancel_latency=Constant(1.0),
-)
+WORLD = MockConfig(batch_latency=Uniform(3.5, 5.5), sync_latency=Uniform(0.4, 1.4), cancel_latency=Constant(1.0))
 
 
 def demo(
     store: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="Keep the calls in this file, to look at afterwards; else none is kept."),
+        typer.Option(metavar="FILE", help="Keep the calls in this file; without it nothing is kept."),
     ] = None,
 ) -> None:
-    """Watch a small fleet at work: 60 calls, some in a hurry, some patient, against a stand-in provider.
+    """Watch 60 calls of a small fleet, some urgent and some patient, sent to a mock provider.
 
-    Needs no key and no network, and costs nothing. It takes about 20 seconds and ends with what each lane cost, beside
-    the provider's own bill.
+    Needs no key and no network, and costs nothing. It takes about 20 seconds, and then shows what each lane cost and
+    compares carpool's ledger with the provider's own bill.
     """
     terminal = sys.stdout.isatty()
     console = Console(force_terminal=terminal)
@@ -366,11 +295,11 @@ async def _demo(
     start = clock.now()
     log = partial(console.print, highlight=False, markup=False, soft_wrap=True)
     # On a terminal the live board shows the events instead.
-    board = Board(FLEET, lambda: clock.now() - start, (lambda sentence: None) if terminal else log)
+    board = Board(lambda: clock.now() - start, (lambda sentence: None) if terminal else log)
     async with serve_mock(WORLD) as server, client_class(base_url=server.url, api_key="demo") as client:
         console.print(
-            f"{sum(role.count for role in FLEET)} calls go to a stand-in provider on {server.url}. Those who can't "
-            "wait are answered at once, at full price; the others share batches, at half price. One batch will get "
+            f"{sum(role.count for role in FLEET)} calls go to a mock provider on {server.url}. Those that can't "
+            "wait are sent now, at full price; the others share batches, at half price. One batch will get "
             "stuck.\n",
             highlight=False,
         )
@@ -380,7 +309,7 @@ async def _demo(
             console.print(board.batch_table())
         totals = since(before, (await peek(store))[0])
         console.print(lane_table(board, totals))
-        return DemoVerdict(totals, server.provider.bill.total(), sum(map(len, board.waits.values())))
+        return DemoVerdict(totals, server.provider.bill.total(), sum(len(board.lane_waits(lane)) for lane in LANES))
 
 
 async def _drive(client: Any, store: Path, board: Board, provider: MockAnthropic, clock: SystemClock) -> None:
@@ -408,16 +337,16 @@ async def _call(
 ) -> None:
     await clock.sleep(at)
     start = clock.now()
-    board.asked(role)
+    board.asked[role.name] += 1
     answer = await fleet.submit(budget=role.budget_s, tags={"role": role.name}, **params)
-    lane = NOW if role.budget_s is not None and role.budget_s * 1000 <= TIGHT_MS else RESCUE
-    if answer.usage.service_tier == "batch":
-        lane = BATCH
+    is_urgent = role.budget_s is not None and role.budget_s * 1000 <= TIGHT_MS
+    lane = "batch" if answer.usage.service_tier == "batch" else "now" if is_urgent else "rescue"
     board.answered(role, lane, clock.now() - start)
 
 
 async def _watch_cancels(board: Board, provider: MockAnthropic, clock: SystemClock) -> None:
     while True:
-        for provider_id in board.stuck.intersection(provider.canceled):
-            board.cancelling(provider_id)
+        for line in board.batches.values():
+            if line.state == "stuck" and line.id in provider.canceled:
+                board.cancelling(line.id)
         await clock.sleep(0.1)

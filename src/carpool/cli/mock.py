@@ -9,11 +9,10 @@ from difflib import get_close_matches
 from typing import Annotated, Any
 
 import typer
-from rich.box import SIMPLE_HEAD
-from rich.table import Table
+from rich.table import Column, Table
 
 from carpool.cli import flags
-from carpool.cli.console import console
+from carpool.cli.console import console, figures, titled
 from carpool.cli.listen import listen
 from carpool.core.errors import ConfigError
 from carpool.mock import FAULTS, LENGTHS, VENDORS, Faults, MockConfig, MockServer, OpenAIConfig, parse_latency, run
@@ -176,11 +175,8 @@ def bill_table(summary: Mapping[str, Any]) -> Table | str:
     """The bill by model and lane, with the total; `summary` is the response of `GET /mock/bill`."""
     if not summary["purchases"]:
         return "Nothing was bought."
-    table = Table(title="Bill", title_justify="left", title_style="bold", box=SIMPLE_HEAD)
-    table.add_column("model", overflow="fold")
-    table.add_column("lane", no_wrap=True)
-    for name in ("purchases", "input\ntokens", "output\ntokens", "price"):
-        table.add_column(name, justify="right", no_wrap=True)
+    columns = [Column("model", overflow="fold"), Column("lane", no_wrap=True)]
+    table = titled("Bill", *columns, *figures("purchases", "input\ntokens", "output\ntokens", "price"))
     for line in summary["lines"]:
         table.add_row(line["model"], line["lane"], *_figures(line))
     table.add_section()

@@ -5,11 +5,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping, Sequence
 
-from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from carpool.cli import flags
-from carpool.cli.console import console
+from carpool.cli.console import console, figures, titled
 from carpool.cli.setup import gather
 from carpool.core.model import Totals
 from carpool.planners.ledger import LedgerSummary, dollars
@@ -26,11 +25,7 @@ def stats(store: flags.Store = None, config: flags.ConfigFile = None) -> None:
 
 def ledger_table(totals: Sequence[Totals]) -> Table:
     """The ledger by lane and kind, with the total. A call may have several purchases, as in a batch and a rescue."""
-    table = Table(title="Purchases", title_justify="left", title_style="bold", caption_justify="left", box=SIMPLE_HEAD)
-    table.add_column("lane")
-    table.add_column("kind")
-    for name in ("purchases", "unknown", "paid", "would have paid"):
-        table.add_column(name, justify="right")
+    table = titled("Purchases", "lane", "kind", *figures("purchases", "unknown", "paid", "would have paid"))
     for row in totals:
         paid, would = dollars(row.paid), dollars(row.would_have_paid)
         table.add_row(row.lane, row.kind, f"{row.purchases:,}", f"{row.unknown or ''}", paid, would)
