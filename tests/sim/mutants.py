@@ -401,14 +401,14 @@ MUTANTS = (
     ),
     Mutant(
         "an answer comes without what it cost",
-        "src/carpool/stores/operations/codec.py",
-        "None if entry[0] is None else entry_value(sealing, tuple(entry))",
+        "src/carpool/stores/operations/session.py",
+        "None if entry[0] is None else entry_value(session, tuple(entry))",
         "None",
         test="tests/contract/test_store_settling.py",
     ),
     Mutant(
         "an attempt on now is not noted before it is made",
-        "src/carpool/stores/sqlite/attempts.py",
+        "src/carpool/stores/sqlite/__init__.py",
         "            current.write(line)\n",
         "",
         test="tests/stores/sqlite/test_attempts.py",

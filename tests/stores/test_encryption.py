@@ -24,7 +24,7 @@ from carpool.core.model import (
     Settlement,
 )
 from carpool.stores import SqliteStore, encryption, peek
-from carpool.stores.encryption import PLAIN
+from carpool.stores.operations.session import PlainContents
 from tests.support.stores import CRED, ME, T0, admission, admit_one, attempt, pool
 
 SECRET = b"a secret of the test, long enough"
@@ -208,6 +208,6 @@ def test_the_key_is_made_as_the_standard_says() -> None:
 
 def test_what_nobody_can_open_is_said_in_a_sentence() -> None:
     with pytest.raises(StoreCorrupt, match="encrypted"):
-        PLAIN.bytes_out(1, b"\0\1sealed elsewhere")
+        PlainContents().bytes_out(1, b"\0\1sealed elsewhere")
     with pytest.raises(StoreCorrupt, match="encrypted"):
-        PLAIN.text_out("\1ssealed elsewhere")
+        PlainContents().text_out("\1ssealed elsewhere")

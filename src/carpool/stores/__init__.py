@@ -75,7 +75,7 @@ def inspect_store(url: str | Path | None, *, encrypt: bool = False) -> list[Virt
     if path is not None:
         return inspect_file(real_path(path), encrypt=encrypt)
     load_secret(None, os.environ)
-    check_sealing(None, "in memory", encrypt=encrypt)
+    check_sealing(None, encrypt=encrypt)
     return []
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from carpool.core.errors import StoreUnwritable
 from carpool.frontends.proxy.http.connection import MOST_AT_ONCE
-from carpool.stores.sqlite.attempts import _File as AttemptsFile
+from carpool.stores.sqlite import _AttemptFile
 from tests.support.sockets import PATIENCE, Peer, ask, dialled, provider, proxied, read_message
 from tests.support.stage import staged
 
@@ -170,7 +170,7 @@ async def test_what_can_not_be_noted_is_not_sent(tmp_path: Path, monkeypatch: py
     def full(*_: object) -> None:
         raise StoreUnwritable("The disk is full.")
 
-    monkeypatch.setattr(AttemptsFile, "write", full)
+    monkeypatch.setattr(_AttemptFile, "write", full)
     async with staged(store=tmp_path / "s.db") as stage:
         answer = await ask(stage.url, call())
         assert answer.status == StoreUnwritable.status

@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 
 from carpool.core.errors import StoreUnwritable
-from carpool.stores import SqliteStore
-from carpool.stores.sqlite import attempts
+from carpool.stores import SqliteStore, sqlite
 from tests.support import ROOT
 from tests.support.stores import entry
 
@@ -69,7 +68,7 @@ async def test_what_was_completed_before_the_crash_stays_complete(path: str) -> 
 
 
 async def test_the_files_take_turns_and_stay_small(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(attempts, "TURN", 2_000)
+    monkeypatch.setattr(sqlite, "TURN", 2_000)
     store = await SqliteStore.open(path, secret=SECRET)
     for ticket in range(1, 201):
         await store.attempt(entry(ticket, -1, paid=None))
@@ -85,7 +84,7 @@ async def test_what_can_not_be_noted_is_not_sent(path: str, monkeypatch: pytest.
     store = await SqliteStore.open(path, secret=SECRET)
     await store.attempt(entry(1, -1, paid=None))
     with monkeypatch.context() as patch:
-        patch.setattr(attempts.os, "write", lambda descriptor, line: len(line) - 1)
+        patch.setattr(sqlite.os, "write", lambda descriptor, line: len(line) - 1)
         with pytest.raises(StoreUnwritable, match="full"):
             await store.attempt(entry(2, -1, paid=None))
     assert await store.entries(2) == []

@@ -36,8 +36,7 @@ from carpool.core.errors import CarpoolError, KeyConflict, Undecided
 from carpool.core.lifecycle import TicketState
 from carpool.core.model import Admission, Admitted, Call, Lane
 from carpool.stores.operations import calls
-from carpool.stores.operations.codec import Row, signed, tags_text, to_json
-from carpool.stores.operations.session import Session
+from carpool.stores.operations.session import Row, Session, signed, tags_text, to_json
 
 RETRY_WINDOW = 60.0  # seconds for which a delivered answer is returned again to a client that marks a retry
 _AT_ONCE = 16_000_000  # bytes of bodies per statement, which copies its parameters
@@ -91,7 +90,7 @@ class _NewCalls:
         self._calls.append(_call_row(self._session, admission))
         if admission.awaiter is not None:
             self._session.awaiters.add(admission.awaiter)
-        self._bodies.append((call.ticket, self._session.sealing.bytes_in(call.ticket, call.body)))
+        self._bodies.append((call.ticket, self._session.contents.bytes_in(call.ticket, call.body)))
         if admission.awaiter is None:
             self._adoptable.add(signed(call.fingerprint))
 
@@ -114,7 +113,7 @@ def _match_or_add(session: Session, new_calls: _NewCalls, admission: Admission) 
     call = admission.call
     credential = session.credential(call.credential)
     if call.key is not None:
-        rows = [session.row("call_by_key", (credential, form)) for form in session.sealing.key_forms(call.key)]
+        rows = [session.row("call_by_key", (credential, form)) for form in session.contents.key_forms(call.key)]
         row = next(filter(None, rows), None)
         if row is not None and row[1] != signed(call.fingerprint):
             return KeyConflict(f"The key {call.key[:80]!r} was used for another call. Use a new key for a new call.")
@@ -183,7 +182,7 @@ def _call_row(session: Session, admission: Admission) -> Row:
         inf if admission.rescue_at is None else admission.rescue_at,
         len(call.body),
         signed(call.fingerprint),
-        None if call.key is None else session.sealing.key_forms(call.key)[0],
+        None if call.key is None else session.contents.key_forms(call.key)[0],
         admission.awaiter,
         call.stream,
         call.max_output_tokens,

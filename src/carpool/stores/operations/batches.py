@@ -1,4 +1,4 @@
-"""Operations on engines' leases, and on batches from the intent to their end."""
+"""Operations of an engine's step: leases, pools and due calls, and batches from the intent to their end."""
 
 from __future__ import annotations
 
@@ -7,10 +7,9 @@ from collections.abc import Mapping, Sequence
 import msgspec
 
 from carpool.core.errors import IllegalMove, Misuse
-from carpool.core.lifecycle import BATCH_MOVES, BatchState, check_batch_move
-from carpool.core.model import Batch, Intent, Lane, OpenCalls
-from carpool.stores.operations.codec import batch_value, to_json
-from carpool.stores.operations.session import Session, states_list
+from carpool.core.lifecycle import BATCH_MOVES, BatchState, TicketState, check_batch_move
+from carpool.core.model import Batch, Due, Intent, Lane, OpenCalls, PoolView
+from carpool.stores.operations.session import Session, batch_value, finite, states_list, to_json
 
 FIELDS = frozenset(
     {"sent_at", "resolved_at", "provider_id", "expires_at", "ended_at", "clock_offset", "abandoned", "note", "unsent"}
@@ -60,6 +59,27 @@ def take_over(session: Session, engine: str, credentials: Sequence[str], now: fl
     return taken
 
 
+def pools(session: Session, credentials: Sequence[str]) -> list[PoolView]:
+    rows = session.rows("pools", (session.pools_of(credentials),))
+    return [
+        PoolView(number, session.pool_key(number), count, size, oldest, newest, finite(rescue))
+        for number, count, size, oldest, newest, rescue in rows
+    ]
+
+
+def due(
+    session: Session, credentials: Sequence[str], until: float, limit: int, awaiter: str | None = None
+) -> list[Due]:
+    known = to_json(session.known_credentials(credentials))
+    rows = session.rows("due", {"credentials": known, "until": until, "limit": limit, "awaiter": awaiter})
+    return [Due(ticket, TicketState(state), Lane(lane), *rest) for ticket, state, lane, *rest in rows]
+
+
+def next_due(session: Session, credentials: Sequence[str], awaiter: str | None = None) -> float | None:
+    queries = [{"credential": number, "awaiter": awaiter} for number in session.known_credentials(credentials)]
+    return min((row[0] for query in queries if (row := session.row("next_due", query)) is not None), default=None)
+
+
 def intend(session: Session, intent: Intent) -> Batch | None:
     if intent.max_count < 1 or session.row("anything_waiting", {"pool": intent.pool, "at": intent.at}) is None:
         return None
@@ -97,7 +117,7 @@ def lines(session: Session, batch: int, after: int) -> list[tuple[int, bytes]]:
         if total > BYTES_PER_CHUNK:
             break
         last = ticket
-    rows, decrypt = session.rows("line_bodies", (batch, after, last)), session.sealing.bytes_out
+    rows, decrypt = session.rows("line_bodies", (batch, after, last)), session.contents.bytes_out
     return [(ticket, decrypt(ticket, body)) for ticket, body in rows]
 
 
@@ -139,12 +159,12 @@ def _assignments(changes: Mapping[str, object]) -> str:
 
 
 def _values(session: Session, changes: Mapping[str, object]) -> list[object]:
-    return [session.sealing.text_in(str(value)) if name == "note" else value for name, value in changes.items()]
+    return [session.contents.text_in(str(value)) if name == "note" else value for name, value in changes.items()]
 
 
 def batch(session: Session, number: int) -> Batch | None:
     row = session.row("batch", (number,))
-    return None if row is None else batch_value(session.sealing, row, session.pool_key(row[1]))
+    return None if row is None else batch_value(session, row)
 
 
 def _existing(session: Session, number: int) -> Batch:
@@ -156,7 +176,7 @@ def _existing(session: Session, number: int) -> Batch:
 
 def batches(session: Session, owner: str) -> list[Batch]:
     rows = session.rows("batches", (owner,))
-    return [batch_value(session.sealing, row, session.pool_key(row[1])) for row in rows]
+    return [batch_value(session, row) for row in rows]
 
 
 def unfinished(session: Session, provider: str, provider_id: str) -> list[int]:

@@ -9,10 +9,12 @@ import msgspec
 
 from carpool.core.keys import Profile, VirtualKey
 from carpool.core.lifecycle import BatchState, TicketState
-from carpool.core.model import Batch, CallRow, Due, Lane, Outcome, Parcel, PoolView, Settled, TicketView
-from carpool.stores.operations.codec import (
+from carpool.core.model import Batch, CallRow, Outcome, Parcel, Settled, TicketView
+from carpool.stores.operations.session import (
     BIGGEST,
+    Parameters,
     Row,
+    Session,
     batch_value,
     call_value,
     finite,
@@ -20,7 +22,6 @@ from carpool.stores.operations.codec import (
     settled_value,
     to_json,
 )
-from carpool.stores.operations.session import Parameters, Session
 
 REACH = 50_000  # how many of the newest calls are searched for those of given credentials
 _PROFILE = msgspec.json.Decoder(Profile)
@@ -42,11 +43,11 @@ def delivered(session: Session, tickets: Sequence[int], now: float) -> None:
 
 def outcome(session: Session, ticket: int, credential: str) -> Settled | None:
     row = session.row("outcome", (ticket, credential))
-    return None if row is None else settled_value(session.sealing, row)
+    return None if row is None else settled_value(session, row)
 
 
 def outcomes(session: Session, tickets: Sequence[int]) -> list[Settled]:
-    return [settled_value(session.sealing, row) for row in session.rows("outcomes", (to_json(tickets),))]
+    return [settled_value(session, row) for row in session.rows("outcomes", (to_json(tickets),))]
 
 
 def parcel(session: Session, ticket: int) -> Parcel | None:
@@ -54,7 +55,7 @@ def parcel(session: Session, ticket: int) -> Parcel | None:
     if row is None:
         return None
     number, pool, body, model, requeues, reason = row
-    plain_body, text = session.sealing.bytes_out(ticket, body), session.sealing.text_out
+    plain_body, text = session.contents.bytes_out(ticket, body), session.contents.text_out
     return Parcel(number, session.pool_key(pool), plain_body, text(model), requeues, text(reason))
 
 
@@ -69,31 +70,10 @@ def cancel(session: Session, ticket: int, outcome: Outcome) -> bool:
     [(number,)] = session.rows("next_outcome")
     if session.run("cancel", {"at": outcome.at, "outcome": number, "ticket": ticket}).rowcount == 0:
         return False
-    session.insert("insert_outcomes", [outcome_row(session.sealing, number, ticket, None, outcome)])
+    session.insert("insert_outcomes", [outcome_row(session, number, ticket, None, outcome)])
     session.run("remove_bodies", (to_json([ticket]),))
     session.run("add_tally", ("tickets.settled", 1))
     return True
-
-
-def pools(session: Session, credentials: Sequence[str]) -> list[PoolView]:
-    rows = session.rows("pools", (session.pools_of(credentials),))
-    return [
-        PoolView(number, session.pool_key(number), count, size, oldest, newest, finite(rescue))
-        for number, count, size, oldest, newest, rescue in rows
-    ]
-
-
-def due(
-    session: Session, credentials: Sequence[str], until: float, limit: int, awaiter: str | None = None
-) -> list[Due]:
-    known = to_json(session.known_credentials(credentials))
-    rows = session.rows("due", {"credentials": known, "until": until, "limit": limit, "awaiter": awaiter})
-    return [Due(ticket, TicketState(state), Lane(lane), *rest) for ticket, state, lane, *rest in rows]
-
-
-def next_due(session: Session, credentials: Sequence[str], awaiter: str | None = None) -> float | None:
-    queries = [{"credential": number, "awaiter": awaiter} for number in session.known_credentials(credentials)]
-    return min((row[0] for query in queries if (row := session.row("next_due", query)) is not None), default=None)
 
 
 def counts(session: Session) -> dict[str, int]:
@@ -157,7 +137,7 @@ def listed_batches(
     query = {"before": BIGGEST if before is None else before, "state": state.value if state else "", "limit": limit}
     own = {"credentials": None if credentials is None else _numbers(session, credentials)}
     rows = session.rows("listed_batches", query | own)
-    return [batch_value(session.sealing, row, session.pool_key(row[1])) for row in rows]
+    return [batch_value(session, row) for row in rows]
 
 
 def _numbers(session: Session, credentials: Sequence[str]) -> str:
@@ -166,7 +146,7 @@ def _numbers(session: Session, credentials: Sequence[str]) -> str:
 
 def _listed(session: Session, which: str, query: Parameters) -> list[CallRow]:
     statement = session.sql["listed_calls"].replace("{found}", session.sql[which])
-    return [call_value(session.sealing, row) for row in session.execute(statement, query).fetchall()]
+    return [call_value(session, row) for row in session.execute(statement, query).fetchall()]
 
 
 # ------------------------------------------------------------ virtual keys

@@ -12,8 +12,7 @@ from msgspec.structs import replace
 
 from carpool.core.lifecycle import TicketState
 from carpool.core.model import Entry, EntryKind, Lane, Outcome, Settlement, Totals
-from carpool.stores.operations.codec import Row, entry_row, entry_value, outcome_row, to_json
-from carpool.stores.operations.session import Session
+from carpool.stores.operations.session import Row, Session, entry_row, entry_value, outcome_row, to_json
 
 
 class _LedgerLine(NamedTuple):
@@ -55,7 +54,7 @@ class LedgerWriter:
             kind = EntryKind.DUPLICATE
         credential = self._session.credential(entry.credential)
         would_have_paid = None if late else entry.would_have_paid
-        self._rows[identity] = entry_row(self._session.sealing, entry, credential, kind, would_have_paid, tags)
+        self._rows[identity] = entry_row(self._session, entry, credential, kind, would_have_paid, tags)
 
     def close(self) -> None:
         replaced = self._stored.keys() & self._rows.keys()
@@ -126,7 +125,7 @@ def entries(session: Session, ticket: int, credentials: Sequence[str] | None = N
     else:
         own = to_json(session.known_credentials(credentials))
         rows = session.rows("entries_of", {"ticket": ticket, "credentials": own})
-    return [entry_value(session.sealing, row) for row in rows]
+    return [entry_value(session, row) for row in rows]
 
 
 def attempts(session: Session, ticket: int) -> int:
@@ -135,11 +134,11 @@ def attempts(session: Session, ticket: int) -> int:
 
 
 def remember(session: Session, kind: str, key: str, value: str, now: float) -> None:
-    session.run("remember", (kind, key, session.sealing.text_in(value), now))
+    session.run("remember", (kind, key, session.contents.text_in(value), now))
 
 
 def recall(session: Session, kind: str) -> dict[str, str]:
-    return {key: session.sealing.text_out(value) for key, value in session.rows("recall", (kind,))}
+    return {key: session.contents.text_out(value) for key, value in session.rows("recall", (kind,))}
 
 
 # ------------------------------------------------------------ settling
@@ -205,7 +204,7 @@ class _Settling:
         call.winner = purchase
         self._settled.append(ticket)
         number = self._first + len(self._outcomes)
-        self._outcomes.append(outcome_row(self._session.sealing, number, ticket, purchase, outcome))
+        self._outcomes.append(outcome_row(self._session, number, ticket, purchase, outcome))
         if not call.submitting and (purchase is None or purchase != call.batch):
             self._useless_bodies.append(ticket)  # other bodies are removed in order, when their batch is tidied
 

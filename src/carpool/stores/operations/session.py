@@ -1,5 +1,5 @@
 """The session that operations run on: a connection, its named statements, and cached ids of credentials, texts and
-pools.
+pools; and how values of the model become rows of the database.
 
 The statements are read from the files in `stores/sql`. Sets of states in them are filled in from the lifecycle tables,
 so that the guards of UPDATE statements always match the tables.
@@ -11,22 +11,79 @@ import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from functools import cache
+from functools import cache, lru_cache
 from importlib.resources import files
+from math import inf
 from typing import Any, Protocol
 
-from carpool.core.errors import StoreError
-from carpool.core.lifecycle import TICKET_OPERATIONS, UNFINISHED, BatchState
-from carpool.core.model import PoolKey
-from carpool.stores.encryption import PLAIN, SALT, Sealing, check_sealing, new_salt, open_sealing
-from carpool.stores.operations.codec import Row, headers_text, headers_value, to_json
+import msgspec
 
+from carpool.core.errors import StoreCorrupt, StoreError
+from carpool.core.lifecycle import TICKET_OPERATIONS, UNFINISHED, BatchState, TicketState
+from carpool.core.model import (
+    Batch,
+    CallRow,
+    Entry,
+    EntryKind,
+    Headers,
+    Lane,
+    Outcome,
+    OutcomeKind,
+    PoolKey,
+    Settled,
+    Usage,
+)
+
+BIGGEST = 2**63 - 1  # the largest integer that both databases can store
+
+Row = tuple[Any, ...]
 Parameters = Sequence[Any] | Mapping[str, Any]
 Transaction = Callable[[], AbstractContextManager[object]]
+Content = tuple[str, str, bytes]  # of an outcome: reason, headers, body
 
 
 def no_store(name: str) -> str:
     return f"There is no store at {name}. Name one with --store or --config; carpool serve makes it when it starts."
+
+
+NO_CIPHER = "The store holds what was encrypted, but not what it takes to read it."
+PLAIN, PLAIN_TEXT = b"\0\0", "\1p"  # prefixes of plain values that begin like an encrypted one
+
+
+class PlainContents:
+    """How a store keeps what calls and answers say: as it is. `encryption.Sealing` encrypts it."""
+
+    def bytes_in(self, ticket: int, data: bytes) -> bytes:
+        return PLAIN + data if data[:1] == b"\0" else data
+
+    def bytes_out(self, ticket: int, data: bytes) -> bytes:
+        if data[:1] != b"\0":
+            return data
+        if data[:2] != PLAIN:
+            raise StoreCorrupt(NO_CIPHER)
+        return data[2:]
+
+    def outcome_in(self, ticket: int, content: Content) -> Content:
+        reason, headers, body = content
+        return reason, headers, self.bytes_in(ticket, body)
+
+    def outcome_out(self, ticket: int, content: Content) -> Content:
+        reason, headers, body = content
+        return reason, headers, self.bytes_out(ticket, body)
+
+    def text_in(self, text: str) -> str:
+        return PLAIN_TEXT + text if text[:1] == "\1" else text
+
+    def text_out(self, text: str) -> str:
+        if text[:1] != "\1":
+            return text
+        if text[:2] != PLAIN_TEXT:
+            raise StoreCorrupt(NO_CIPHER)
+        return text[2:]
+
+    def key_forms(self, key: str) -> list[str]:
+        """Returns every form in which a client's key may be stored, the current one first. It is only ever compared."""
+        return [PlainContents.text_in(self, key)]
 
 
 class Ran(Protocol):
@@ -41,10 +98,10 @@ class Ran(Protocol):
 class Session(ABC):
     """Used by one thread at a time, inside a transaction that the `Driver` begins and ends."""
 
-    def __init__(self, name: str, sql: Mapping[str, str], sealing: Sealing = PLAIN) -> None:
+    def __init__(self, name: str, sql: Mapping[str, str]) -> None:
         self.name = name
         self.sql = sql
-        self.sealing = sealing
+        self.contents = PlainContents()
         self.awaiters: set[str] = set()  # every engine that this session ever wrote as awaiter of a call
         self.doubted: frozenset[str] = frozenset()  # engines that may be dead or alive, as of the last `bury`
         self._credentials: dict[str, int] = {}
@@ -106,14 +163,6 @@ class Session(ABC):
         self.run("make_meta", (name, value))
         return self.meta(name) or value
 
-    def unseal(self, secret: bytes, *, encrypt: bool) -> None:
-        """Sets `sealing`. Each store has its own salt, so one secret gives each a different key."""
-        salt = self.meta(SALT)
-        check_sealing(salt, self.name, encrypt=encrypt)
-        if salt is None and encrypt:
-            salt = self.make_meta(SALT, new_salt())
-        self.sealing = open_sealing(salt, secret, self.name, encrypt=encrypt)
-
     # cached ids
 
     @abstractmethod
@@ -129,7 +178,7 @@ class Session(ABC):
     def word(self, text: str) -> int:
         number = self._words.get(text)
         if number is None:
-            number = self._words[text] = self.new_id("insert_word", (self.sealing.text_in(text),))
+            number = self._words[text] = self.new_id("insert_word", (self.contents.text_in(text),))
         return number
 
     def known_credentials(self, names: Iterable[str]) -> list[int]:
@@ -138,7 +187,7 @@ class Session(ABC):
     def pool(self, key: PoolKey) -> int:
         number = self._numbers.get(key)
         if number is None:
-            headers = self.sealing.text_in(headers_text(key.headers))
+            headers = self.contents.text_in(headers_text(key.headers))
             row = (self.credential(key.credential), key.provider, key.dialect, key.endpoint, headers)
             number = self.new_id("insert_pool", (*row, key.model, key.size_class, key.deadline_class))
             self._numbers[key], self._pools[number] = number, key
@@ -156,8 +205,91 @@ class Session(ABC):
 
     def _pool_value(self, row: Row) -> PoolKey:
         _, provider, dialect, credential, endpoint, headers, model, size_class, deadline_class = row
-        pairs = headers_value(self.sealing.text_out(headers))
+        pairs = _headers_value(self.contents.text_out(headers))
         return PoolKey(provider, dialect, credential, endpoint, pairs, model, size_class, deadline_class)
+
+
+# ------------------------------------------------------------ rows
+
+
+def to_json(value: object) -> str:
+    return msgspec.json.encode(value).decode()
+
+
+headers_text = lru_cache(maxsize=1024)(to_json)  # many calls share a few sets of headers
+_headers_value = lru_cache(maxsize=1024)(msgspec.json.Decoder(Headers).decode)
+_usage_decoder = msgspec.json.Decoder(Usage)
+_tags_decoder = msgspec.json.Decoder(dict[str, str])
+
+
+def tags_text(tags: Mapping[str, str]) -> str | None:
+    return to_json(dict(tags)) if tags else None
+
+
+def _tags(text: str | None) -> dict[str, str]:
+    return {} if text is None else _tags_decoder.decode(text)
+
+
+def signed(fingerprint: int) -> int:
+    """Maps a signed or unsigned 64-bit number to the signed 64 bits of the databases."""
+    if 0 <= fingerprint <= BIGGEST:  # true for all current fingerprints
+        return fingerprint
+    return ((fingerprint + 2**63) & (2**64 - 1)) - 2**63
+
+
+def finite(time: float | None) -> float | None:
+    return None if time is None or time == inf else time
+
+
+# `_value_` is the plain attribute behind the property `value`, which is ten times slower.
+def outcome_row(session: Session, number: int, ticket: int, purchase: int | None, outcome: Outcome) -> Row:
+    content = outcome.reason, headers_text(outcome.headers), outcome.body
+    reason, headers, body = session.contents.outcome_in(ticket, content)
+    kind, lane = outcome.kind._value_, outcome.lane._value_
+    return number, ticket, purchase, kind, outcome.status, outcome.at, lane, reason, headers, outcome.batch, body
+
+
+def settled_value(session: Session, row: Row) -> Settled:
+    """Converts a row of ticket, outcome and the entry of its purchase; without an entry, its columns are NULL."""
+    ticket, kind, status, body, at, lane, reason, headers, batch, *entry = row
+    reason, headers, body = session.contents.outcome_out(ticket, (reason, headers, body))
+    outcome = Outcome(OutcomeKind(kind), status, body, at, Lane(lane), reason, _headers_value(headers), batch)
+    return Settled(ticket, outcome, None if entry[0] is None else entry_value(session, tuple(entry)))
+
+
+def entry_row(
+    session: Session, entry: Entry, credential: int, kind: EntryKind, would_have_paid: int | None, tags: str | None
+) -> Row:
+    identity = entry.ticket, entry.purchase, entry.at, entry.lane._value_, kind._value_
+    usage = None if entry.usage is None else to_json(entry.usage)
+    price = usage, entry.paid, would_have_paid
+    reason = session.contents.text_in(entry.reason)
+    return *identity, entry.provider, credential, entry.model, *price, reason, tags_text(entry.tags) or tags
+
+
+def entry_value(session: Session, row: Row) -> Entry:
+    """Converts a row whose columns are the fields of an entry, in order."""
+    ticket, purchase, at, lane, kind, provider, credential, model, usage, paid, would, reason, tags = row
+    bought = ticket, purchase, at, Lane(lane), EntryKind(kind), provider, credential, model
+    used = None if usage is None else _usage_decoder.decode(usage)
+    return Entry(*bought, used, paid, would, session.contents.text_out(reason), _tags(tags))
+
+
+def batch_value(session: Session, row: Row) -> Batch:
+    """Converts a row whose columns are the fields of a batch, in order, without `key`."""
+    number, pool, nonce, state, *rest, abandoned, note, unsent = row
+    flags = bool(abandoned), session.contents.text_out(note), bool(unsent)
+    fields: Row = (number, pool, session.pool_key(pool), nonce, BatchState(state), *rest, *flags)
+    return Batch(*fields)
+
+
+def call_value(session: Session, row: Row) -> CallRow:
+    """Converts a row whose columns are the fields of a `CallRow`, in order."""
+    model, state, lane = session.contents.text_out(row[4]), TicketState(row[5]), Lane(row[6])
+    awaited, size, batch, reason, tags, kind, *costs = row[11:]
+    sent = bool(awaited), size, batch, session.contents.text_out(reason), _tags(tags)
+    fields: Row = (*row[:4], model, state, lane, *row[7:11], *sent, kind and OutcomeKind(kind), *costs)
+    return CallRow(*fields)
 
 
 # ------------------------------------------------------------ statements

@@ -14,10 +14,9 @@ import psycopg
 from carpool.core.errors import StoreError
 from carpool.core.keys import VirtualKey
 from carpool.core.model import Totals
-from carpool.stores.encryption import SALT, check_sealing
+from carpool.stores.encryption import check_sealing, unseal
 from carpool.stores.operations import calls, ledger
-from carpool.stores.operations.codec import Row
-from carpool.stores.operations.session import Transaction, no_store
+from carpool.stores.operations.session import Row, Transaction, no_store
 from carpool.stores.operations.store import OperatedStore, open_in_thread
 from carpool.stores.postgres.groups import PATIENCE_S, PostgresGroups
 from carpool.stores.postgres.notify import NotifyChannel
@@ -114,7 +113,7 @@ def _open(address: Address, secret: bytes | None, encrypt: bool, own_clock: bool
         migrate(connection, address)
         session = PostgresSession(connection, address.name, own_clock=own_clock)
         secret = settle_secret(session, secret, address, os.environ)
-        session.unseal(secret, encrypt=encrypt)
+        unseal(session, secret, encrypt=encrypt)
     except psycopg.Error as error:
         connection.close()
         raise translate(error, address.name) from None
@@ -164,11 +163,11 @@ def inspect(url: str, *, encrypt: bool) -> list[VirtualKey]:
         try:
             if standing(connection, address) == 0:
                 secret_in(os.environ)
-                check_sealing(None, address.name, encrypt=encrypt)
+                check_sealing(None, encrypt=encrypt)
                 return []
             session = PostgresSession(connection, address.name)
             find_secret(session, None, address, os.environ)
-            check_sealing(session.meta(SALT), address.name, encrypt=encrypt)
+            check_sealing(session, encrypt=encrypt)
             return calls.all_keys(session)
         except psycopg.Error as error:
             raise translate(error, address.name) from None

@@ -37,7 +37,7 @@ from psycopg.pq import TransactionStatus
 from carpool.core.bounded import backoff
 from carpool.core.errors import StoreError
 from carpool.stores.operations import batches, calls, ledger
-from carpool.stores.operations.codec import BIGGEST, Row, to_json
+from carpool.stores.operations.session import BIGGEST, Row, to_json
 from carpool.stores.operations.writer import Groups, Job, Work, each, runs, work
 from carpool.stores.postgres.session import PostgresSession, again, lost, state_of, translate
 
@@ -49,7 +49,7 @@ _TRIES = 20  # of a group that loses races against other transactions
 _READS = frozenset(
     each(operation)
     for operation in (
-        *(calls.outcome, calls.outcomes, calls.parcel, calls.views, calls.pools, calls.due, calls.next_due),
+        *(calls.outcome, calls.outcomes, calls.parcel, calls.views, batches.pools, batches.due, batches.next_due),
         *(calls.counts, batches.still_mine, batches.lines, batches.batches, batches.batch, batches.open_calls),
         *(batches.unmentioned, batches.known_provider_ids, batches.suspects, batches.leaders),
         *(ledger.attempts, ledger.totals, ledger.entries, ledger.recall, calls.keys),

@@ -16,7 +16,7 @@ from typing import Any
 import psycopg
 
 from carpool.core.bounded import backoff
-from carpool.stores.operations.codec import Row, to_json
+from carpool.stores.operations.session import Row, to_json
 from carpool.stores.operations.store import BATCHES, POOLS, SETTLED
 
 _PAYLOAD = 7_900  # bytes; the server's limit is just below 8,000

@@ -17,8 +17,7 @@ from psycopg.types.numeric import Int8BinaryDumper, Int8Dumper
 
 from carpool.core.errors import ConfigError, StoreError, StoreTooNew, WrongSecret
 from carpool.stores import secret as secrets
-from carpool.stores.operations.codec import Row
-from carpool.stores.operations.session import Session
+from carpool.stores.operations.session import Row, Session
 from carpool.stores.operations.session import migrations as numbered_migrations
 from carpool.stores.postgres.session import hopeless, translate
 

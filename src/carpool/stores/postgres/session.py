@@ -12,8 +12,7 @@ from psycopg import Connection, Cursor
 
 from carpool.core.errors import StoreAway, StoreError, StoreUnwritable
 from carpool.core.model import PoolKey
-from carpool.stores.operations.codec import Row, to_json
-from carpool.stores.operations.session import Parameters, Session, load_statements
+from carpool.stores.operations.session import Parameters, Row, Session, load_statements, to_json
 
 SHARDS = 64  # rows that each count is spread over, so that processes don't wait for each other's locks
 

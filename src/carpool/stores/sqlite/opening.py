@@ -12,19 +12,21 @@ import fcntl
 import os
 import sqlite3
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from functools import partial
 from pathlib import Path
 
+import msgspec
+
 from carpool.core.errors import ConfigError, StoreCorrupt, StoreError, StoreLocked, StoreTooNew, StoreUnwritable
 from carpool.core.keys import VirtualKey
+from carpool.core.model import Entry
 from carpool.stores import secret as secrets
-from carpool.stores.encryption import SALT, check_sealing
+from carpool.stores.encryption import check_sealing, unseal
 from carpool.stores.operations import calls
 from carpool.stores.operations.ledger import record
 from carpool.stores.operations.session import Transaction, migrations, no_store
 from carpool.stores.secret import find_secret, load_secret
-from carpool.stores.sqlite.attempts import forget, left_behind
 from carpool.stores.sqlite.session import SqliteSession, translate
 
 APPLICATION_ID = 0x63617270  # "carp", so that another program's database is recognised
@@ -206,13 +208,13 @@ def inspect_file(real: str, secret: bytes | None = None, *, encrypt: bool = Fals
                     session = SqliteSession(connection, real)
                     check = session.meta("secret_check")  # before the secret, which a new store writes first
                     secrets.verify_found(secret or find_secret(real, os.environ), check, real)
-                    check_sealing(session.meta(SALT), real, encrypt=encrypt)
+                    check_sealing(session, encrypt=encrypt)
                     known = session.execute("SELECT 1 FROM sqlite_schema WHERE name = 'virtual_keys'").fetchone()
                     return calls.all_keys(session) if known else []
         except sqlite3.Error as error:
             raise translate(error, real) from error
     find_secret(real, os.environ)
-    check_sealing(None, real, encrypt=encrypt)
+    check_sealing(None, encrypt=encrypt)
     return []
 
 
@@ -273,13 +275,29 @@ def _recover(session: SqliteSession, path: str | None, secret: bytes, encrypt: b
     with immediate(session.connection):
         for statement in ("void_engines", "void_leaders", "void_owners", "void_awaiters", "void_senders"):
             session.run(statement)
-    session.unseal(secret, encrypt=encrypt)
+    unseal(session, secret, encrypt=encrypt)
     session.forget()
     if path is not None:
         if entries := left_behind(path):
             with immediate(session.connection):
                 record(session, entries)
-        forget(path)
+        for file in attempt_files(path):
+            file.unlink(missing_ok=True)
+
+
+def attempt_files(path: str) -> list[Path]:
+    return [Path(f"{path}.attempts-{number}") for number in (1, 2)]
+
+
+def left_behind(path: str) -> list[Entry]:
+    """Returns the attempts that a crash left out of the ledger, without incomplete lines."""
+    entries = []
+    for file in attempt_files(path):
+        if file.exists():
+            for line in file.read_bytes().split(b"\n"):
+                with suppress(msgspec.DecodeError):
+                    entries.append(msgspec.json.decode(line, type=Entry))
+    return entries
 
 
 @contextmanager

@@ -8,8 +8,7 @@ from functools import cache
 from itertools import chain
 
 from carpool.core.errors import StoreCorrupt, StoreError, StoreLocked, StoreUnwritable
-from carpool.stores.operations.codec import Row
-from carpool.stores.operations.session import SQL, Parameters, Session
+from carpool.stores.operations.session import SQL, Parameters, Row, Session
 from carpool.stores.operations.writer import Groups, Job, runs, work
 
 # Every step of a statement releases the GIL, and it may take 5 ms to get it back from a busy event loop. So one
@@ -51,7 +50,7 @@ class SqliteSession(Session):
 
     def forget(self) -> None:
         self._credentials = dict(self.rows("credentials"))
-        self._words = {self.sealing.text_out(text): number for text, number in self.rows("words")}
+        self._words = {self.contents.text_out(text): number for text, number in self.rows("words")}
         self._pools = {row[0]: self._pool_value(row) for row in self.rows("all_pools")}
         self._numbers = {key: number for number, key in self._pools.items()}
 
