@@ -17,7 +17,7 @@ import uvloop
 from carpool.core.errors import NotConnected
 from carpool.core.ports import HttpRequest
 from carpool.http import Http1Client, OutgoingProxy
-from carpool.http.http1.client import is_link_local
+from carpool.http.http1_client import is_link_local
 
 from .test_http1 import always, certificate, serving
 

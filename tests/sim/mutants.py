@@ -488,17 +488,17 @@ MUTANTS = (
     ),
     Mutant(
         "a redirect is followed with the key",
-        "src/carpool/http/http1/client.py",
-        "        return Http1Response(exchange)\n",
+        "src/carpool/http/http1_client.py",
+        "        return exchange\n",
         '        moved = dict(exchange.headers).get("location")\n'
         "        if moved is not None:\n"
         "            return await self.send(HttpRequest(request.method, moved, request.headers, request.body))\n"
-        "        return Http1Response(exchange)\n",
+        "        return exchange\n",
         test="tests/frontends/proxy/test_hosts.py",
     ),
     Mutant(
         "a name that leads to the metadata service is asked",
-        "src/carpool/http/http1/client.py",
+        "src/carpool/http/http1_client.py",
         "if not self._allow_link_local and any(",
         "if self._allow_link_local and any(",
         test="tests/http/test_tunnel.py",

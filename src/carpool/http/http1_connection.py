@@ -2,7 +2,8 @@
 
 The client must tell apart two kinds of failure, because one of them may cost money:
 
-- Never connected: opening the connection failed, so provably nothing was sent (`NotConnected`, raised in `client.py`).
+- Never connected: opening the connection failed, so provably nothing was sent (`NotConnected`, raised in
+  `http1_client.py`).
 - Cut after sending: once `begin` has written the first byte, the provider may have acted on the request. A reset or an
   unparsable response is `Severed`, a timeout is `TimedOut`. The outcome is unknown, and nothing here retries.
 
@@ -21,7 +22,7 @@ import asyncio
 import select
 import socket
 from collections import deque
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from functools import lru_cache
 from typing import Any, ClassVar
 
@@ -139,10 +140,20 @@ class Http1Exchange:
             self._connection.pause(False)
         return chunk
 
+    async def chunks(self) -> AsyncIterator[bytes]:
+        while (chunk := await self.take()) is not None:
+            yield chunk
+
+    async def read(self) -> bytes:
+        return b"".join([chunk async for chunk in self.chunks()])
+
     def give_up(self) -> None:
         if self._connection is not None:
             self._connection.abort()
             self._connection = None
+
+    async def aclose(self) -> None:
+        self.give_up()
 
 
 class PushedExchange(Struct, eq=False):

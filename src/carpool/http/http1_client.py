@@ -5,10 +5,11 @@ from __future__ import annotations
 
 import asyncio
 import ipaddress
+import re
 import socket
 import ssl
 from base64 import b64encode
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from functools import lru_cache
 from typing import Any, NamedTuple
@@ -17,12 +18,15 @@ from urllib.parse import urlsplit
 from carpool.core.errors import NotConnected, Severed, WireError
 from carpool.core.model import Headers
 from carpool.core.ports import HttpRequest, ResponseReceiver, StreamedBody
-from carpool.http.http1.connection import Http1Connection, Http1Exchange, PushedExchange
-from carpool.http.http1.requests import BLOCK, Unmade, blocks, head_of, sliced
+from carpool.http.http1_connection import Http1Connection, Http1Exchange, PushedExchange
 
-# ------------------------------------------------------------ addresses
-
+BLOCK = 64 * 1024
+SWEEP_S = 15.0  # an idle connection is closed after one or two of these
+LARGEST_PROXY_ANSWER = 16 * 1024
 _METADATA_V6 = ipaddress.ip_address("fd00:ec2::254")
+_TOKEN = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
+_TARGET = re.compile(r"[!-~]+")
+_FRAMING = ("content-length", "transfer-encoding")
 
 
 def host_of(url: str) -> str:
@@ -39,10 +43,6 @@ def is_link_local(address: str) -> bool:
     parsed = ipaddress.ip_address(address.partition("%")[0])
     parsed = getattr(parsed, "ipv4_mapped", None) or parsed
     return parsed.is_link_local or parsed == _METADATA_V6
-
-
-SWEEP_S = 15.0  # an idle connection is closed after one or two of these
-LARGEST_PROXY_ANSWER = 16 * 1024
 
 
 class Origin(NamedTuple):
@@ -82,7 +82,7 @@ class Http1Client:
         self._sweeper: asyncio.TimerHandle | None = None
         self._closed = False
 
-    async def send(self, request: HttpRequest) -> Http1Response:
+    async def send(self, request: HttpRequest) -> Http1Exchange:
         head, origin = self._head(request)
         connection = self._idle_connection(origin) or await self._connect(origin, request.timeout)
         exchange = Http1Exchange(connection, origin.host, request)
@@ -97,7 +97,7 @@ class Http1Client:
         except BaseException:
             exchange.give_up()
             raise
-        return Http1Response(exchange)
+        return exchange
 
     def push(self, request: HttpRequest, taker: ResponseReceiver) -> PushedExchange | None:
         head, origin = self._head(request)
@@ -210,21 +210,76 @@ class Http1Client:
             self._sweeper = asyncio.get_running_loop().call_later(SWEEP_S, self._sweep)
 
 
-class Http1Response:
-    def __init__(self, exchange: Http1Exchange) -> None:
-        self._exchange = exchange
-        self.status: int = exchange.status
-        self.headers: Headers = exchange.headers
+# ------------------------------------------------------------ requests
 
-    async def chunks(self) -> AsyncIterator[bytes]:
-        while (chunk := await self._exchange.take()) is not None:
-            yield chunk
 
-    async def read(self) -> bytes:
-        return b"".join([chunk async for chunk in self.chunks()])
+@lru_cache(1024)
+def _split(url: str) -> tuple[Origin, str, str]:
+    """Splits a URL into origin, authority (for the Host header) and request target; the target stays unchanged."""
+    scheme, _, rest = url.partition("#")[0].partition("://")
+    ends = [at for mark in "/?" if (at := rest.find(mark)) >= 0]
+    authority, target = (rest[: min(ends)], rest[min(ends) :]) if ends else (rest, "/")
+    secure = scheme.lower() == "https"
+    try:
+        parts = urlsplit(f"{scheme}://{authority}")
+        host, port = parts.hostname, parts.port
+    except ValueError:
+        host = port = None
+    if not host or scheme.lower() not in ("http", "https"):
+        raise NotConnected(f"This is no request that can be sent to {host or 'the provider'}.")
+    origin = Origin(secure, host, port or (443 if secure else 80))
+    return origin, authority.rpartition("@")[2], target if target[0] == "/" else "/" + target
 
-    async def aclose(self) -> None:
-        self._exchange.give_up()
+
+def head_of(request: HttpRequest, authority: str, target: str, host: str) -> bytes:
+    """Returns request line and headers. Refuses values that could inject further headers."""
+    try:
+        before, after = _around_framing(request.method, authority, target, request.headers)
+    except ValueError:
+        raise NotConnected(f"This is no request that can be sent to {host}.") from None
+    return before + _framing(request) + after
+
+
+@lru_cache(512)  # a client sends the same headers with every call; like the keyring, in memory only
+def _around_framing(method: str, authority: str, target: str, headers: Headers) -> tuple[bytes, bytes]:
+    """Returns the parts of the head before and after the framing header, which depends on the body."""
+    before, after = [f"{method} {target} HTTP/1.1", f"host: {authority}"], list[str]()
+    lines = before
+    for name, value in headers:
+        lower = name.lower()
+        if lower in _FRAMING:
+            lines = after
+        elif lower != "host":
+            lines.append(f"{name}: {value}")
+            if not _TOKEN.fullmatch(name):
+                raise ValueError("This is no name of a header.")
+    text = "".join([*before, *after])
+    if "\n" in text or "\r" in text or "\0" in text or not _TARGET.fullmatch(target):
+        raise ValueError("A line break would begin another header.")
+    return "\r\n".join([*before, ""]).encode("latin-1"), "\r\n".join([*after, "", ""]).encode("latin-1")
+
+
+def _framing(request: HttpRequest) -> bytes:
+    """Returns the framing header: content-length, or chunked encoding if the length is unknown."""
+    length = request.body.length if isinstance(request.body, StreamedBody) else len(request.body)
+    if length is None:
+        return b"transfer-encoding: chunked\r\n"
+    if length or request.method in ("POST", "PUT", "PATCH"):
+        return b"content-length: %d\r\n" % length
+    return b""
+
+
+def framed(request: HttpRequest) -> list[tuple[str, str]]:
+    """Returns the request's headers with the framing header for its body."""
+    headers = [(name, value) for name, value in request.headers if name.lower() not in _FRAMING]
+    if line := _framing(request):
+        name, _, value = line.decode().strip().partition(": ")
+        headers.append((name, value))
+    return headers
+
+
+class Unmade(Exception):
+    """The body could not be produced as announced, so the request was aborted."""
 
 
 async def _upload(connection: Http1Connection, exchange: Http1Exchange, body: bytes | StreamedBody, host: str) -> None:
@@ -259,28 +314,33 @@ async def _write(connection: Http1Connection, exchange: Http1Exchange, body: Str
     exchange.uploaded = True
 
 
-async def _resolve(host: str, port: int) -> list[tuple[Any, Any, int, str, Any]]:
-    """Resolves a host, IPv4 first: where IPv6 is broken, packets may be dropped silently."""
-    infos = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
-    return sorted(infos, key=lambda info: info[0] != socket.AF_INET)
+async def blocks(body: StreamedBody) -> AsyncGenerator[bytes, None]:
+    """Yields the body in blocks of at least `BLOCK` bytes, because each block costs a pass through the client; none is
+    empty, which would end a chunked body. Raises `Unmade` if the total is not the announced length.
+
+    A live body is not buffered: its producer may wait for the effect of the last piece.
+    """
+    least, sent, size, buffered = 1 if body.live else BLOCK, 0, 0, list[bytes]()
+    async for piece in body.pieces:
+        buffered.append(piece)
+        size += len(piece)
+        if body.length is not None and sent + size > body.length:
+            raise Unmade(f"The body is longer than the {body.length} bytes announced.")
+        if size >= least:
+            yield b"".join(buffered)
+            sent += size
+            size = 0
+            buffered.clear()
+    if size:
+        yield b"".join(buffered)
+    if body.length not in (None, sent + size):
+        raise Unmade(f"The body ended after {sent + size} of the {body.length} bytes announced.")
 
 
-@lru_cache(1024)
-def _split(url: str) -> tuple[Origin, str, str]:
-    """Splits a URL into origin, authority (for the Host header) and request target; the target stays unchanged."""
-    scheme, _, rest = url.partition("#")[0].partition("://")
-    ends = [at for mark in "/?" if (at := rest.find(mark)) >= 0]
-    authority, target = (rest[: min(ends)], rest[min(ends) :]) if ends else (rest, "/")
-    secure = scheme.lower() == "https"
-    try:
-        parts = urlsplit(f"{scheme}://{authority}")
-        host, port = parts.hostname, parts.port
-    except ValueError:
-        host = port = None
-    if not host or scheme.lower() not in ("http", "https"):
-        raise NotConnected(f"This is no request that can be sent to {host or 'the provider'}.")
-    origin = Origin(secure, host, port or (443 if secure else 80))
-    return origin, authority.rpartition("@")[2], target if target[0] == "/" else "/" + target
+async def sliced(body: bytes) -> AsyncGenerator[bytes, None]:
+    view = memoryview(body)
+    for start in range(0, len(body), BLOCK):
+        yield bytes(view[start : start + BLOCK])
 
 
 # ------------------------------------------------------------ outgoing proxy
@@ -320,6 +380,12 @@ class OutgoingProxy:
         raise NotConnected(f"The proxy {self.host} would not connect to {host} (status {status}).")
 
 
+async def _resolve(host: str, port: int) -> list[tuple[Any, Any, int, str, Any]]:
+    """Resolves a host, IPv4 first: where IPv6 is broken, packets may be dropped silently."""
+    infos = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    return sorted(infos, key=lambda info: info[0] != socket.AF_INET)
+
+
 async def _open_socket(host: str, port: int) -> socket.socket:
     last_error: OSError = OSError("no address")
     for family, kind, protocol, _, address in await _resolve(host, port):
@@ -327,11 +393,12 @@ async def _open_socket(host: str, port: int) -> socket.socket:
         connection.setblocking(False)
         try:
             await asyncio.get_running_loop().sock_connect(connection, address)
-        except BaseException as error:
+        except OSError as error:
             connection.close()
-            if not isinstance(error, OSError):
-                raise
             last_error = error
+        except BaseException:
+            connection.close()
+            raise
         else:
             return connection
     raise last_error
