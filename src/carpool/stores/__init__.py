@@ -3,25 +3,22 @@
 from __future__ import annotations
 
 import asyncio
-import os
-import sqlite3
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
 from urllib.parse import parse_qsl, unquote, urlencode, urlsplit
 
-from carpool.core.errors import ConfigError, StoreError
+from carpool.core.errors import ConfigError
 from carpool.core.keys import VirtualKey
 from carpool.core.model import Totals
 from carpool.core.ports import Store
 from carpool.stores.encryption import check_sealing
-from carpool.stores.operations import calls, ledger
-from carpool.stores.operations.session import Session, Transaction, no_store
+from carpool.stores.operations import calls
+from carpool.stores.operations.session import Session, Transaction
 from carpool.stores.secret import load_secret
 from carpool.stores.sqlite import SqliteStore
-from carpool.stores.sqlite.opening import connect_to_read, inspect_file, is_there, migrate, open_alone, real_path
-from carpool.stores.sqlite.session import SqliteSession, translate
+from carpool.stores.sqlite.opening import inspect_file, is_there, look, open_alone, real_path
 
 __all__ = ["KeyAdmin", "SqliteStore", "carries_password", "check_url", "inspect_store", "is_postgres", "load_secret"]
 __all__ += ["open_inline", "open_keys", "open_store", "peek", "shown", "sqlite_path", "store_exists"]
@@ -54,7 +51,7 @@ async def peek(url: str | Path) -> tuple[list[Totals], Mapping[str, int]]:
     path = sqlite_path(url)
     if path is None:
         raise ConfigError("A store in memory can't be looked at from outside. Name the store's file.")
-    return await asyncio.to_thread(_peek, path)
+    return await asyncio.to_thread(look, path)
 
 
 def store_exists(url: str | Path | None) -> bool:
@@ -74,7 +71,7 @@ def inspect_store(url: str | Path | None, *, encrypt: bool = False) -> list[Virt
     path = sqlite_path(url)
     if path is not None:
         return inspect_file(real_path(path), encrypt=encrypt)
-    load_secret(None, os.environ)
+    load_secret(None)
     check_sealing(None, encrypt=encrypt)
     return []
 
@@ -85,22 +82,6 @@ def check_url(url: str | Path | None) -> None:
         postgres_module().address_of(str(url))
     else:
         sqlite_path(url)
-
-
-def _peek(path: str) -> tuple[list[Totals], Mapping[str, int]]:
-    """Reads without taking the lock, so that it does not disturb the process that uses the store."""
-    if not os.path.isfile(path):  # noqa: PTH113  unlike Path.is_file it never raises
-        raise StoreError(no_store(path))
-    try:
-        with closing(connect_to_read(path)) as db:
-            if db.execute("SELECT count(*) FROM sqlite_schema").fetchone() == (0,):
-                return [], {}
-            migrate(db, path)  # on a read-only connection it only checks the version
-            db.execute("BEGIN")  # one snapshot for both queries
-            session = SqliteSession(db, path)
-            return ledger.totals(session), calls.counts(session)
-    except sqlite3.Error as error:
-        raise translate(error, path) from error
 
 
 def sqlite_path(url: str | Path | None) -> str | None:

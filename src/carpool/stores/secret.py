@@ -1,4 +1,5 @@
-"""The secret for hashing credentials: from the environment, from a file beside the store, or random."""
+"""The secret for hashing credentials: from the environment, from a file, or random. A store keeps a value by which it
+recognises its secret."""
 
 from __future__ import annotations
 
@@ -11,84 +12,84 @@ from contextlib import suppress
 from pathlib import Path
 
 from carpool.core.errors import ConfigError, StoreUnwritable, WrongSecret
+from carpool.stores.operations.session import Session
 
 VARIABLE = "CARPOOL_SECRET"
 SHORTEST = 16
 
 
-def load_secret(path: str | None, env: Mapping[str, str]) -> bytes:
+def load_secret(path: str | None, env: Mapping[str, str] = os.environ) -> bytes:
     """Returns `CARPOOL_SECRET`, else the contents of `<path>.secret` (mode 0600, created if missing); for a store in
     memory, a random secret."""
     if path is None:
-        return secret_in(env) or secrets.token_bytes(32)
-    return load_secret_at(Path(f"{os.path.realpath(path)}.secret"), env)
+        return find_secret(None, env) or secrets.token_bytes(32)
+    return _load_file(secret_file(path), env)
 
 
-def load_secret_at(file: Path, env: Mapping[str, str]) -> bytes:
-    """Returns `CARPOOL_SECRET`, else the contents of the file (mode 0600, created if missing)."""
-    secret = find_secret_at(file, env)
+def secret_file(path: str) -> Path:
+    return Path(f"{os.path.realpath(path)}.secret")
+
+
+def find_secret(file: Path | None, env: Mapping[str, str] = os.environ) -> bytes | None:
+    """Returns `CARPOOL_SECRET`, else the contents of the file; None if neither exists. Creates nothing."""
+    given = env.get(VARIABLE)
+    if given is not None and len(given) < SHORTEST:
+        raise ConfigError(f"{VARIABLE} is too short: it must have at least {SHORTEST} characters.")
+    if given is not None or file is None:
+        return None if given is None else given.encode()
+    try:
+        text = file.read_text("ascii").strip()
+    except FileNotFoundError:
+        return None
+    except (OSError, UnicodeDecodeError) as error:
+        raise _unusable(file, error) from error
+    if len(text) < SHORTEST:
+        raise WrongSecret(f"The secret {file} is damaged: put the earlier file back, or set {VARIABLE}.")
+    return text.encode()
+
+
+def find_store_secret(session: Session, given: bytes | None, file: Path) -> bytes | None:
+    """Returns the store's secret, None if it has none yet. Raises if the secret is missing, or is another one."""
+    check = session.meta("secret_check")  # before the secret, which a new store writes first
+    secret = given or find_secret(file)
+    if check is None:
+        return secret
+    if secret is None:
+        raise WrongSecret(
+            f"The store {session.name} was made with a secret that is not known here. Set {VARIABLE} to it, for every "
+            f"process that uses the store, or put back {file} from the machine that made it; or start with a new store."
+        )
+    if not hmac.compare_digest(_check_value(secret), check):
+        raise WrongSecret(
+            f"The store {session.name} was made with another secret, so its credentials can't be recognised. "
+            f"Set {VARIABLE} to the earlier secret or put {file} back; or start with a new store."
+        )
+    return secret
+
+
+def settle_secret(session: Session, given: bytes | None, file: Path) -> bytes:
+    """As `find_store_secret`; a store without a secret gets one, which is kept in the file unless it is configured."""
+    secret = find_store_secret(session, given, file) or _load_file(file, os.environ)
+    session.make_meta("secret_check", _check_value(secret))
+    find_store_secret(session, secret, file)  # another process may have been faster
+    return secret
+
+
+def _check_value(secret: bytes) -> str:
+    return hmac.new(secret, b"carpool store check", hashlib.sha256).hexdigest()
+
+
+def _load_file(file: Path, env: Mapping[str, str]) -> bytes:
+    secret = find_secret(file, env)
     if secret is None:
         try:
             file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             _create(file)
         except OSError as error:
             raise _unusable(file, error) from error
-        secret = find_secret_at(file, env)
+        secret = find_secret(file, env)
     assert secret is not None
     return secret
-
-
-def find_secret(path: str, env: Mapping[str, str]) -> bytes | None:
-    """As `load_secret`, but creates nothing: None if opening the store would create a secret."""
-    return find_secret_at(Path(f"{os.path.realpath(path)}.secret"), env)
-
-
-def find_secret_at(file: Path, env: Mapping[str, str]) -> bytes | None:
-    return secret_in(env) or _read(file)
-
-
-def secret_in(env: Mapping[str, str]) -> bytes | None:
-    given = env.get(VARIABLE)
-    if given is not None and len(given) < SHORTEST:
-        raise ConfigError(f"{VARIABLE} is too short: it must have at least {SHORTEST} characters.")
-    return None if given is None else given.encode()
-
-
-def check_value(secret: bytes) -> str:
-    """Returns the value that a store keeps to recognise its secret without storing it."""
-    return hmac.new(secret, b"carpool store check", hashlib.sha256).hexdigest()
-
-
-def verify(secret: bytes, kept: str, name: str) -> None:
-    if not hmac.compare_digest(check_value(secret), kept):
-        raise WrongSecret(
-            f"The store {name} was made with another secret, so its credentials can't be recognised. "
-            f"Set {VARIABLE} to the earlier secret or put {name}.secret back; or start with a new store."
-        )
-
-
-def verify_found(secret: bytes | None, kept: str | None, name: str) -> None:
-    """As `verify`, for a store that is only inspected: a missing secret is an error unless the store is new."""
-    if kept is None:
-        return
-    if secret is None:
-        raise WrongSecret(
-            f"The secret of the store {name} is missing. Set {VARIABLE} to it or put {name}.secret back; or start with "
-            "a new store."
-        )
-    verify(secret, kept, name)
-
-
-def _read(path: Path) -> bytes | None:
-    try:
-        text = path.read_text("ascii").strip()
-    except FileNotFoundError:
-        return None
-    except (OSError, UnicodeDecodeError) as error:
-        raise _unusable(path, error) from error
-    if len(text) < SHORTEST:
-        raise WrongSecret(f"The secret {path} is damaged: put the earlier file back, or set {VARIABLE}.")
-    return text.encode()
 
 
 def _unusable(path: Path, error: Exception) -> StoreUnwritable:

@@ -15,10 +15,9 @@ import pytest
 from carpool.core.errors import ConfigError, StoreError, StoreTooNew, WrongSecret
 from carpool.core.keys import VirtualKey, new_key
 from carpool.core.lifecycle import BatchState
-from carpool.stores import carries_password, check_url, open_keys, open_store, peek, shown
+from carpool.stores import carries_password, check_url, open_keys, open_store, peek, postgres, shown
 from carpool.stores.operations.session import SQL
-from carpool.stores.postgres import PostgresStore, address_of, opening
-from carpool.stores.postgres.opening import migrations
+from carpool.stores.postgres import PostgresStore, address_of, migrations
 from carpool.stores.postgres.session import statements
 from tests.support.postgres import schema_url, shared_url
 from tests.support.stores import ME, T0, admission, admit_one, board, settlement
@@ -156,7 +155,7 @@ async def test_an_older_one_is_brought_up_to_date_while_others_work(url: str, mo
     old = await PostgresStore.open(url, secret=SECRET, own_clock=False)
     newest = max(migrations())
     later = migrations() | {newest + 1: f"-- oldest: {newest}\nALTER TABLE calls ADD COLUMN extra text;"}
-    monkeypatch.setattr(opening, "migrations", lambda: later)
+    monkeypatch.setattr(postgres, "migrations", lambda: later)
     new = await PostgresStore.open(url, secret=SECRET, own_clock=False)
     await old.join(ME, T0, 300)
     await board(old, [1, 2, 3, 4, 5, 6])
@@ -171,7 +170,7 @@ def test_both_databases_have_the_same_statements() -> None:
     beginnings = {"all_pools", "credentials", "words", "engines"}  # read once by who is alone
     beginnings |= {name for name in theirs if name.startswith("void_")}
     assert theirs - ours == beginnings
-    text = "".join(path.read_text("utf-8") for path in Path(opening.__file__).parents[1].rglob("*.py"))
+    text = "".join(path.read_text("utf-8") for path in Path(postgres.__file__).parents[1].rglob("*.py"))
     unnamed = [name for name in ours - theirs if f'"{name}"' not in text and not name.endswith("_known")]
     assert unnamed == []
 

@@ -4,37 +4,52 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
+import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
+from dataclasses import dataclass, field
 from functools import partial
+from pathlib import Path
 from typing import Any, Self
+from urllib.parse import parse_qsl, unquote, urlencode, urlsplit
+from uuid import uuid4
 
 import psycopg
+from psycopg.types.numeric import Int8BinaryDumper, Int8Dumper
 
-from carpool.core.errors import StoreError
+from carpool.core.errors import ConfigError, StoreError, StoreTooNew
 from carpool.core.keys import VirtualKey
 from carpool.core.model import Totals
+from carpool.stores import secret as secrets
 from carpool.stores.encryption import check_sealing, unseal
 from carpool.stores.operations import calls, ledger
 from carpool.stores.operations.session import Row, Transaction, no_store
+from carpool.stores.operations.session import migrations as numbered_migrations
 from carpool.stores.operations.store import OperatedStore, open_in_thread
 from carpool.stores.postgres.groups import PATIENCE_S, PostgresGroups
 from carpool.stores.postgres.notify import NotifyChannel
-from carpool.stores.postgres.opening import (
-    Address,
-    address_of,
-    connect,
-    connect_first,
-    find_secret,
-    is_there,
-    migrate,
-    settle_secret,
-    standing,
-)
-from carpool.stores.postgres.session import PostgresSession, for_driver, translate
-from carpool.stores.secret import secret_in
+from carpool.stores.postgres.session import PostgresSession, for_driver, hopeless, translate
 
-__all__ = ["PostgresStore", "address_of", "exists", "inspect", "look", "open_alone"]
+OLDEST_SERVER = 140000
+SCHEMA = "carpool"
+migrations = partial(numbered_migrations, "postgres")
+_OPENING_PAUSES = (0.1, 0.2, 0.4, 0.8)  # the server may be starting up
+
+# A process that is stopped in the middle of a transaction loses its locks after 5 s. Every frequent query has an index;
+# outdated statistics of a growing table must not make the planner ignore it. Commits must be synchronous: a purchase
+# that the server lost in a crash would be bought again.
+_SETTINGS = """
+SET search_path TO {schema};
+SET idle_in_transaction_session_timeout = '5s';
+SET statement_timeout = '60s';
+SET enable_seqscan = off;
+SET jit = off;
+SELECT set_config('synchronous_commit', 'on', false) WHERE current_setting('synchronous_commit') = 'off'
+"""
+
+
+Opened = tuple[PostgresSession, bytes]
 
 
 class PostgresStore(OperatedStore):
@@ -100,36 +115,176 @@ class PostgresStore(OperatedStore):
             self._session.connection.close()
 
 
-Opened = tuple[PostgresSession, bytes]
-
-
 def _close(opened: Opened) -> None:
     opened[0].connection.close()
 
 
-def _open(address: Address, secret: bytes | None, encrypt: bool, own_clock: bool) -> Opened:
-    connection = connect_first(address)
+# ------------------------------------------------------------ connecting
+
+
+@dataclass(frozen=True)
+class Address:
+    """The address of a store. `name` is for messages and contains no password."""
+
+    conninfo: str = field(repr=False)
+    schema: str
+    name: str
+
+
+def address_of(url: str) -> Address:
+    """Parses `postgresql://user@host/database?schema=name`; other parameters are passed to the driver."""
+    parts = urlsplit(url)
+    asked = dict(parse_qsl(parts.query, keep_blank_values=True))
+    schema = asked.pop("schema", SCHEMA)
+    if not re.fullmatch(r"[a-z_][a-z0-9_]{0,62}", schema) or schema.startswith("pg_"):
+        raise ConfigError(f"{schema!r} can't be the store's schema. Use small letters, digits and underscores.")
+    # Not with `urlunsplit`: without a host it drops the slashes, which the driver requires.
+    conninfo = f"postgresql://{parts.netloc}{parts.path}" + (f"?{urlencode(asked)}" if asked else "")
     try:
-        migrate(connection, address)
-        session = PostgresSession(connection, address.name, own_clock=own_clock)
-        secret = settle_secret(session, secret, address, os.environ)
-        unseal(session, secret, encrypt=encrypt)
-    except psycopg.Error as error:
-        connection.close()
-        raise translate(error, address.name) from None
+        known = psycopg.conninfo.conninfo_to_dict(conninfo)
+    except psycopg.Error:  # its message may quote a password
+        raise ConfigError(
+            "The store's address can't be understood. Write it as postgresql://user@host:5432/database."
+        ) from None
+    host = known.get("host") or "localhost"
+    database = unquote(parts.path.strip("/")) or str(known.get("dbname") or "")
+    return Address(
+        conninfo, schema, f"postgresql://{host}/{database}" + (f"?schema={schema}" if schema != SCHEMA else "")
+    )
+
+
+def connect(address: Address) -> psycopg.Connection[Row]:
+    """Opens a connection in autocommit mode, so that transactions begin only with an explicit BEGIN."""
+    given = psycopg.conninfo.conninfo_to_dict(address.conninfo)
+    defaults = {"connect_timeout": "5", "application_name": "carpool", "tcp_user_timeout": "15000"}
+    defaults |= {"keepalives_idle": "10", "keepalives_interval": "5", "keepalives_count": "3"}
+    extra = {name: value for name, value in defaults.items() if name not in given}
+    connection = psycopg.connect(address.conninfo, autocommit=True, prepare_threshold=2, **extra)  # type: ignore[arg-type]
+    try:
+        _check_version(connection.info.server_version, address)
+        # All integers are sent as int8, the width of their columns: otherwise each width would be prepared separately.
+        connection.adapters.register_dumper(int, Int8Dumper)
+        connection.adapters.register_dumper(int, Int8BinaryDumper)
+        connection.execute(_SETTINGS.format(schema=address.schema))
     except BaseException:
         connection.close()
         raise
+    return connection
+
+
+def _check_version(version: int, address: Address) -> None:
+    if version < OLDEST_SERVER:
+        raise StoreError(f"The store {address.name} is PostgreSQL {version // 10000}: 14 or newer is needed.")
+
+
+def _connect_first(address: Address) -> psycopg.Connection[Row]:
+    """As `connect`, with a few retries, and with translated errors."""
+    pauses = iter(_OPENING_PAUSES)
+    while True:
+        try:
+            return connect(address)
+        except psycopg.Error as error:
+            pause = next(pauses, None)
+            if pause is None or hopeless(error):
+                raise translate(error, address.name) from None
+        threading.Event().wait(pause)
+
+
+@contextmanager
+def _connected(url: str) -> Iterator[tuple[psycopg.Connection[Row], Address]]:
+    address = address_of(url)
+    with closing(_connect_first(address)) as connection:
+        try:
+            yield connection, address
+        except psycopg.Error as error:
+            raise translate(error, address.name) from None
+
+
+# ------------------------------------------------------------ opening
+
+
+def _open(address: Address, secret: bytes | None, encrypt: bool, own_clock: bool) -> Opened:
+    connection = _connect_first(address)
+    try:
+        _migrate(connection, address)
+        session = PostgresSession(connection, address.name, own_clock=own_clock)
+        session.make_meta("store_id", uuid4().hex)
+        secret = secrets.settle_secret(session, secret, _secret_file(session))
+        unseal(session, secret, encrypt=encrypt)
+    except BaseException as error:
+        connection.close()
+        if isinstance(error, psycopg.Error):
+            raise translate(error, address.name) from None
+        raise
     return session, secret
+
+
+def _secret_file(session: PostgresSession) -> Path:
+    """In the user's config folder, named after the store, for other processes of this user on this machine."""
+    base = os.environ.get("XDG_CONFIG_HOME") or os.path.expanduser("~/.config")  # noqa: PTH111
+    return Path(base) / "carpool" / f"{session.meta('store_id') or ''}.secret"
+
+
+def _migrate(connection: psycopg.Connection[Row], address: Address) -> None:
+    """Brings the schema up to date, one process at a time; older and newer versions may keep working meanwhile."""
+    if _standing(connection, address) >= max(migrations()):
+        return
+    with connection.transaction():
+        key = f"carpool:migrate:{address.schema}"
+        connection.execute("SELECT pg_advisory_xact_lock(hashtextextended(%s, 0))", (key,))
+        version = _standing(connection, address)
+        if not connection.execute("SELECT 1 FROM pg_namespace WHERE nspname = %s", (address.schema,)).fetchone():
+            connection.execute(f"CREATE SCHEMA {address.schema}")
+        connection.execute("CREATE TABLE IF NOT EXISTS meta (name text PRIMARY KEY, value text NOT NULL)")
+        for number, script in migrations().items():
+            if number > version:
+                connection.execute(script)
+                _set_version(connection, number, script)
+
+
+def _is_there(connection: psycopg.Connection[Row], schema: str) -> bool:
+    """Whether the store exists. Queries the catalogue tables, because after waiting for a lock the server's cached
+    catalogue may be out of date."""
+    query = "SELECT 1 FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace WHERE nspname = %s AND relname = %s"
+    return connection.execute(query, (schema, "meta")).fetchone() is not None
+
+
+def _standing(connection: psycopg.Connection[Row], address: Address) -> int:
+    """Returns the schema version, 0 if there is no store. Raises if this carpool can't work with it."""
+    if not _is_there(connection, address.schema):
+        return 0
+    kept: dict[str, str] = dict(connection.execute("SELECT name, value FROM meta WHERE name LIKE 'schema%'").fetchall())
+    version, oldest = int(kept.get("schema_version", 0)), int(kept.get("schema_oldest", 0))
+    newest = max(migrations())
+    if oldest > newest:
+        raise StoreTooNew(
+            f"The store {address.name} has schema version {version}, which needs a carpool that knows {oldest}; this "
+            f"one knows {newest}. Upgrade carpool, or choose another store."
+        )
+    return version
+
+
+def _set_version(connection: psycopg.Connection[Row], number: int, script: str) -> None:
+    """Stores the schema version. `-- oldest: 3` in a script means that a carpool that knows only version 3 may still
+    work with this schema."""
+    oldest = re.search(r"^-- oldest: (\d+)", script, re.MULTILINE)
+    values = {"schema_version": number, "schema_oldest": int(oldest[1]) if oldest else number}
+    for name, value in values.items():
+        connection.execute(
+            "INSERT INTO meta (name, value) VALUES (%s, %s) ON CONFLICT (name) DO UPDATE SET value = excluded.value",
+            (name, str(value)),
+        )
+
+
+# ------------------------------------------------------------ looking at a store
 
 
 @contextmanager
 def open_alone(url: str, *, make: bool) -> Iterator[tuple[PostgresSession, bytes, Transaction]]:
     """Opens a session for managing keys, with its secret and a transaction that locks the keys."""
     address = address_of(url)
-    if not make:
-        with closing(connect_first(address)) as connection:
-            _check_there(connection, address)
+    if not make and not exists(url):
+        raise StoreError(no_store(address.name))
     session, secret = _open(address, None, encrypt=False, own_clock=True)
     with closing(session.connection) as connection:
         try:
@@ -145,42 +300,29 @@ def _lock_keys(connection: psycopg.Connection[Row]) -> Iterator[None]:
         yield
 
 
-def _check_there(connection: psycopg.Connection[Row], address: Address) -> None:
-    if not is_there(connection, address.schema):
-        raise StoreError(no_store(address.name))
-
-
 def exists(url: str) -> bool:
-    address = address_of(url)
-    with closing(connect_first(address)) as connection:
-        return is_there(connection, address.schema)
+    with _connected(url) as (connection, address):
+        return _is_there(connection, address.schema)
 
 
 def inspect(url: str, *, encrypt: bool) -> list[VirtualKey]:
     """Raises what opening the store would raise, and creates nothing. Returns its keys."""
-    address = address_of(url)
-    with closing(connect_first(address)) as connection:
-        try:
-            if standing(connection, address) == 0:
-                secret_in(os.environ)
-                check_sealing(None, encrypt=encrypt)
-                return []
-            session = PostgresSession(connection, address.name)
-            find_secret(session, None, address, os.environ)
-            check_sealing(session, encrypt=encrypt)
-            return calls.all_keys(session)
-        except psycopg.Error as error:
-            raise translate(error, address.name) from None
+    with _connected(url) as (connection, address):
+        if _standing(connection, address) == 0:
+            secrets.find_secret(None)
+            check_sealing(None, encrypt=encrypt)
+            return []
+        session = PostgresSession(connection, address.name)
+        secrets.find_store_secret(session, None, _secret_file(session))
+        check_sealing(session, encrypt=encrypt)
+        return calls.all_keys(session)
 
 
 def look(url: str) -> tuple[list[Totals], Mapping[str, int]]:
     """Returns the totals of the ledger and the counts by state, from one snapshot; changes nothing."""
-    address = address_of(url)
-    with closing(connect_first(address)) as connection:
-        try:
-            _check_there(connection, address)
-            connection.execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
-            session = PostgresSession(connection, address.name)
-            return ledger.totals(session), calls.counts(session)
-        except psycopg.Error as error:
-            raise translate(error, address.name) from None
+    with _connected(url) as (connection, address):
+        if not _is_there(connection, address.schema):
+            raise StoreError(no_store(address.name))
+        connection.execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
+        session = PostgresSession(connection, address.name)
+        return ledger.totals(session), calls.counts(session)

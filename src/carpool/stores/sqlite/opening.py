@@ -11,8 +11,8 @@ from __future__ import annotations
 import fcntl
 import os
 import sqlite3
-from collections.abc import Iterator
-from contextlib import closing, contextmanager, suppress
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, closing, contextmanager, suppress
 from functools import partial
 from pathlib import Path
 
@@ -20,14 +20,12 @@ import msgspec
 
 from carpool.core.errors import ConfigError, StoreCorrupt, StoreError, StoreLocked, StoreTooNew, StoreUnwritable
 from carpool.core.keys import VirtualKey
-from carpool.core.model import Entry
-from carpool.stores import secret as secrets
+from carpool.core.model import Entry, Totals
 from carpool.stores.encryption import check_sealing, unseal
-from carpool.stores.operations import calls
-from carpool.stores.operations.ledger import record
+from carpool.stores.operations import calls, ledger
 from carpool.stores.operations.session import Transaction, migrations, no_store
-from carpool.stores.secret import find_secret, load_secret
-from carpool.stores.sqlite.session import SqliteSession, translate
+from carpool.stores.secret import find_secret, find_store_secret, load_secret, secret_file, settle_secret
+from carpool.stores.sqlite.session import SqliteSession, translated
 
 APPLICATION_ID = 0x63617270  # "carp", so that another program's database is recognised
 BUSY_MS = 5_000
@@ -46,41 +44,30 @@ _PRAGMAS = (
 )
 
 
-class FileLock:
-    """Held from `acquire` to `release`. The lock file contains the holder's pid, for the error message only."""
-
-    def __init__(self, path: str) -> None:
-        self._store = path
-        self._path = f"{path}.lock"
-        self._descriptor: int | None = None
-
-    def acquire(self) -> None:
-        try:
-            descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        except OSError as error:
-            raise StoreUnwritable(
-                f"The store {self._store} can't be locked: {self._path} can't be written ({error.strerror})."
-            ) from error
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            holder = os.read(descriptor, 20).decode("ascii", "replace").strip() or "unknown"
-            os.close(descriptor)
-            raise StoreLocked(
-                f"The store {self._store} is in use by process {holder}. Stop that process, or choose another store."
-            ) from None
-        except OSError as error:
-            os.close(descriptor)
-            raise StoreUnwritable(f"{self._path} can't be locked ({error.strerror}). Use a local disk.") from error
-        os.ftruncate(descriptor, 0)
-        os.pwrite(descriptor, str(os.getpid()).encode(), 0)
-        self._descriptor = descriptor
-
-    def release(self) -> None:
-        # The file stays: after a removal, two processes could lock two different files of the same name.
-        if self._descriptor is not None:
-            os.close(self._descriptor)
-            self._descriptor = None
+def take_lock(store: str) -> int:
+    """Returns a descriptor that holds the lock until it is closed. The lock file contains the holder's pid, for the
+    error message only. It stays: after a removal, two processes could lock two different files of the same name."""
+    path = f"{store}.lock"
+    try:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        raise StoreUnwritable(
+            f"The store {store} can't be locked: {path} can't be written ({error.strerror})."
+        ) from error
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        holder = os.read(descriptor, 20).decode("ascii", "replace").strip() or "unknown"
+        os.close(descriptor)
+        raise StoreLocked(
+            f"The store {store} is in use by process {holder}. Stop that process, or choose another store."
+        ) from None
+    except OSError as error:
+        os.close(descriptor)
+        raise StoreUnwritable(f"{path} can't be locked ({error.strerror}). Use a local disk.") from error
+    os.ftruncate(descriptor, 0)
+    os.pwrite(descriptor, str(os.getpid()).encode(), 0)
+    return descriptor
 
 
 def connect(path: str | None) -> sqlite3.Connection:
@@ -96,12 +83,11 @@ def connect(path: str | None) -> sqlite3.Connection:
     connection = sqlite3.connect(
         path or ":memory:", isolation_level=None, check_same_thread=False, cached_statements=512
     )
-    try:
+    with ExitStack() as stack:
+        stack.callback(connection.close)
         for pragma in _PRAGMAS:
             connection.execute(pragma).fetchall()
-    except BaseException:
-        connection.close()
-        raise
+        stack.pop_all()
     return connection
 
 
@@ -127,15 +113,17 @@ def check_header(path: str) -> None:
 
 def migrate(connection: sqlite3.Connection, name: str) -> None:
     """Brings the schema up to date, all steps in one transaction."""
-    version = version_of(connection, name)
-    steps = migrations()
+    version, steps = version_of(connection, name), migrations()
     newest = max(steps)
     if version == newest:
         return
     with immediate(connection):
-        for number in range(version + 1, newest + 1):
-            for statement in _split(steps[number]):
+        statement = ""
+        for line in "".join(steps[number] for number in range(version + 1, newest + 1)).splitlines(keepends=True):
+            statement += line
+            if sqlite3.complete_statement(statement):  # `executescript` would commit our transaction
                 connection.execute(statement)
+                statement = ""
         connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
         connection.execute(f"PRAGMA user_version = {newest}")
 
@@ -158,17 +146,6 @@ def version_of(connection: sqlite3.Connection, name: str) -> int:
             "Upgrade carpool, or choose another store."
         )
     return version
-
-
-def _split(script: str) -> list[str]:
-    """Splits a script into statements; `executescript` would commit our transaction."""
-    statements, current = [], ""
-    for line in script.splitlines(keepends=True):
-        current += line
-        if sqlite3.complete_statement(current):
-            statements.append(current)
-            current = ""
-    return statements
 
 
 # ------------------------------------------------------------ inspection
@@ -202,42 +179,51 @@ def inspect_file(real: str, secret: bytes | None = None, *, encrypt: bool = Fals
     """Raises what opening the store would raise, except for a lock held by another process. Returns its keys."""
     if is_there(real):
         check_header(real)
-        try:
-            with closing(connect_to_read(real)) as connection:
-                if version_of(connection, real) > 0:
-                    session = SqliteSession(connection, real)
-                    check = session.meta("secret_check")  # before the secret, which a new store writes first
-                    secrets.verify_found(secret or find_secret(real, os.environ), check, real)
-                    check_sealing(session, encrypt=encrypt)
-                    known = session.execute("SELECT 1 FROM sqlite_schema WHERE name = 'virtual_keys'").fetchone()
-                    return calls.all_keys(session) if known else []
-        except sqlite3.Error as error:
-            raise translate(error, real) from error
-    find_secret(real, os.environ)
+        with translated(real), closing(connect_to_read(real)) as connection:
+            if version_of(connection, real) > 0:
+                session = SqliteSession(connection, real)
+                find_store_secret(session, secret, secret_file(real))
+                check_sealing(session, encrypt=encrypt)
+                known = session.execute("SELECT 1 FROM sqlite_schema WHERE name = 'virtual_keys'").fetchone()
+                return calls.all_keys(session) if known else []
+    find_secret(secret_file(real))
     check_sealing(None, encrypt=encrypt)
     return []
 
 
+def look(path: str) -> tuple[list[Totals], Mapping[str, int]]:
+    """Returns the totals of the ledger and the counts by state. Reads without taking the lock, so that it does not
+    disturb the process that uses the store."""
+    if not os.path.isfile(path):  # noqa: PTH113  unlike Path.is_file it never raises
+        raise StoreError(no_store(path))
+    with translated(path), closing(connect_to_read(path)) as connection:
+        if connection.execute("SELECT count(*) FROM sqlite_schema").fetchone() == (0,):
+            return [], {}
+        migrate(connection, path)  # on a read-only connection it only checks the version
+        connection.execute("BEGIN")  # one snapshot for both queries
+        session = SqliteSession(connection, path)
+        return ledger.totals(session), calls.counts(session)
+
+
 # ------------------------------------------------------------ opening
 
-Opened = tuple[SqliteSession, FileLock | None, bytes]
+Opened = tuple[SqliteSession, int | None, bytes]  # with the descriptor of the lock, and the secret
 
 
 def open_file(path: str | None, secret: bytes | None = None, encrypt: bool = False) -> Opened:
     """Opens or creates a store; `path` None means in memory. Without a `secret`, uses the one from the environment or
     from the file beside the store."""
     if path is None:
-        secret = secret or load_secret(None, os.environ)
+        secret = secret or load_secret(None)
         return _open_session(None, secret, encrypt), None, secret
     real = real_path(path)
     inspect_file(real, secret, encrypt=encrypt)
-    lock = FileLock(real)
-    lock.acquire()
+    lock = take_lock(real)
     try:
-        secret = secret or load_secret(real, os.environ)
+        secret = secret or load_secret(real)
         return _open_session(real, secret, encrypt), lock, secret
     except BaseException:
-        lock.release()
+        os.close(lock)
         raise
 
 
@@ -245,28 +231,19 @@ def close(opened: Opened) -> None:
     session, lock, _ = opened
     session.connection.close()
     if lock is not None:
-        lock.release()
+        os.close(lock)
 
 
 def _open_session(path: str | None, secret: bytes, encrypt: bool) -> SqliteSession:
     name = path or "in memory"
-    try:
-        connection = connect(path)
-        try:
-            migrate(connection, name)
-            session = SqliteSession(connection, name)
-            check_secret(session, secret)
-            _recover(session, path, secret, encrypt)
-        except BaseException:
-            connection.close()
-            raise
-    except sqlite3.Error as error:
-        raise translate(error, name) from error
+    with translated(name), ExitStack() as stack:
+        connection = stack.enter_context(closing(connect(path)))
+        migrate(connection, name)
+        session = SqliteSession(connection, name)
+        settle_secret(session, secret, secret_file(name))
+        _recover(session, path, secret, encrypt)
+        stack.pop_all()
     return session
-
-
-def check_secret(session: SqliteSession, secret: bytes) -> None:
-    secrets.verify(secret, session.make_meta("secret_check", secrets.check_value(secret)), session.name)
 
 
 def _recover(session: SqliteSession, path: str | None, secret: bytes, encrypt: bool) -> None:
@@ -280,7 +257,7 @@ def _recover(session: SqliteSession, path: str | None, secret: bytes, encrypt: b
     if path is not None:
         if entries := left_behind(path):
             with immediate(session.connection):
-                record(session, entries)
+                ledger.record(session, entries)
         for file in attempt_files(path):
             file.unlink(missing_ok=True)
 
@@ -323,12 +300,12 @@ def open_alone(path: str | None, *, make: bool) -> Iterator[tuple[SqliteSession,
     if not there and not make:
         raise StoreError(no_store(path))
     inspect_file(real)
-    try:
+    with translated(real):
         if there:
             with closing(connect(real)) as connection:
                 if version_of(connection, real) == max(migrations()):
-                    session, secret = SqliteSession(connection, real), load_secret(real, os.environ)
-                    check_secret(session, secret)
+                    session, secret = SqliteSession(connection, real), load_secret(real)
+                    settle_secret(session, secret, secret_file(real))
                     yield session, secret, partial(immediate, connection)
                     return
         opened = open_file(real)  # creating or migrating a store requires that no other process has it open
@@ -336,5 +313,3 @@ def open_alone(path: str | None, *, make: bool) -> Iterator[tuple[SqliteSession,
             yield opened[0], opened[2], partial(immediate, opened[0].connection)
         finally:
             close(opened)
-    except sqlite3.Error as error:
-        raise translate(error, real) from error
