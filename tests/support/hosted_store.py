@@ -8,7 +8,7 @@ from typing import Any
 from carpool.cli.workers import Hub
 from carpool.core.clock import SystemClock
 from carpool.stores import SqliteStore
-from carpool.stores.remote import RemoteStore
+from carpool.stores.remote import RemoteStore, connect
 
 
 class Hosted(RemoteStore):
@@ -26,6 +26,6 @@ async def hosted(directory: Path) -> Any:
     store = await SqliteStore.open(None)
     hub = Hub(store, SystemClock())
     await hub.open(directory / "hub")
-    made = await Hosted.open(str(directory / "hub"))
+    made = await Hosted.over(await connect(str(directory / "hub")))
     made.__dict__["hub"] = hub
     return made

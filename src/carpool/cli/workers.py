@@ -28,7 +28,7 @@ from carpool.core.model import Headers
 from carpool.core.ports import Clock, Store
 from carpool.engine.context import BackgroundTasks
 from carpool.stores import open_store
-from carpool.stores.remote import UNASKED, Frames, Message, frame, hosted, message, method
+from carpool.stores.remote import UNASKED, Frames, Message, frame, hosted, method
 
 log = logging.getLogger("carpool.serve")
 
@@ -243,8 +243,8 @@ class WorkerConnection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         try:
-            for frame in self._frames.feed(data):
-                self._receive(message(frame))
+            for message in self._frames.feed(data):
+                self._receive(message)
         except (msgspec.DecodeError, Garbled):
             self.hang_up()
 

@@ -10,11 +10,12 @@ from __future__ import annotations
 import asyncio
 import inspect
 import struct
+from collections import OrderedDict
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
 from contextlib import suppress
 from functools import cache, partial
 from pathlib import Path
-from typing import Any, Self, cast, get_args, get_origin, get_type_hints
+from typing import Any, cast, get_args, get_origin, get_type_hints
 
 import msgspec
 
@@ -34,13 +35,24 @@ _NO_METHODS = frozenset(
 )
 
 
+class Message(msgspec.Struct, array_like=True, frozen=True):
+    """`head` is the method's name in a request, and whether it succeeded in a response."""
+
+    number: int
+    head: str | bool
+    rest: msgspec.Raw
+
+
+_MESSAGES = msgspec.msgpack.Decoder(Message)
+
+
 class Frames:
-    """Splits a byte stream into frames."""
+    """Splits a byte stream into messages."""
 
     def __init__(self) -> None:
         self._buffer = bytearray()
 
-    def feed(self, data: bytes) -> Iterator[bytes]:
+    def feed(self, data: bytes) -> Iterator[Message]:
         self._buffer += data
         at = 0
         while len(self._buffer) - at >= _LENGTH.size:
@@ -50,7 +62,7 @@ class Frames:
             if len(self._buffer) - at - _LENGTH.size < length:
                 break
             at += _LENGTH.size
-            yield bytes(self._buffer[at : at + length])
+            yield _MESSAGES.decode(bytes(self._buffer[at : at + length]))
             at += length
         del self._buffer[:at]
 
@@ -71,21 +83,6 @@ def frame(*parts: object) -> bytes:
     return _LENGTH.pack(len(body)) + body
 
 
-class Message(msgspec.Struct, array_like=True, frozen=True):
-    """`head` is the method's name in a request, and whether it succeeded in a response."""
-
-    number: int
-    head: str | bool
-    rest: msgspec.Raw
-
-
-_MESSAGES = msgspec.msgpack.Decoder(Message)
-
-
-def message(data: bytes) -> Message:
-    return _MESSAGES.decode(data)
-
-
 # ------------------------------------------------------------ methods of the port
 
 
@@ -96,43 +93,31 @@ class Method:
         method = getattr(Store, name)
         hints = get_type_hints(method)
         parameters = list(inspect.signature(method).parameters.values())[1:]  # without `self`
-        self._loose = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters)
-        self._names = [parameter.name for parameter in parameters if parameter.kind is not parameter.VAR_KEYWORD]
-        self._by_place = sum(parameter.kind is parameter.POSITIONAL_OR_KEYWORD for parameter in parameters)
-        self._defaults = {
-            parameter.name: parameter.default for parameter in parameters if parameter.default is not parameter.empty
-        }
-        kinds = tuple(hints[name] for name in self._names)
-        whole: Any = tuple.__class_getitem__((*kinds, dict[str, Any]))
-        self._arguments = msgspec.msgpack.Decoder(whole)
+        extra = {parameter.name: dict[str, Any] for parameter in parameters if parameter.kind is parameter.VAR_KEYWORD}
+        self._signature = inspect.Signature(parameters)
+        kinds: Any = tuple.__class_getitem__(tuple((hints | extra)[name] for name in self._signature.parameters))
+        self._arguments = msgspec.msgpack.Decoder(kinds)
         self._admits = name == "admit_all"  # errors among its results arrive by name and message
-        kind = list[Admitted | tuple[str, str]] if self._admits else _awaited(hints["return"])
-        self._result = msgspec.msgpack.Decoder(kind)
+        kind = list[Admitted | tuple[str, str]] if self._admits else hints["return"]
+        awaited = getattr(get_origin(kind), "__name__", "") == "Awaitable"
+        self._result = msgspec.msgpack.Decoder(get_args(kind)[0] if awaited else kind)
 
     def pack(self, args: tuple[Any, ...], named: dict[str, Any]) -> tuple[Any, ...]:
         """Returns the arguments in order, with extra keyword arguments as a dict at the end."""
-        rest, given = dict(named), list(args)
-        left = self._names[len(args) :]
-        given += [rest.pop(name) if name in rest else self._defaults[name] for name in left]
-        if rest and not self._loose:
-            raise TypeError(f"Unknown arguments: {', '.join(rest)}.")
-        return (*given, rest)
+        bound = self._signature.bind(*args, **named)
+        bound.apply_defaults()
+        return tuple(bound.arguments.values())
 
     def arguments(self, raw: msgspec.Raw) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        *given, rest = self._arguments.decode(raw)
-        named = dict(zip(self._names[self._by_place :], given[self._by_place :], strict=True))
-        return tuple(given[: self._by_place]), {**named, **rest}
+        given = OrderedDict(zip(self._signature.parameters, self._arguments.decode(raw), strict=True))
+        bound = inspect.BoundArguments(self._signature, given)
+        return bound.args, bound.kwargs
 
     def result(self, raw: msgspec.Raw) -> Any:
         result = self._result.decode(raw)
         if self._admits:
             return [admitted if isinstance(admitted, Admitted) else error(*admitted) for admitted in result]
         return result
-
-
-def _awaited(kind: Any) -> Any:
-    origin = getattr(get_origin(kind), "__name__", "")
-    return get_args(kind)[0] if origin == "Awaitable" else kind
 
 
 def error(name: str, text: str) -> CarpoolError:
@@ -158,6 +143,7 @@ Secret = tuple[str, Headers]  # a provider and its credential headers
 
 _LOST = "The process that hosts this store is gone. carpool's workers end with it: start it again."
 _CHUNK = msgspec.msgpack.Decoder(list[tuple[int, bytes]] | None)
+_NOTHING = msgspec.msgpack.Decoder(None)
 _NUMBERS = msgspec.msgpack.Decoder(list[int])
 _HINTS: dict[str, msgspec.msgpack.Decoder[Any]] = {SETTLED: _NUMBERS, BATCHES: _NUMBERS}
 _HINTS[POOLS] = msgspec.msgpack.Decoder(list[str])
@@ -193,8 +179,7 @@ class HubConnection(asyncio.Protocol):
         self._waiting.clear()
 
     def data_received(self, data: bytes) -> None:
-        for body in self._frames.feed(data):
-            received = message(body)
+        for received in self._frames.feed(data):
             if received.number == UNASKED:
                 self.told.get(str(received.head), _ignore)(received.rest)
             else:
@@ -206,7 +191,7 @@ class HubConnection(asyncio.Protocol):
         """Sends a request before it returns, so requests are sent in the order of the calls."""
         future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         future.add_done_callback(_retrieve_exception)  # not every caller awaits the response
-        if self._transport is None:
+        if self._transport is None or self._idle is not None:
             future.set_exception(Closed("The store is closed.") if self._idle is not None else StoreError(_LOST))
             return future
         self._last += 1
@@ -263,39 +248,26 @@ class RemoteStore(HintListeners):
         self._connection = line
         self.durable = durable
         self.pepper = pepper
-        self._closed = False
         for topic, decoder in _HINTS.items():
-            line.told[topic] = partial(self._hear, topic, decoder)
-
-    @classmethod
-    async def open(cls, path: str) -> Self:
-        return await cls._over(await connect(path))
+            line.told[topic] = partial(self._notify_raw, topic, decoder)
 
     @classmethod
     async def over(cls, line: HubConnection) -> Store:
-        """Opens the store over a connection that is also used for other messages."""
-        return cast("Store", await cls._over(line))
-
-    @classmethod
-    async def _over(cls, line: HubConnection) -> Self:
+        """Opens the store over a connection that may also be used for other messages."""
         durable, pepper = await line.ask(_WELCOME.decode, "hello")
-        return cls(line, durable, pepper)
+        return cast("Store", cls(line, durable, pepper))
+
+    def _notify_raw(self, topic: str, decoder: msgspec.msgpack.Decoder[Any], raw: msgspec.Raw) -> None:
+        self.notify(topic, decoder.decode(raw))
 
     def __getattr__(self, name: str) -> Any:
         asked = method(name)
 
         def ask(*args: Any, **named: Any) -> Awaitable[Any]:
-            return self._ask(name, asked, args, named)
+            return self._connection.ask(asked.result, name, *asked.pack(args, named))
 
         self.__dict__[name] = ask  # cached for the next access
         return ask
-
-    def _ask(self, name: str, asked: Method, args: tuple[Any, ...], named: dict[str, Any]) -> Awaitable[Any]:
-        if self._closed:
-            future = asyncio.get_running_loop().create_future()
-            future.set_exception(Closed("The store is closed."))
-            return future
-        return self._connection.ask(asked.result, name, *asked.pack(args, named))
 
     async def lines(self, batch: int) -> AsyncIterator[list[tuple[int, bytes]]]:
         number = await self._connection.ask(msgspec.msgpack.Decoder(int).decode, "lines", batch)
@@ -305,19 +277,14 @@ class RemoteStore(HintListeners):
         finally:
             self._connection.tell("enough", number)
 
-    def _hear(self, topic: str, decoder: msgspec.msgpack.Decoder[Any], raw: msgspec.Raw) -> None:
-        self.notify(topic, decoder.decode(raw))
-
     def attempted(self, entry: Entry) -> bool:
         return False  # only the host knows when an entry is written
 
     def completed(self, entry: Entry, told: Told) -> None:
-        asking = self._ask("record", method("record"), (entry,), {"unhurried": True})
-        assert isinstance(asking, asyncio.Future)
-        asking.add_done_callback(lambda done: told(None if done.cancelled() else done.exception()))
+        recording = self._connection.ask(_NOTHING.decode, "record", entry, True)  # unhurried
+        recording.add_done_callback(lambda done: told(None if done.cancelled() else done.exception()))
 
     async def aclose(self) -> None:
-        self._closed = True
         await self._connection.aclose()
 
 

@@ -56,8 +56,9 @@ def find_store_secret(session: Session, given: bytes | None, file: Path) -> byte
         return secret
     if secret is None:
         raise WrongSecret(
-            f"The store {session.name} was made with a secret that is not known here. Set {VARIABLE} to it, for every "
-            f"process that uses the store, or put back {file} from the machine that made it; or start with a new store."
+            f"The store {session.name} was made with a secret that is not known here. Set {VARIABLE} to the same value "
+            f"for every process that uses it, or put back {file} from the machine that made it; or start with a new "
+            "store."
         )
     if not hmac.compare_digest(_check_value(secret), check):
         raise WrongSecret(

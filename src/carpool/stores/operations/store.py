@@ -6,8 +6,8 @@ import asyncio
 import inspect
 from abc import abstractmethod
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Concatenate, Generic, ParamSpec, TypeVar
+from contextlib import suppress
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from carpool.core.errors import CarpoolError
 from carpool.core.lifecycle import BatchState
@@ -21,73 +21,52 @@ from carpool.stores.operations.writer import Groups, Told, Writer, each
 
 SETTLED, POOLS, BATCHES = "settled", "pools", "batches"
 
-T = TypeVar("T")
-Listener = Callable[[Sequence[T]], None]
+Listener = Callable[[Sequence[Any]], None]
 
 
-@dataclass(slots=True, eq=False)  # compared by identity: a listener that subscribes twice has two subscriptions
-class _Subscription(Generic[T]):
-    loop: asyncio.AbstractEventLoop
-    listener: Listener[T]
-    ended: bool = False
-
-    def hear(self, names: Sequence[T]) -> None:
-        if not self.ended:  # it may have ended since the call was scheduled
-            self.listener(names)
-
-
-class Listeners(Generic[T]):
-    """Calls each listener on the event loop on which it subscribed, after the notifying code has returned."""
+class HintListeners:
+    """The listeners of a store. Calls each of them on the event loop on which it subscribed, after the notifying code
+    has returned."""
 
     def __init__(self) -> None:
-        self._subscriptions: list[_Subscription[T]] = []
+        self._subscriptions: dict[str, dict[object, tuple[asyncio.AbstractEventLoop, Listener]]] = {
+            topic: {} for topic in (SETTLED, POOLS, BATCHES)
+        }
 
-    def subscribe(self, listener: Listener[T]) -> Callable[[], None]:
-        subscription = _Subscription(asyncio.get_running_loop(), listener)
-        self._subscriptions.append(subscription)
-
-        def end() -> None:
-            if not subscription.ended:
-                subscription.ended = True
-                self._subscriptions.remove(subscription)
-
-        return end
-
-    def tell(self, names: Sequence[T]) -> None:
-        """Notifies all listeners. Empty `names` mean that notifications may have been lost."""
-        if not self._subscriptions:
+    def notify(self, topic: str, names: Sequence[Any]) -> None:
+        """Notifies all listeners, from any thread. Empty `names` mean that notifications may have been lost."""
+        if not self._subscriptions[topic]:
             return
         try:
             current_loop = asyncio.get_running_loop()
         except RuntimeError:  # a thread without one
             current_loop = None
-        for subscription in tuple(self._subscriptions):
-            if subscription.loop is current_loop:
-                subscription.loop.call_soon(subscription.hear, names)
-                continue
-            try:
-                subscription.loop.call_soon_threadsafe(subscription.hear, names)
-            except RuntimeError:  # that loop is closed, so its listener is gone
-                continue
+        for key, (loop, _) in tuple(self._subscriptions[topic].items()):
+            schedule = loop.call_soon if loop is current_loop else loop.call_soon_threadsafe
+            with suppress(RuntimeError):  # that loop is closed, so its listener is gone
+                schedule(self._hear, topic, key, names)
 
+    def _hear(self, topic: str, key: object, names: Sequence[Any]) -> None:
+        if key in self._subscriptions[topic]:  # it may have ended since the call was scheduled
+            self._subscriptions[topic][key][1](names)
 
-class HintListeners:
-    """The listeners of a store."""
+    def _listen(self, topic: str, listener: Listener) -> Callable[[], None]:
+        key, subscriptions = object(), self._subscriptions[topic]
+        subscriptions[key] = (asyncio.get_running_loop(), listener)
 
-    def __init__(self) -> None:
-        self._listeners: dict[str, Listeners[Any]] = {topic: Listeners() for topic in (SETTLED, POOLS, BATCHES)}
+        def end() -> None:
+            subscriptions.pop(key, None)
 
-    def notify(self, topic: str, names: Sequence[Any]) -> None:
-        self._listeners[topic].tell(names)
+        return end
 
-    def subscribe(self, listener: Listener[int]) -> Callable[[], None]:
-        return self._listeners[SETTLED].subscribe(listener)
+    def subscribe(self, listener: Callable[[Sequence[int]], None]) -> Callable[[], None]:
+        return self._listen(SETTLED, listener)
 
-    def on_pool_change(self, listener: Listener[str]) -> Callable[[], None]:
-        return self._listeners[POOLS].subscribe(listener)
+    def on_pool_change(self, listener: Callable[[Sequence[str]], None]) -> Callable[[], None]:
+        return self._listen(POOLS, listener)
 
-    def on_batch_hint(self, listener: Listener[int]) -> Callable[[], None]:
-        return self._listeners[BATCHES].subscribe(listener)
+    def on_batch_hint(self, listener: Callable[[Sequence[int]], None]) -> Callable[[], None]:
+        return self._listen(BATCHES, listener)
 
 
 # ------------------------------------------------------------ opening

@@ -25,8 +25,10 @@ from __future__ import annotations
 import asyncio
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable, Generator, Sequence
+from collections.abc import Awaitable, Callable, Generator, Iterator, Sequence
 from functools import cache
+from itertools import groupby
+from operator import attrgetter
 from typing import Any
 
 from msgspec import Struct
@@ -145,15 +147,10 @@ def work(session: Session, run: Sequence[Job]) -> None:
             job.result = result
 
 
-def runs(jobs: Sequence[Job]) -> list[list[Job]]:
+def runs(jobs: Sequence[Job]) -> Iterator[list[Job]]:
     """Splits jobs into runs of adjacent ones with the same work."""
-    runs: list[list[Job]] = []
-    for job in jobs:
-        if runs and runs[-1][0].work is job.work:
-            runs[-1].append(job)
-        else:
-            runs.append([job])
-    return runs
+    for _, run in groupby(jobs, key=attrgetter("work")):
+        yield list(run)
 
 
 class _Done:
