@@ -18,8 +18,8 @@ from carpool.core.prices import PriceBook
 from carpool.engine.context import BackgroundTasks, EngineContext, Reply, Waiters
 from carpool.engine.credentials import BELIEVED_S, Keyring, LaneRefusals
 from carpool.engine.events import EventHooks, Stats, Trouble, TroubleBegan, TroubleOver
+from carpool.planners.forecast import Forecast
 from carpool.planners.policy import RoutingPolicy
-from carpool.planners.routing import Forecast
 from carpool.stores import open_store
 from tests.support.fleets import soon
 

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from carpool.planners.routing import HORIZON, PRIOR, Forecast
+from carpool.planners.forecast import HORIZON, PRIOR, Forecast
 
 FORECAST = Forecast()
 

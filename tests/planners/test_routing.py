@@ -7,10 +7,10 @@ from msgspec.structs import replace
 
 from carpool.core.errors import BadCall
 from carpool.core.model import Call, Lane
+from carpool.planners.forecast import Forecast
 from carpool.planners.policy import RoutingPolicy
 from carpool.planners.routing import (
     Decision,
-    Forecast,
     break_even,
     deadline_class,
     noted,

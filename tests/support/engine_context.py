@@ -16,8 +16,8 @@ from carpool.engine.context import EngineContext
 from carpool.engine.credentials import Keyring
 from carpool.engine.events import EventHooks
 from carpool.engine.now.relay import Read
+from carpool.planners.forecast import Forecast
 from carpool.planners.policy import RoutingPolicy
-from carpool.planners.routing import Forecast
 
 PLACE = "https://provider.invalid/v1"
 SECRET: Headers = (("authorization", "Bearer sk-one"),)

@@ -17,7 +17,7 @@ import carpool.planners.routing
 import carpool.planners.tracking
 from carpool import BatchCollected, BatchSubmitted, CallAdmitted, Event, Fleet, FleetDispatcher, RoutingPolicy
 from carpool.mock import Constant, MockAnthropic, MockConfig, MockServer, serve, serve_in_thread
-from carpool.planners.routing import Forecast, Part
+from carpool.planners.forecast import Forecast, Part
 
 E = TypeVar("E", bound=Event)
 

@@ -23,11 +23,12 @@ from carpool.core.clock import SystemClock
 from carpool.core.errors import BadCall, CarpoolError, ConfigError
 from carpool.core.model import Lane
 from carpool.core.ports import HttpRequest, HttpResponse, RawRequest
-from carpool.planners.access.options import PREFIX, Options, from_headers, span, split_path
+from carpool.planners.access.options import PREFIX, Options, from_headers, split_path
 from carpool.planners.access.providers import choose
 from carpool.planners.access.rules import Rule, apply_rules, call_of, understand
-from carpool.planners.policy import places
-from carpool.planners.routing import Capabilities, Forecast, noted, route
+from carpool.planners.forecast import Forecast
+from carpool.planners.policy import places, span
+from carpool.planners.routing import Capabilities, noted, route
 from carpool.stores import shown
 
 DEFAULT = "default"

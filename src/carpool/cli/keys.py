@@ -22,8 +22,7 @@ from carpool.core.clock import SystemClock
 from carpool.core.errors import CarpoolError, ConfigError
 from carpool.core.keys import PREFIX, KeyState, Profile, VirtualKey, check_free, check_name, new_key, revoked, rotated
 from carpool.core.model import Lane
-from carpool.planners.access.options import span
-from carpool.planners.policy import DAY, parse_budget
+from carpool.planners.policy import DAY, parse_budget, span
 from carpool.stores import open_keys, shown, store_exists
 
 # ------------------------------------------------------------ key profiles

@@ -40,8 +40,8 @@ from carpool.core.prices import PriceBook
 from carpool.core.upstream import Upstream
 from carpool.engine.credentials import Keyring, LaneRefusals
 from carpool.engine.events import CallSettled, EventHooks, Stats, Trouble, Troubles
+from carpool.planners.forecast import Forecast
 from carpool.planners.policy import RoutingPolicy
-from carpool.planners.routing import Forecast
 
 T = TypeVar("T")
 

@@ -30,6 +30,7 @@ from carpool.engine.now.flex import FlexRefused, FlexSender
 from carpool.engine.now.gate import Gates, Hurdle
 from carpool.engine.now.relay import Passage, Purchase
 from carpool.engine.now.send import Sender, SendRequest
+from carpool.planners.forecast import Forecast
 from carpool.planners.policy import RoutingPolicy
 from carpool.planners.routing import (
     NO_FLEX,
@@ -37,7 +38,6 @@ from carpool.planners.routing import (
     Capabilities,
     Capability,
     Decision,
-    Forecast,
     WarmConversations,
     kept_warm,
     must_be_kept,

@@ -166,3 +166,9 @@ def parse_budget(text: str) -> float:
     if not (math.isfinite(seconds) and 0 < seconds <= MAX_BUDGET):
         raise BadCall(f"The budget {text[:40]!r} is out of range: it must be more than 0 and at most 30 days (720h).")
     return seconds
+
+
+def span(seconds: float) -> str:
+    if seconds < 120:
+        return f"{seconds:.3g} s"
+    return f"{seconds / 60:.3g} min" if seconds < 7200 else f"{seconds / 3600:.3g} h"

@@ -34,7 +34,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from fnmatch import fnmatchcase
 from functools import lru_cache
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import msgspec
 
@@ -42,7 +42,8 @@ from carpool.core.bounded import BoundedMap
 from carpool.core.errors import BadCall, ConfigError
 from carpool.core.model import Call, Lane, PoolKey, Value
 from carpool.core.settings import SWITCH, Check, Range, check, known, mapping
-from carpool.planners.policy import RoutingPolicy
+from carpool.planners.forecast import Forecast
+from carpool.planners.policy import RoutingPolicy, span
 
 # ------------------------------------------------------------ model capabilities
 # Rows are globs; the first that matches applies, and the config overrides it. A model without a row gets the defaults.
@@ -158,76 +159,6 @@ def read_models(value: object, shown: str) -> dict[str, dict[str, Any]]:
     return models
 
 
-# ------------------------------------------------------------ forecast
-# How long calls and batches take. A fixed prior: nothing is learned from observed batches. Everything about batches
-# derives from `batch_cdf`, so a learning estimator only has to replace that method.
-
-SYNC_CAP: Final = 600.0
-HORIZON: Final = 7 * 86_400.0  # beyond every provider's window: the value of a quantile that is never reached
-
-
-class Part(NamedTuple):
-    """A log-normal component and its share of the batches."""
-
-    share: float
-    median: float
-    sigma: float
-
-    def cdf(self, seconds: float) -> float:
-        return 0.5 * math.erfc((math.log(self.median) - math.log(seconds)) / (self.sigma * math.sqrt(2)))
-
-
-# Small batches mostly end within two minutes, one in ten takes an hour, and some don't end within a day.
-# The tail must be heavy: a forecast without one leads to late rescues, and to many at once.
-PRIOR: Final = (Part(0.60, 110.0, 0.5), Part(0.37, 900.0, 1.0), Part(0.03, 21_600.0, 1.0))
-STRETCH: Final = {"s": 1.0, "m": 1.5, "l": 3.0}  # factor per size class: long responses take longer
-
-
-@dataclass(frozen=True, slots=True)
-class Forecast:
-    parts: tuple[Part, ...] = PRIOR
-    cancel_seconds: float = 20.0  # from the cancel request to the end of the batch
-    sync_floor: float = 5.0
-    tokens_per_s: float = 50.0
-
-    def batch_cdf(self, seconds: float, model: str, size_class: str) -> float:
-        """The chance that a batch ends within this many seconds of its purchase."""
-        scaled = seconds / STRETCH.get(size_class, 1.0)
-        if scaled <= 0:
-            return 0.0
-        return min(1.0, sum(part.share * part.cdf(scaled) for part in self.parts))
-
-    def batch_quantile(self, p: float, model: str, size_class: str) -> float:
-        """The seconds after which a share p of the batches has ended."""
-        return _quantile(self, p, model, size_class)
-
-    def expected_end(self, bought_at: float, model: str, size_class: str) -> float:
-        """The median end of a batch bought at that time."""
-        return bought_at + self.batch_quantile(0.5, model, size_class)
-
-    def sync_seconds(self, max_output_tokens: int) -> float:
-        """A high quantile of the latency of a synchronous call with this output limit.
-
-        The first 4,096 tokens count in full, the rest to a quarter: agents set limits such as 32,000 by default, and
-        would otherwise never have time for a batch.
-        """
-        small = min(max_output_tokens, 4096)
-        counted = small + max(0, max_output_tokens - small) / 4
-        return min(SYNC_CAP, self.sync_floor + counted / self.tokens_per_s)
-
-
-@lru_cache(maxsize=1024)  # every plan needs it for every open batch, and the bisection takes thirty steps
-def _quantile(forecast: Forecast, p: float, model: str, size_class: str) -> float:
-    low, high = 0.0, HORIZON
-    while high - low > 0.01:
-        middle = (low + high) / 2
-        if forecast.batch_cdf(middle, model, size_class) < p:
-            low = middle
-        else:
-            high = middle
-    return high
-
-
 # ------------------------------------------------------------ choice of a lane
 
 TIGHT_MS: Final = 5_000.0  # budgets up to this are answered synchronously, unless the policy says otherwise
@@ -331,22 +262,22 @@ def _within_deadline(
     tight = (TIGHT_MS if policy.sync_max_latency_ms is None else policy.sync_max_latency_ms) / 1000
     if budget <= tight:
         return fallback or Decision(
-            Lane.NOW, f"The budget of {_span(budget)} is tight: up to {_span(tight)} goes at once."
+            Lane.NOW, f"The budget of {span(budget)} is tight: up to {span(tight)} goes at once."
         )
     if fallback is not None:
-        return Decision(Lane.FLEX, f"{_FITS.format(_span(budget))} {fallback.reason}") if flex else fallback
+        return Decision(Lane.FLEX, f"{_FITS.format(span(budget))} {fallback.reason}") if flex else fallback
     latest_end = deadline - forecast.sync_seconds(call.max_output_tokens) - forecast.cancel_seconds
     if latest_end - policy.linger_ms / 1000 <= now:
-        return Decision(Lane.NOW, f"A budget of {_span(budget)} leaves no room for a batch and a rescue.")
+        return Decision(Lane.NOW, f"A budget of {span(budget)} leaves no room for a batch and a rescue.")
     rescue_at = rescue_time(call, forecast)
     if policy.sync_max_latency_ms is not None:
-        return Decision(Lane.BATCH, f"The budget of {_span(budget)} is above {_span(tight)}.", rescue_at)
+        return Decision(Lane.BATCH, f"The budget of {span(budget)} is above {span(tight)}.", rescue_at)
     seconds_left = int(latest_end - pool_wait(policy) - now)
     chance = _chance(forecast, seconds_left, call.model, size_class(call.max_output_tokens))
     odds = f"A batch is back in time with a chance of {chance:.0%}"
     needed = break_even(beta, q)
     if flex and chance < SURE:
-        return Decision(Lane.FLEX, f"{_FITS.format(_span(budget))} {odds}, and flex costs no more.")
+        return Decision(Lane.FLEX, f"{_FITS.format(span(budget))} {odds}, and flex costs no more.")
     if chance > needed:
         return Decision(Lane.BATCH, f"{odds}; it pays above {needed:.0%}.", rescue_at)
     return Decision(Lane.NOW, f"{odds}; it would pay above {needed:.0%}.")
@@ -417,12 +348,6 @@ def deadline_class(deadline: float | None, now: float) -> str:
     minutes = (deadline - now) / 60
     exponent = math.floor(math.log2(minutes)) if minutes >= 1 else 0
     return f"{2 ** min(exponent, 10)}m"
-
-
-def _span(seconds: float) -> str:
-    if seconds < 120:
-        return f"{seconds:.3g} s"
-    return f"{seconds / 60:.3g} min" if seconds < 7200 else f"{seconds / 3600:.3g} h"
 
 
 # ------------------------------------------------------------ warm conversations

@@ -24,9 +24,9 @@ from carpool.engine.credentials import Keyring
 from carpool.engine.events import EventHooks
 from carpool.engine.now.relay import Read
 from carpool.engine.now.send import Sender
+from carpool.planners.forecast import Forecast
 from carpool.planners.policy import RoutingPolicy
 from carpool.planners.pooling import BatchQuota
-from carpool.planners.routing import Forecast
 from carpool.sim.timeline import Timeline, VirtualClock, run
 
 PLACE = "https://provider.invalid/v1"

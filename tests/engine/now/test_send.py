@@ -17,8 +17,8 @@ from carpool.engine.context import EngineContext
 from carpool.engine.credentials import Keyring
 from carpool.engine.events import EventHooks
 from carpool.engine.now.send import BACKOFF_MAX_S, Sender, SendRequest
+from carpool.planners.forecast import Forecast
 from carpool.planners.policy import RoutingPolicy
-from carpool.planners.routing import Forecast
 from carpool.stores import SqliteStore
 from tests.support.stores import CRED, LEASE, ME, T0, admission, admit_one
 

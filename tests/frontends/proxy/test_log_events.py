@@ -25,7 +25,7 @@ from carpool.frontends.proxy.log import (
     span,
 )
 from carpool.mock import Constant, Faults, MockConfig, serve
-from carpool.planners.routing import Forecast, Part
+from carpool.planners.forecast import Forecast, Part
 from tests.support.stage import QUICK, Stage, ask, staged
 
 BATCH = {"x-carpool-budget": "30m"}

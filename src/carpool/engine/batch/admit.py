@@ -192,7 +192,8 @@ class Admitter:
             for admission, pending_call in group:
                 if self._coming:
                     self._stop_counting(admission.call)
-                self._reject(pending_call, Closed("carpool stopped before this call was accepted. Send it again."))
+                if pending_call in self._arriving:
+                    self._reject(pending_call, Closed("carpool stopped before this call was accepted. Send it again."))
 
     async def _ask_again(self, undecided: list[_Arrival]) -> list[_Arrival]:
         """Tries undecided calls again. A call that must be sent now is admitted as a separate purchase. A call whose

@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from carpool.core.errors import BadCall
 from carpool.core.model import Headers, Lane, Value
-from carpool.planners.policy import parse_budget
+from carpool.planners.policy import parse_budget, span
 
 PREFIX = "x-carpool-"
 MAX_KEY = 255
@@ -160,9 +160,3 @@ def capped(options: Options, most: float | None, whose: str, now: float) -> Opti
         return options
     note = f"{whose} allows a budget of at most {span(most)}."
     return replace(options, budget=most, deadline=None, note=f"{options.note} {note}".lstrip())
-
-
-def span(seconds: float) -> str:
-    if seconds < 120:
-        return f"{seconds:.3g} s"
-    return f"{seconds / 60:.3g} min" if seconds < 7200 else f"{seconds / 3600:.3g} h"

@@ -16,8 +16,9 @@ from carpool.core.errors import BadCall, KeyForbidden, KeyRefused, KeyUnready
 from carpool.core.keys import KEY_HEADERS, PREFIX, SHAPE, KeyHolder, VirtualKey, looks_virtual
 from carpool.core.model import Headers, Lane
 from carpool.core.upstream import Upstream
-from carpool.planners.access.options import Options, capped, span
+from carpool.planners.access.options import Options, capped
 from carpool.planners.access.providers import completed, upgrade_refused
+from carpool.planners.policy import span
 
 PAYERS = frozenset({"openai-organization", "openai-project"})  # the holder must not choose who pays
 REQUIRED = (
