@@ -171,19 +171,15 @@ class Process:
 
     async def hook(self, provider: str, headers: Headers, body: bytes) -> int:
         """Receive a provider's webhook."""
-        answered: list[int] = []
 
         async def receive() -> dict[str, Any]:
             return {"type": "http.request", "body": body, "more_body": False}
 
-        async def send(message: Any) -> None:
-            answered.append(message.get("status", 0))
-
         try:
-            await self._hooks.answer("POST", f"{HOOKS}{provider}", headers, receive, send)
+            await self._hooks.answer("POST", f"{HOOKS}{provider}", headers, receive)
         except CarpoolError as error:
             return error.status
-        return answered[0]
+        return 200
 
     async def submit(self, call: Call, cut: Cut | None = None) -> Reply | None:
         """The reply, or None if the process died first and the connection is gone. With `cut` the client breaks the

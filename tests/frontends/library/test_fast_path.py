@@ -24,7 +24,7 @@ from opentelemetry.trace import NonRecordingSpan, SpanContext, TraceFlags
 
 import carpool.frontends.library.fast_path
 from carpool import BadParams, CallExpired, CarpoolError, FleetDispatcher, KeyConflict, RoutingPolicy
-from carpool.frontends.library.exchange import InProcessExchange
+from carpool.frontends.library.exchange import HELLO, InProcessExchange
 from carpool.mock import MockConfig, MockServer, expected_text
 from tests.support.fleets import KEY, MODEL, QUICK, SOON, Log, ask, blocking, faulty, provided, soon, text_of
 
@@ -43,18 +43,18 @@ class Roads:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.short = self.sdk = 0
-        settled, handle = InProcessExchange.settled, InProcessExchange.handle
+        settled, answer = InProcessExchange.settled, InProcessExchange.answer
 
         async def count_short(*args: Any) -> Any:
             self.short += 1
             return await settled(*args)
 
-        async def count_sdk(*args: Any) -> Any:
-            self.sdk += 1
-            return await handle(*args)
+        async def count_sdk(exchange: InProcessExchange, request: Any, body: bytes) -> Any:
+            self.sdk += HELLO not in request.headers
+            return await answer(exchange, request, body)
 
         monkeypatch.setattr(InProcessExchange, "settled", count_short)
-        monkeypatch.setattr(InProcessExchange, "handle", count_sdk)
+        monkeypatch.setattr(InProcessExchange, "answer", count_sdk)
 
     @property
     def taken(self) -> tuple[int, int]:

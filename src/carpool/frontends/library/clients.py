@@ -54,40 +54,18 @@ class SdkKind:
         return resource.create
 
 
-def _openai_endpoint(params: Mapping[str, Any]) -> str:
-    return "chat.completions" if "messages" in params else "responses"
-
-
-def _anthropic_endpoint(params: Mapping[str, Any]) -> str:
-    return "beta.messages" if "betas" in params else "messages"  # only the beta namespace accepts betas
-
-
 KINDS = (
     SdkKind(
-        "anthropic",
-        "AsyncAnthropic",
-        "Anthropic",
-        "messages",
-        "/v1/messages",
-        ("messages", "beta.messages"),
-        _anthropic_endpoint,
+        *("anthropic", "AsyncAnthropic", "Anthropic", "messages", "/v1/messages", ("messages", "beta.messages")),
+        lambda params: "beta.messages" if "betas" in params else "messages",  # only the beta namespace accepts betas
     ),
     SdkKind(
-        "openai",
-        "AsyncOpenAI",
-        "OpenAI",
-        "responses",
-        "/chat/completions",
+        *("openai", "AsyncOpenAI", "OpenAI", "responses", "/chat/completions"),
         ("chat.completions", "responses", "embeddings", "completions", "moderations"),
-        _openai_endpoint,
+        lambda params: "chat.completions" if "messages" in params else "responses",
     ),
     SdkKind(
-        "openai",
-        "AsyncGroq",
-        "Groq",
-        "chat",
-        "/openai/v1/chat/completions",
-        ("chat.completions", "embeddings"),
+        *("openai", "AsyncGroq", "Groq", "chat", "/openai/v1/chat/completions", ("chat.completions", "embeddings")),
         lambda params: "chat.completions",
         vendor="groq",
         package="groq",

@@ -1,14 +1,19 @@
-"""Shared by the library frontends: takes requests of `httpx` or `httpx2`, and returns responses of the same library."""
+"""Shared by the library frontends: takes requests of `httpx` or `httpx2`, and returns responses of the same library.
+
+`respond` and `respond_in_thread` turn the answer to a request, from a `FleetDispatcher` or a `Transport`, into a
+response. `InProcessExchange` answers with one engine and one upstream.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import contextvars
 import threading
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Mapping
 from concurrent.futures import CancelledError
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cache
+from importlib import import_module
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -17,11 +22,12 @@ from msgspec.structs import replace
 
 from carpool.core.errors import CarpoolError, Closed, NotConnected, TimedOut, WireError
 from carpool.core.model import Call, Headers, Lane, Value
-from carpool.core.ports import Clock, RawRequest
+from carpool.core.ports import Clock, Dialect, RawRequest
 from carpool.core.prices import PriceBook
 from carpool.core.upstream import versioned
-from carpool.engine import Engine, Hook, Keyring, Passage, PendingCall, Probe, Reply, Upstream
-from carpool.frontends.intake import answer_headers, failure, make_call, passing_headers
+from carpool.dialects import ANTHROPIC, DIALECTS
+from carpool.engine import Engine, Hook, Keyring, Passage, Probe, Reply, Upstream
+from carpool.frontends.intake import NO_RETRY, answer_headers, failure, make_call, passing_headers
 from carpool.frontends.library.fast_path import Draft, Settled
 from carpool.planners.access.options import PREFIX, Options, from_headers
 from carpool.planners.policy import RoutingPolicy
@@ -39,25 +45,70 @@ class Whole(Value, frozen=True, gc=False):
     body: bytes
 
 
-@dataclass(frozen=True, slots=True)
-class Flow:
+class Flow(Value, frozen=True):
     """A response whose head has arrived and whose body follows in chunks."""
 
     status: int
-    headers: Headers = field(repr=False)
+    headers: Headers
     chunks: AsyncIterator[bytes]
     end: Callable[[], Coroutine[Any, Any, None]]  # gives the response up, even if no chunk was read
 
 
-def http_response(
-    lib: ModuleType, answer: Flow | Whole, request: Any, loop: asyncio.AbstractEventLoop | None = None
-) -> Any:
-    """Builds a response of `lib`. `loop` is the engine's, if the client blocks another thread."""
-    headers = list(answer.headers)
+def http_response(answer: Flow | Whole, request: Any, loop: asyncio.AbstractEventLoop | None = None) -> Any:
+    """Builds a response. `loop` is the engine's, if the client blocks another thread."""
+    headers, lib = list(answer.headers), library(request)
     if isinstance(answer, Whole):
         return lib.Response(answer.status, headers=headers, content=answer.body)
     stream = _async_stream(lib)(answer, request) if loop is None else _blocking_stream(lib)(answer, request, loop)
     return lib.Response(answer.status, headers=headers, stream=stream)
+
+
+def library(request: Any) -> ModuleType:
+    return import_module(type(request).__module__.partition(".")[0])
+
+
+async def respond(request: Any, answer: Callable[[Any, bytes], Awaitable[Flow | Whole]]) -> Any:
+    """The response to a request of an asyncio client."""
+    body = await request.aread()
+    try:
+        answered = await answer(request, body)
+    except CarpoolError as error:
+        answered = _refusal_unless_lost(error, request)
+    return http_response(answered, request)
+
+
+def respond_in_thread(
+    request: Any,
+    start: Callable[[], asyncio.AbstractEventLoop],
+    answer: Callable[[Any, bytes], Awaitable[Flow | Whole]],
+) -> Any:
+    """The response to a request of a blocking client. `start` returns the loop of the engine."""
+    body, loop = request.read(), None
+    try:
+        loop = start()
+        answered = wait_for(answer(request, body), loop)
+    except CarpoolError as error:
+        answered = _refusal_unless_lost(error, request)
+    return http_response(answered, request, loop)
+
+
+def _refusal_unless_lost(error: CarpoolError, request: Any) -> Whole:
+    if isinstance(error, WireError):
+        raise http_error(error, request) from error
+    return refusal(error, request)
+
+
+def refusal(error: CarpoolError, request: Any) -> Whole:
+    """carpool's own error as a response, because an SDK would treat an exception as a broken connection and retry. The
+    request carries the error, for a fleet to raise."""
+    request.extensions[CARRIED] = error
+    dialect = dialect_of(request.method, f"/v1/{request.url.path.rpartition('/v1/')[2]}") or ANTHROPIC
+    return Whole(error.status, (JSON, NO_RETRY), dialect.error(error.status, error.code, str(error)))
+
+
+def dialect_of(method: str, path: str) -> Dialect | None:
+    """The dialect of a request, by its path; None if carpool does not understand it."""
+    return next((dialect for dialect in DIALECTS.values() if dialect.handles(method, path)), None)
 
 
 @cache
@@ -72,7 +123,7 @@ def _async_stream(lib: ModuleType) -> Any:
                 async for chunk in self._flow.chunks:
                     yield chunk
             except WireError as error:
-                raise http_error(lib, error, self._request) from error
+                raise http_error(error, self._request) from error
 
         async def aclose(self) -> None:
             await self._flow.end()
@@ -93,7 +144,7 @@ def _blocking_stream(lib: ModuleType) -> Any:
                 while (chunk := wait_for(_next_chunk(self._flow.chunks), self._loop)) is not None:
                     yield chunk
             except WireError as error:
-                raise http_error(lib, error, self._request) from error
+                raise http_error(error, self._request) from error
 
         def close(self) -> None:
             wait_for(self._flow.end(), self._loop)
@@ -101,8 +152,9 @@ def _blocking_stream(lib: ModuleType) -> Any:
     return Stream
 
 
-def http_error(lib: ModuleType, error: WireError, request: Any) -> Exception:
+def http_error(error: WireError, request: Any) -> Exception:
     """The exception that the SDK would get without carpool if the provider can't be reached."""
+    lib = library(request)
     if isinstance(error, NotConnected):
         kind = lib.ConnectError
     else:
@@ -190,17 +242,16 @@ async def cancel_unfinished() -> None:
 
 CARRIED = "carpool.error"  # request extension that holds carpool's own error
 HELLO = "x-carpool-hello"  # header of a request that only registers its credential
+JSON = ("content-type", "application/json")
 
 
+@dataclass(slots=True)
 class Submission:
     """A call that goes through the SDK: its options, the draft that learns from it, and its result if it has one."""
 
-    __slots__ = ("draft", "options", "settled")
-
-    def __init__(self, options: Options, draft: Draft | None = None, settled: Settled | None = None) -> None:
-        self.options = options
-        self.draft = draft
-        self.settled = settled
+    options: Options
+    draft: Draft | None = None
+    settled: Settled | None = None
 
 
 # The call being submitted, if its options are not sent as headers.
@@ -216,74 +267,53 @@ class InProcessExchange:
         self._clock = clock
         self._default = default
 
-    def convert(self, request: Any, body: bytes) -> tuple[RawRequest, Options, Settled | None]:
-        """Converts an httpx request. Returns it with its options, and its result if it has one."""
+    async def answer(self, request: Any, body: bytes) -> Flow | Whole:
+        """Answers an httpx request, with its submission, if it has one."""
         headers = tuple((name.lower(), value) for name, value in request.headers.multi_items())
-        header_options = from_headers(tuple(pair for pair in headers if pair[0] != HELLO))
+        options = from_headers(tuple(pair for pair in headers if pair[0] != HELLO))
         kept = tuple(pair for pair in headers if not pair[0].startswith(PREFIX))
         path = request.url.path
         base = "/" + self._upstream.base_url.split("://", 1)[-1].partition("/")[2].strip("/")
         if base != "/":
             path = ("/v1" if versioned(base) else "") + path.removeprefix(base)
-        raw = RawRequest(request.method, path, request.url.query.decode("ascii"), kept, body)
-        submission = current.get()
-        if submission is None:
-            return raw, header_options, None
-        if submission.draft is not None:
-            submission.draft.learn_request(raw, header_options)
-        return raw, submission.options.over(header_options), submission.settled
-
-    def introduce(self, raw: RawRequest) -> None:
-        secret = self._upstream.dialect.secret(raw.headers)
-        if secret:
-            self._engine.enrol(self._upstream.provider, secret)
-
-    async def handle(self, raw: RawRequest, options: Options, settled: Settled | None = None) -> Flow | Whole:
-        """Answers a request. If `settled` is given, the call has its result, and only the response is built."""
-        if isinstance(settled, CarpoolError):
-            raise settled
-        if settled is not None:
-            return self._whole(settled, stream=False)
-        call = self.understood(raw, options)
-        if call.stream:
-            return await self.carry(call, raw.body)
-        # The same as `carry`, but with one coroutine less for each waiting call.
-        return self._whole(
-            self._delivered(await self._engine.submit_pending(call, self._default, "cancel")), stream=False
-        )
+        raw, submission = RawRequest(request.method, path, request.url.query.decode("ascii"), kept, body), current.get()
+        if HELLO in request.headers:
+            if secret := self._upstream.dialect.secret(kept):
+                self._engine.enrol(self._upstream.provider, secret)
+            return Whole(200, (JSON,), b"{}")
+        if submission is not None:
+            if submission.draft is not None:
+                submission.draft.learn_request(raw, options)
+            options = submission.options.over(options)
+            if isinstance(submission.settled, CarpoolError):
+                raise submission.settled
+            if submission.settled is not None:  # only the response is missing
+                return self._whole(submission.settled, stream=False)
+        return await self.handle(raw, options)
 
     async def settled(self, raw: RawRequest, options: Options) -> Settled:
         """Submits a call and returns its result without building an HTTP response."""
         try:
-            return self._delivered(
-                await self._engine.submit_pending(self.understood(raw, options), self._default, "cancel")
-            )
+            return await self._submitted(self.understood(raw, options))
         except CarpoolError as error:
             return error
 
     def understood(self, raw: RawRequest, options: Options) -> Call:
         return make_call(self._engine, self._upstream, self._clock, raw, options)
 
-    async def carry(self, call: Call, body: bytes) -> Flow | Whole:
-        """Submits a call. `body` is the client's own, including its `stream` option."""
-        if call.stream:
-            passage = await self._engine.forward(replace(call, body=body), default=self._default)
+    async def handle(self, raw: RawRequest, options: Options, call: Call | None = None) -> Flow | Whole:
+        """Submits a request, whose call may be known already."""
+        call = call or self.understood(raw, options)
+        if call.stream:  # the body is the client's own, including its `stream` option
+            passage = await self._engine.forward(replace(call, body=raw.body), default=self._default)
             if isinstance(passage, Passage):
                 headers = (*passage.headers, *passing_headers(passage))
                 return Flow(passage.status, headers, passage.chunks, passage.chunks.aclose)
-        return self._whole(
-            self._delivered(await self._engine.submit_pending(call, self._default, "cancel")), call.stream
-        )
+        return self._whole(await self._submitted(call), call.stream)
 
-    def refusal(self, error: CarpoolError, request: Any) -> dict[str, Any]:
-        """carpool's own error as a response, because an SDK would retry an exception. `translated` undoes it."""
-        request.extensions[CARRIED] = error
-        headers = {"content-type": "application/json", "x-should-retry": "false"}
-        return {"headers": headers, "content": self._upstream.dialect.error(error.status, error.code, str(error))}
-
-    def _delivered(self, result: tuple[Reply, PendingCall | None]) -> Reply:
+    async def _submitted(self, call: Call) -> Reply:
         """Marks the outcome as delivered, and returns it or raises its typed error."""
-        reply, pending_call = result
+        reply, pending_call = await self._engine.submit_pending(call, self._default, "cancel")
         self._engine.deliveries.add(reply.ticket, pending_call)
         if (error := failure(reply)) is not None:
             raise error
@@ -298,41 +328,15 @@ class InProcessExchange:
         return Whole(outcome.status, (*kept, ("content-type", "text/event-stream; charset=utf-8")), events)
 
 
-def async_transport(lib: ModuleType, exchange: InProcessExchange) -> Any:
-    """A transport for `lib.AsyncClient`, where lib is httpx or httpx2."""
+class ExchangeTransport:
+    """The transport of an SDK client's copy. The engine of a blocking client runs on `loop`, in another thread."""
 
-    class CarpoolTransport(lib.AsyncBaseTransport):  # type: ignore[misc, name-defined]
-        async def handle_async_request(self, request: Any) -> Any:
-            raw, options, settled = exchange.convert(request, await request.aread())
-            if HELLO in request.headers:
-                exchange.introduce(raw)
-                return lib.Response(200, content=b"{}", headers={"content-type": "application/json"})
-            try:
-                answer = await exchange.handle(raw, options, settled)
-            except WireError as error:
-                raise http_error(lib, error, request) from error
-            except CarpoolError as error:
-                return lib.Response(error.status, **exchange.refusal(error, request))
-            return http_response(lib, answer, request)
+    def __init__(self, exchange: InProcessExchange, loop: Any = None) -> None:
+        self._answer = exchange.answer
+        self._loop = loop
 
-    return CarpoolTransport()
+    async def handle_async_request(self, request: Any) -> Any:
+        return await respond(request, self._answer)
 
-
-def blocking_transport(lib: ModuleType, exchange: InProcessExchange, loop: asyncio.AbstractEventLoop) -> Any:
-    """A transport for `lib.Client`. The engine runs on `loop` in another thread; the caller's thread waits."""
-
-    class CarpoolTransport(lib.BaseTransport):  # type: ignore[misc, name-defined]
-        def handle_request(self, request: Any) -> Any:
-            raw, options, settled = exchange.convert(request, request.read())
-            if HELLO in request.headers:
-                loop.call_soon_threadsafe(exchange.introduce, raw)
-                return lib.Response(200, content=b"{}", headers={"content-type": "application/json"})
-            try:
-                answer = wait_for(exchange.handle(raw, options, settled), loop)
-            except WireError as error:
-                raise http_error(lib, error, request) from error
-            except CarpoolError as error:
-                return lib.Response(error.status, **exchange.refusal(error, request))
-            return http_response(lib, answer, request, loop)
-
-    return CarpoolTransport()
+    def handle_request(self, request: Any) -> Any:
+        return respond_in_thread(request, lambda: self._loop, self._answer)

@@ -8,8 +8,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from datetime import datetime
 from pathlib import Path
-from types import TracebackType
-from typing import Any, ClassVar, NoReturn, Self
+from typing import Any, ClassVar, Self
 
 from carpool.core.clock import SystemClock
 from carpool.core.errors import BadCall, BadParams, CarpoolError, Closed, NotStarted, WireError
@@ -22,10 +21,9 @@ from carpool.frontends.library.exchange import (
     CARRIED,
     HELLO,
     EngineThread,
+    ExchangeTransport,
     InProcessExchange,
     Submission,
-    async_transport,
-    blocking_transport,
     cancel_unfinished,
     current,
     start_engine,
@@ -89,6 +87,26 @@ class _FleetBase:
         # The first request gives the engine the client's credential, so that persisted calls can proceed at once.
         self._hello = {"cast_to": object, "body": {}, "options": {"headers": {HELLO: "1"}}}
 
+    def _prepare(
+        self,
+        params: Mapping[str, Any],
+        endpoint: str | None,
+        force_sync: bool,
+        latency_budget_ms: float | None,
+        budget: str | float | None,
+        deadline: datetime | None,
+        lane: Lane | str | None,
+        tags: Mapping[str, str] | None,
+        key: str | None,
+    ) -> tuple[Any, Submission]:
+        """The copy of the client to send with, and the call to submit."""
+        if force_sync or (params.get("stream") and lane is None):
+            lane = Lane.NOW
+        options = make_options(latency_budget_ms, budget, deadline, lane, tags, key)
+        if options.lane is Lane.NOW and options.budget is None and options.deadline is None and options.key is None:
+            return self._with_retries, Submission(options)  # a call that may be batched is never retried by the SDK
+        return self._without_retries, Submission(options, self._quick.draft(params) if endpoint is None else None)
+
 
 class FleetDispatcher(_FleetBase):
     """Buys the calls of a fleet through your own SDK client, each at the lowest price that its deadline allows.
@@ -110,14 +128,12 @@ class FleetDispatcher(_FleetBase):
             raise Closed("This dispatcher was used already. Make a new one.")
         self._loop = asyncio.get_running_loop()
         await self._start_engine(HttpxClient(inner_http(self._client)))
-        self._send_through(self._lib.AsyncClient(transport=async_transport(self._lib, self._exchange)))
+        self._send_through(self._lib.AsyncClient(transport=ExchangeTransport(self._exchange)))
         with suppress(TypeError):  # a client without a default key: its first call brings one
             await self._without_retries.post(self._kind.hello, **self._hello)
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *exception: object) -> None:
         await self.close()
 
     async def close(self, timeout: float | None = None) -> None:
@@ -154,26 +170,18 @@ class FleetDispatcher(_FleetBase):
             raise NotStarted("Use the dispatcher inside `async with FleetDispatcher(client) as fleet:`.")
         if asyncio.get_running_loop() is not self._loop:
             raise NotStarted("This dispatcher runs on another event loop. Use it where it was entered.")
-        if force_sync or (params.get("stream") and lane is None):
-            lane = Lane.NOW
-        options = make_options(latency_budget_ms, budget, deadline, lane, tags, key)
-        if _sdk_retries(options):
-            return await self._through_sdk(self._with_retries, params, Submission(options), endpoint)
-        draft, settled = self._quick.draft(params) if endpoint is None else None, None
+        given = (latency_budget_ms, budget, deadline, lane, tags, key)
+        client, submission = self._prepare(params, endpoint, force_sync, *given)
+        draft = submission.draft
         if draft is not None and draft.raw is not None:
-            settled = await self._exchange.settled(draft.raw, draft.options(options))
-            if (message := draft.message(settled)) is not None:
+            submission.settled = await self._exchange.settled(draft.raw, draft.options(submission.options))
+            if (message := draft.message(submission.settled)) is not None:
                 return message
-        return await self._through_sdk(self._without_retries, params, Submission(options, draft, settled), endpoint)
-
-    async def _through_sdk(
-        self, client: Any, params: dict[str, Any], submission: Submission, endpoint: str | None
-    ) -> Any:
         create = self._kind.create(client, params, endpoint)
         with _submitting(submission):
             message = await create(**params)
-        if submission.draft is not None:
-            submission.draft.learn_answer(message)
+        if draft is not None:
+            draft.learn_answer(message)
         return message
 
     async def submit_sync(self, **params: Any) -> Any:
@@ -204,8 +212,7 @@ class Fleet(_FleetBase):
         except BaseException:
             self._thread.stop()
             raise
-        transport = blocking_transport(self._lib, self._exchange, self._thread.loop)
-        self._send_through(self._lib.Client(transport=transport))
+        self._send_through(self._lib.Client(transport=ExchangeTransport(self._exchange, self._thread.loop)))
         with suppress(TypeError):  # a client without a default key: its first call brings one
             self._without_retries.post(self._kind.hello, **self._hello)
         return self
@@ -214,9 +221,7 @@ class Fleet(_FleetBase):
         self._http_client = ThreadedHttpxClient(inner_http(self._client))
         await self._start_engine(self._http_client)
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         self.close()
 
     def close(self, timeout: float | None = None) -> None:
@@ -250,24 +255,19 @@ class Fleet(_FleetBase):
             raise Closed("This fleet is closed and takes no more calls. Make a new one.")
         if self._engine is None or self._thread is None:
             raise NotStarted("Use the fleet inside `with Fleet(client) as fleet:`.")
-        if force_sync or (params.get("stream") and lane is None):
-            lane = Lane.NOW
-        options = make_options(latency_budget_ms, budget, deadline, lane, tags, key)
-        if _sdk_retries(options):
-            return self._through_sdk(self._with_retries, params, Submission(options), endpoint)
-        draft, settled = self._quick.draft(params) if endpoint is None else None, None
+        given = (latency_budget_ms, budget, deadline, lane, tags, key)
+        client, submission = self._prepare(params, endpoint, force_sync, *given)
+        draft = submission.draft
         if draft is not None and draft.raw is not None:
-            settled = self._thread.run(self._exchange.settled(draft.raw, draft.options(options)))
-            if (message := draft.message(settled)) is not None:
+            settled = self._exchange.settled(draft.raw, draft.options(submission.options))
+            submission.settled = self._thread.run(settled)
+            if (message := draft.message(submission.settled)) is not None:
                 return message
-        return self._through_sdk(self._without_retries, params, Submission(options, draft, settled), endpoint)
-
-    def _through_sdk(self, client: Any, params: dict[str, Any], submission: Submission, endpoint: str | None) -> Any:
         create = self._kind.create(client, params, endpoint)
         with _submitting(submission):
             message = create(**params)
-        if submission.draft is not None:
-            submission.draft.learn_answer(message)
+        if draft is not None:
+            draft.learn_answer(message)
         return message
 
     def submit_sync(self, **params: Any) -> Any:
@@ -307,11 +307,6 @@ def make_options(
     )
 
 
-def _sdk_retries(options: Options) -> bool:
-    """Whether the SDK retries: only a call on `now` without a budget, never one that may be batched."""
-    return options.lane is Lane.NOW and options.budget is None and options.deadline is None and options.key is None
-
-
 # ---------------------------------------------------------------- errors
 
 
@@ -322,16 +317,11 @@ def _submitting(submission: Submission) -> Iterator[None]:
     try:
         yield
     except Exception as error:  # noqa: BLE001  translated and raised again
-        _raise_translated(error)
+        cause = _translated(error)
+        own = isinstance(cause, CarpoolError) and not isinstance(cause, BadParams)
+        raise cause from (cause if own else error).__cause__  # its own cause, not the SDK's wrapper
     finally:
         current.reset(token)
-
-
-def _raise_translated(error: Exception) -> NoReturn:
-    cause = _translated(error)
-    if isinstance(cause, CarpoolError) and not isinstance(cause, BadParams):
-        raise cause from cause.__cause__  # its own cause, not the SDK's wrapper
-    raise cause from error.__cause__
 
 
 def _translated(error: Exception) -> Exception:

@@ -1,6 +1,6 @@
 """`carpool.transport()`: a transport for an SDK's `httpx` or `httpx2` client that batches calls in the process.
 
-`Transport` is the transport; `Host` behind it has one engine on one loop, for all base URLs of its clients.
+It has one engine on one loop, with an upstream for every base URL in the requests of its clients.
 """
 
 from __future__ import annotations
@@ -8,18 +8,18 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import AsyncIterator, Awaitable, Coroutine, Mapping
-from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
-from types import ModuleType, TracebackType
 from typing import Any, Self, TypeVar
 
+from msgspec.structs import replace
+
 from carpool.core.clock import SystemClock
-from carpool.core.errors import BadCall, CarpoolError, Closed, NotStarted, TimedOut, WireError, WrongClient
+from carpool.core.errors import BadCall, Closed, NotStarted, TimedOut, WireError, WrongClient
 from carpool.core.model import Headers, Lane
 from carpool.core.ports import Dialect, HttpClient, HttpRequest, RawRequest
 from carpool.core.prices import PriceBook
-from carpool.dialects import ANTHROPIC, COMPATIBLE_PROVIDERS, DIALECTS, OPENAI, compatible_provider, speaking
+from carpool.dialects import ANTHROPIC, COMPATIBLE_PROVIDERS, OPENAI, compatible_provider, speaking
 from carpool.engine import Engine, Hook, Stats, Upstream
 from carpool.frontends.intake import NO_RETRY, end_to_end
 from carpool.frontends.library.exchange import (
@@ -28,8 +28,10 @@ from carpool.frontends.library.exchange import (
     InProcessExchange,
     Whole,
     cancel_unfinished,
-    http_error,
-    http_response,
+    dialect_of,
+    refusal,
+    respond,
+    respond_in_thread,
     start_engine,
 )
 from carpool.frontends.library.fleet import make_options
@@ -74,15 +76,38 @@ def transport(
     if vendor is not None:
         compatible_provider("", vendor)  # raises if there is no such provider
     defaults, chosen = make_options(None, budget, None, lane, tags, None), policy or RoutingPolicy()
-    return Transport(Host(defaults, chosen, store, tuple(hooks), prices, through, close_timeout, vendor))
+    return Transport(defaults, chosen, store, tuple(hooks), prices, through, close_timeout, vendor)
 
 
 class Transport:
     """Responds with the HTTP library of the request. The engine of an asyncio client runs on that client's loop,
     that of a blocking client in a separate thread; the first request decides."""
 
-    def __init__(self, host: Host) -> None:
-        self._host = host
+    def __init__(
+        self,
+        defaults: Options,
+        policy: RoutingPolicy,
+        store: str | Path | None,
+        hooks: tuple[Hook, ...],
+        prices: PriceBook | None,
+        through: Any,
+        close_timeout: float,
+        vendor: str | None,
+    ) -> None:
+        self._defaults = defaults
+        self._policy = policy
+        self._store = store
+        self._hooks = hooks
+        self._prices = prices
+        self._through = through
+        self._close_timeout = close_timeout
+        self._vendor = vendor
+        self._clock = SystemClock()
+        self._engine: Engine | None = None
+        self._http_client: HttpClient
+        self._upstreams: dict[str, Upstream] = {}
+        self._exchanges: dict[tuple[str, str], InProcessExchange] = {}
+        self._own_client: Any = None  # the httpx client over a transport of the user
         self._loop: asyncio.AbstractEventLoop | None = None  # of an asyncio client
         self._thread: EngineThread | None = None  # of a blocking client
         self._lock, self._thread_lock = asyncio.Lock(), threading.Lock()
@@ -91,12 +116,11 @@ class Transport:
     @property
     def stats(self) -> Stats:
         """Calls, batches and costs since the first request."""
-        return Stats() if self._host.engine is None else self._host.engine.stats
+        return Stats() if self._engine is None else self._engine.stats
 
     def metrics(self) -> dict[str, int]:
         """The statistics as named counters, under the policy's prefix."""
-        policy = self._host.policy
-        return self.stats.metrics(policy.metrics_prefix, policy.track_sync_batch_split)
+        return self.stats.metrics(self._policy.metrics_prefix, self._policy.track_sync_batch_split)
 
     def _check_open(self) -> None:
         if self._closed:
@@ -105,16 +129,11 @@ class Transport:
     # ------------------------------------------------------------ asyncio
 
     async def handle_async_request(self, request: Any) -> Any:
-        lib = _library(request)
-        body = await request.aread()
-        try:
-            await self._start_on_this_loop()
-            answer = await self._host.answer(request, body)
-        except WireError as error:
-            raise http_error(lib, error, request) from error
-        except CarpoolError as error:
-            answer = refusal(error, request)
-        return http_response(lib, answer, request)
+        return await respond(request, self._answer_on_this_loop)
+
+    async def _answer_on_this_loop(self, request: Any, body: bytes) -> Flow | Whole:
+        await self._start_on_this_loop()
+        return await self._answer(request, body)
 
     async def _start_on_this_loop(self) -> None:
         """Starts the engine with the first request."""
@@ -123,15 +142,13 @@ class Transport:
         self._loop = asyncio.get_running_loop()
         async with self._lock:
             self._check_open()
-            if self._host.engine is None:
-                await self._host.start(blocking=False)
+            if self._engine is None:
+                await self._start(blocking=False)
 
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *exception: object) -> None:
         await self.aclose()
 
     async def aclose(self) -> None:
@@ -140,23 +157,14 @@ class Transport:
             return
         async with self._lock:
             self._closed = True
-        await self._host.stop()
+        await self._stop()
 
     # ------------------------------------------------------------ threads
 
     def handle_request(self, request: Any) -> Any:
-        lib = _library(request)
-        body = request.read()
-        try:
-            thread = self._start_in_thread()
-            answer = thread.run(self._host.answer(request, body))
-        except WireError as error:
-            raise http_error(lib, error, request) from error
-        except CarpoolError as error:
-            return http_response(lib, refusal(error, request), request)
-        return http_response(lib, answer, request, thread.loop)
+        return respond_in_thread(request, self._start_in_thread, self._answer)
 
-    def _start_in_thread(self) -> EngineThread:
+    def _start_in_thread(self) -> asyncio.AbstractEventLoop:
         """Starts the thread and the engine with the first request."""
         with self._thread_lock:
             self._check_open()
@@ -164,16 +172,14 @@ class Transport:
                 raise NotStarted("This transport serves an asyncio client. Make another one for a blocking client.")
             if self._thread is None:
                 self._thread = EngineThread()
-            if self._host.engine is None:
-                self._thread.run(self._host.start(blocking=True))
-            return self._thread
+            if self._engine is None:
+                self._thread.run(self._start(blocking=True))
+            return self._thread.loop
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         self.close()
 
     def close(self) -> None:
@@ -187,67 +193,34 @@ class Transport:
             self._thread.stop()
 
     async def _end(self) -> None:
-        await self._host.stop()
+        await self._stop()
         await cancel_unfinished()
 
+    # ------------------------------------------------------------ the engine
 
-def _library(request: Any) -> ModuleType:
-    return import_module(type(request).__module__.partition(".")[0])
-
-
-class Host:
-    """One engine on one loop, with an upstream for every base URL in its requests."""
-
-    http_client: HttpClient
-
-    def __init__(
-        self,
-        defaults: Options,
-        policy: RoutingPolicy,
-        store: str | Path | None,
-        hooks: tuple[Hook, ...],
-        prices: PriceBook | None,
-        through: Any,
-        close_timeout: float,
-        vendor: str | None,
-    ) -> None:
-        self.policy = policy
-        self.engine: Engine | None = None
-        self._defaults = defaults
-        self._store = store
-        self._hooks = hooks
-        self._prices = prices
-        self._through = through
-        self._close_timeout = close_timeout
-        self._vendor = vendor
-        self._clock = SystemClock()
-        self._upstreams: dict[str, Upstream] = {}
-        self._exchanges: dict[tuple[str, str], InProcessExchange] = {}
-        self._own_client: Any = None  # the httpx client over a transport of the user
-
-    async def start(self, *, blocking: bool) -> None:
+    async def _start(self, *, blocking: bool) -> None:
         through = self._through
         if through is None:
-            self.http_client = Http1Client()
+            self._http_client = Http1Client()
         else:
             if hasattr(through, "handle_request" if blocking else "handle_async_request"):
                 through = self._own_client = _client_over(through, "Client" if blocking else "AsyncClient")
-            self.http_client = ThreadedHttpxClient(through) if blocking else HttpxClient(through)
-        self.engine = await start_engine(
-            self._store, self._clock, self._upstreams, self.policy, self._prices, self._hooks
+            self._http_client = ThreadedHttpxClient(through) if blocking else HttpxClient(through)
+        self._engine = await start_engine(
+            self._store, self._clock, self._upstreams, self._policy, self._prices, self._hooks
         )
 
-    async def stop(self) -> None:
-        if self.engine is None:
+    async def _stop(self) -> None:
+        if self._engine is None:
             return
-        await self.engine.close(self._close_timeout)
-        await self.http_client.aclose()
+        await self._engine.close(self._close_timeout)
+        await self._http_client.aclose()
         if hasattr(self._own_client, "aclose"):
             await self._own_client.aclose()
         elif self._own_client is not None:
             self._own_client.close()
 
-    async def answer(self, request: Any, body: bytes) -> Flow | Whole:
+    async def _answer(self, request: Any, body: bytes) -> Flow | Whole:
         """Answers a request. Raises a `WireError` only if the client would get one without carpool, too."""
         headers = tuple((name.lower(), value) for name, value in request.headers.multi_items())
         options = from_headers(headers).over(self._defaults)
@@ -257,7 +230,7 @@ class Host:
         path, _, query = request.url.raw_path.decode("ascii").partition("?")
         prefix, _, rest = path.rpartition("/v1/")
         raw = RawRequest(request.method, f"/v1/{rest}", query, kept, body)
-        dialect = _dialect_of(raw.method, raw.path)
+        dialect = dialect_of(raw.method, raw.path)
         if dialect is None:
             return await _with_read_timeout(self._pass(request, kept, body), request)
         exchange = self._exchange(dialect, f"{request.url.scheme}://{request.url.netloc.decode('ascii')}{prefix}")
@@ -271,10 +244,7 @@ class Host:
             return refusal(error, request)
         if answer.status < 400:
             return answer
-        headers = (*answer.headers, NO_RETRY)  # carpool retried within the budget: the SDK must not retry
-        if isinstance(answer, Whole):
-            return Whole(answer.status, headers, answer.body)
-        return replace(answer, headers=headers)
+        return replace(answer, headers=(*answer.headers, NO_RETRY))  # carpool retried within the budget
 
     def _exchange(self, dialect: Dialect, base_url: str) -> InProcessExchange:
         key = (dialect.name, base_url)
@@ -282,10 +252,10 @@ class Host:
             name = compatible_provider(base_url, self._vendor).name if dialect is OPENAI else dialect.name
             provider = name if base_url == HOMES[name] else f"{name}@{base_url}"
             configured = speaking(dialect.name, base_url, name if dialect is OPENAI else None)
-            upstream = Upstream(provider, base_url, configured, self.http_client)
+            upstream = Upstream(provider, base_url, configured, self._http_client)
             self._upstreams[provider] = upstream
-            assert self.engine is not None
-            self._exchanges[key] = InProcessExchange(self.engine, upstream, self._clock, default=Lane.NOW)
+            assert self._engine is not None
+            self._exchanges[key] = InProcessExchange(self._engine, upstream, self._clock, default=Lane.NOW)
         return self._exchanges[key]
 
     async def _send_directly(
@@ -295,12 +265,12 @@ class Host:
             call = exchange.understood(raw, options)
         except BadCall:  # it asks nothing of carpool, and the provider reports the error best
             return await self._pass(request, raw.headers, raw.body)
-        return await exchange.carry(call, raw.body)
+        return await exchange.handle(raw, options, call)
 
     async def _pass(self, request: Any, headers: Headers, body: bytes) -> Flow:
         """Passes a request through that carpool does not understand."""
         timeout = _read_timeout(request) or DAY
-        response = await self.http_client.send(
+        response = await self._http_client.send(
             HttpRequest(request.method, str(request.url), tuple(end_to_end(headers)), body, timeout)
         )
         return Flow(response.status, response.headers, response.chunks(), response.aclose)
@@ -336,15 +306,3 @@ async def _in_time(work: Awaitable[T], seconds: float | None, host: str) -> T:
             return await work
     except TimeoutError as error:
         raise TimedOut(f"{host} was silent for too long.") from error
-
-
-def _dialect_of(method: str, path: str) -> Dialect | None:
-    """The dialect of a request, by its path; None if carpool does not understand it."""
-    return next((dialect for dialect in DIALECTS.values() if dialect.handles(method, path)), None)
-
-
-def refusal(error: CarpoolError, request: Any) -> Whole:
-    """carpool's own error as a response, because an SDK would treat an exception as a broken connection and retry."""
-    dialect = _dialect_of(request.method, f"/v1/{request.url.path.rpartition('/v1/')[2]}") or ANTHROPIC
-    body = dialect.error(error.status, error.code, str(error))
-    return Whole(error.status, (("content-type", "application/json"), NO_RETRY), body)

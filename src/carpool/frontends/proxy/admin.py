@@ -29,11 +29,7 @@ from carpool.frontends.proxy.request import (
     JSON,
     Receive,
     RequestContext,
-    Send,
     read_body,
-    send_chunk,
-    send_head,
-    send_whole,
 )
 from carpool.frontends.proxy.tickets import TicketRoutes, send_bought, send_too_late
 from carpool.planners.access.providers import is_forwarded
@@ -111,12 +107,12 @@ class Admin:
 
     async def _refuse(self, request: RequestContext, status: int, message: str, *more: tuple[str, str]) -> None:
         code = {401: "authentication_error", 404: "not_found_error"}.get(status, "invalid_request_error")
-        await send_whole(request.send, status, [JSON, *more], self._dialect.error(status, code, message))
+        await request.send_whole(status, [JSON, *more], self._dialect.error(status, code, message))
 
     # ------------------------------------------------------------ health and statistics
 
     async def _healthz(self, query: str, request: RequestContext, viewer: Viewer) -> None:
-        await send_whole(request.send, 200, [JSON], b'{"status":"ok"}')
+        await request.send_json({"status": "ok"})
 
     async def _readyz(self, query: str, request: RequestContext, viewer: Viewer) -> None:
         reasons = ["carpool is stopping."] if self.draining else []
@@ -185,9 +181,9 @@ class Admin:
             message = "Read a call, or its /purchases, with GET; end it with DELETE."
             await self._refuse(request, 405, message, ("allow", "GET, DELETE"))
         elif not isinstance(found, CallRow):
-            await (send_bought if reads else send_too_late)(request.send, found)
+            await (send_bought if reads else send_too_late)(request, found)
         elif ends:
-            await self._tickets.cancel(found, request.send)
+            await self._tickets.cancel(found, request)
         elif verb:
             rows = await self._engine.overview.purchases(found.ticket)
             await _json(request, {"call": _call(found), "purchases": rows})
@@ -200,7 +196,7 @@ def _digest(token: str) -> bytes:
 
 
 async def _json(request: RequestContext, value: object, status: int = 200) -> None:
-    await send_whole(request.send, status, [JSON, ("cache-control", "no-store")], msgspec.json.encode(value))
+    await request.send_json(value, status, (("cache-control", "no-store"),))
 
 
 def _page(query: str, states: type[S]) -> tuple[int, str | None, S | None]:
@@ -307,7 +303,7 @@ class EventStream:
             self._event_hooks.add(self._publish)
         self._subscribers.add(subscriber)
         try:
-            await send_head(request.send, 200, [EVENT_STREAM, ("cache-control", "no-cache")])
+            await request.send_head(200, [EVENT_STREAM, ("cache-control", "no-cache")])
             await self._pump(subscriber, request)
         finally:
             self._subscribers.discard(subscriber)
@@ -336,7 +332,7 @@ class EventStream:
 async def _send_in_time(request: RequestContext, chunk: bytes, *, more: bool = True) -> None:
     try:
         async with asyncio.timeout(SLOWEST_READ_S):
-            await send_chunk(request.send, chunk, more=more)
+            await request.send_chunk(chunk, more=more)
     except TimeoutError:
         raise TimedOut("A listener at /carpool/events reads nothing. Its connection is closed.") from None
 
@@ -367,7 +363,8 @@ class Hooks:
         self._secrets = secrets
         self._seen: BoundedMap[tuple[str, str], None] = BoundedMap(REMEMBERED)
 
-    async def answer(self, method: str, path: str, headers: Headers, receive: Receive, send: Send) -> None:
+    async def answer(self, method: str, path: str, headers: Headers, receive: Receive) -> None:
+        """Takes a webhook, or raises."""
         provider = path.removeprefix(HOOKS)
         if provider not in self._secrets:
             raise NoProvider(
@@ -381,4 +378,3 @@ class Hooks:
             self._seen[provider, news.id] = None
             if news.batch is not None:
                 self._engine.look_soon(provider, news.batch)
-        await send_whole(send, 200, [JSON], b'{"received":true}')

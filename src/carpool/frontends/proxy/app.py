@@ -30,7 +30,6 @@ from carpool.frontends.proxy.request import (
     advice,
     gone,
     read_body,
-    send_whole,
 )
 from carpool.frontends.proxy.tickets import TicketRoutes
 from carpool.frontends.proxy.waiting import Patience, Waiter, WaitingCall
@@ -147,7 +146,7 @@ class Proxy:
                 raise  # the head is sent: only a broken connection shows the failure
             dialect = request.dialect or self._error_dialect(request.scope)
             body = dialect.error(error.status, error.code, str(error))
-            await send_whole(request.send, error.status, [JSON, *advice(error)], body)
+            await request.send_whole(error.status, [JSON, *advice(error)], body)
         finally:
             self._open.discard(task)
             refused = request.refused
@@ -185,7 +184,7 @@ class Proxy:
         status = upgrade_refused(raw.path, raw.headers)
         if status is not None:
             message = "carpool does not speak WebSocket. Send this as a plain HTTP request."
-            await send_whole(request.send, status, [JSON], upstream.dialect.error(status, BadCall.code, message))
+            await request.send_whole(status, [JSON], upstream.dialect.error(status, BadCall.code, message))
             return
         request.line.lane = PASSED
         upload = Upload(request.receive, raw.headers)
@@ -200,7 +199,8 @@ class Proxy:
         query = request.scope["query_string"].decode("latin-1")
         method, headers, receive = request.scope["method"], head.headers_of(request.scope), request.receive
         if head.path.startswith(HOOKS):
-            await self._hooks.answer(method, head.path, headers, receive, request.send)
+            await self._hooks.answer(method, head.path, headers, receive)
+            await request.send_json({"received": True})
             return
         request.watch(lambda: gone(receive), self._guard.background)
         with self._long_wait(request):

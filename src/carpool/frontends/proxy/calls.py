@@ -34,8 +34,6 @@ from carpool.frontends.proxy.request import (
     RequestContext,
     Send,
     advice,
-    send_chunk,
-    send_head,
 )
 from carpool.frontends.proxy.waiting import Patience, WaitingCall, informed
 from carpool.planners.access.rules import RuleApplier, RuleBook, understand
@@ -229,7 +227,7 @@ class CallHandler:
             if isinstance(passage, Diverted):
                 return passage.decision
             request.line.lane = str(passage.lane)
-            await pass_answer(passage, request.send)
+            await pass_answer(request, passage)
         except (Disconnected, asyncio.CancelledError, CarpoolError) as error:
             begun = passage if isinstance(passage, Passage) else None
             self.request_log.call_failed(request.line, error, request.gone, begun)
@@ -341,30 +339,32 @@ async def pass_through(
             raise error.__cause__ from None
         raise
     try:
-        await _send_response(response.status, passed_on(response.headers), response.chunks(), request.send)
+        await _send_response(request, response.status, passed_on(response.headers), response.chunks())
     finally:
         await response.aclose()
 
 
-async def pass_answer(passage: Passage, send: Send) -> None:
+async def pass_answer(request: RequestContext, passage: Passage) -> None:
     """Streams the response of a call on `now`, with carpool's headers added."""
     headers = [*passed_on(passage.headers), *passing_headers(passage)]
     try:
-        await _send_response(passage.status, headers, passage.chunks, send)
+        await _send_response(request, passage.status, headers, passage.chunks)
     finally:
         await passage.chunks.aclose()
 
 
-async def _send_response(status: int, headers: list[tuple[str, str]], chunks: AsyncIterator[bytes], send: Send) -> None:
+async def _send_response(
+    request: RequestContext, status: int, headers: list[tuple[str, str]], chunks: AsyncIterator[bytes]
+) -> None:
     """If the content length is known, the last chunk can be marked as the last."""
-    await send_head(send, status, headers)
+    await request.send_head(status, headers)
     length = next((int(value) for name, value in headers if name == "content-length" and value.isdecimal()), None)
     size = 0
     async for chunk in chunks:
         size += len(chunk)
-        await send_chunk(send, chunk, more=size != length)
+        await request.send_chunk(chunk, more=size != length)
     if size != length or not size:
-        await send_chunk(send, b"", more=False)
+        await request.send_chunk(b"", more=False)
 
 
 def _target(raw: RawRequest) -> str:

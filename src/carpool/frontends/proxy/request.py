@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable
 from typing import Any, Protocol, TypeVar
 
+import msgspec
 from msgspec import Struct
 
 from carpool.core.errors import BadCall, CallTooLarge, CarpoolError, Closed, KeyUnready
@@ -72,10 +73,21 @@ class RequestContext:
         self._cycle: Cycle | None = scope.get("extensions", {}).get(CLIENT)
         return self._serve(self)
 
-    def send(self, message: Scope) -> Awaitable[None]:
+    def send_head(self, status: int, headers: Iterable[tuple[str, str]]) -> Awaitable[None]:
         if not self.begun:
-            self.begun, self.status = True, message["status"]
-        return self._send(message)
+            self.begun, self.status = True, status
+        encoded = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in headers]
+        return self._send({"type": "http.response.start", "status": status, "headers": encoded})
+
+    def send_chunk(self, body: bytes, *, more: bool) -> Awaitable[None]:
+        return self._send({"type": "http.response.body", "body": body, "more_body": more})
+
+    async def send_whole(self, status: int, headers: Iterable[tuple[str, str]], body: bytes) -> None:
+        await self.send_head(status, (*headers, ("content-length", str(len(body)))))
+        await self.send_chunk(body, more=False)
+
+    async def send_json(self, value: object, status: int = 200, headers: Headers = ()) -> None:
+        await self.send_whole(status, (JSON, *headers), msgspec.json.encode(value))
 
     @property
     def inform(self) -> Inform | None:
@@ -180,20 +192,6 @@ async def gone(receive: Receive) -> None:
 
 
 # ------------------------------------------------------------ responses
-
-
-async def send_head(send: Send, status: int, headers: Iterable[tuple[str, str]]) -> None:
-    encoded = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in headers]
-    await send({"type": "http.response.start", "status": status, "headers": encoded})
-
-
-async def send_chunk(send: Send, body: bytes, *, more: bool) -> None:
-    await send({"type": "http.response.body", "body": body, "more_body": more})
-
-
-async def send_whole(send: Send, status: int, headers: Iterable[tuple[str, str]], body: bytes) -> None:
-    await send_head(send, status, (*headers, ("content-length", str(len(body)))))
-    await send_chunk(send, body, more=False)
 
 
 def advice(error: CarpoolError) -> Headers:

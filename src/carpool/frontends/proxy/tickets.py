@@ -10,17 +10,15 @@ from functools import partial
 from typing import Any
 from urllib.parse import parse_qs
 
-import msgspec
-
 from carpool.core.errors import BadCall
 from carpool.core.keys import sent_in, the_key
 from carpool.core.lifecycle import TicketState
-from carpool.core.model import CallRow, Entry, Headers, Lane, ticket_number, ticket_text
+from carpool.core.model import CallRow, Entry, Headers, ticket_number, ticket_text
 from carpool.core.ports import Dialect
 from carpool.engine import Engine, PendingCall, Upstream
 from carpool.frontends.intake import answer_headers
 from carpool.frontends.proxy.parse_head import CALLS, LONGEST_HOLD_S
-from carpool.frontends.proxy.request import JSON, RequestContext, Send, send_whole
+from carpool.frontends.proxy.request import RequestContext
 from carpool.planners.access.virtual_keys import virtual_key
 from carpool.planners.ledger import dollars
 from carpool.planners.policy import parse_budget
@@ -38,29 +36,13 @@ _MESSAGES: Mapping[TicketState, str] = {
 # ------------------------------------------------------------ 202
 
 
-async def send_accepted(send: Send, pending_call: PendingCall) -> None:
-    applied = ("preference-applied", "respond-async")
-    await _send_status(
-        send, 202, pending_call.ticket, pending_call.state, pending_call.lane, pending_call.reason, (applied,)
-    )
-
-
-async def _send_status(
-    send: Send, status: int, ticket: int, state: TicketState, lane: Lane, reason: str, more: Headers = ()
-) -> None:
-    text = ticket_text(ticket)
-    body = {
-        "ticket": text,
-        "state": state,
-        "lane": lane,
-        "reason": reason,
-        "location": CALLS + text,
-        "message": f"{_MESSAGES[state]} Ask for it with GET {CALLS}{text}?wait=60s.",
-    }
-    headers: Headers = (JSON, ("location", CALLS + text), ("x-carpool-ticket", text), ("x-carpool-lane", str(lane)))
-    if status == 202:
-        headers += (("retry-after", COME_BACK_S),)
-    await send_whole(send, status, (*headers, *more), msgspec.json.encode(body))
+async def send_accepted(request: RequestContext, call: PendingCall | CallRow, more: Headers = ()) -> None:
+    text, state, lane = ticket_text(call.ticket), call.state, call.lane
+    location = CALLS + text
+    message = f"{_MESSAGES[state]} Ask for it with GET {location}?wait=60s."
+    body = {"ticket": text, "state": state, "lane": lane, "reason": call.reason, "location": location}
+    headers: Headers = (("location", location), ("x-carpool-ticket", text), ("x-carpool-lane", str(lane)))
+    await request.send_json(body | {"message": message}, 202, (*headers, ("retry-after", COME_BACK_S), *more))
 
 
 # ------------------------------------------------------------ requests by ticket
@@ -115,30 +97,27 @@ class TicketRoutes:
 
     async def collect(self, row: CallRow, query: str, request: RequestContext) -> None:
         """Sends the provider's response; `202` if it does not arrive in time."""
-        engine, send = self._engine, request.send
+        engine = self._engine
         reply = await engine.tickets.collect(row, request.leaving, _wait(query))
         if reply is None:
             current = await engine.tickets.find(row.ticket) or row
-            await _send_status(send, 202, current.ticket, current.state, current.lane, current.reason)
+            await send_accepted(request, current)
             if not await request.received():
                 await engine.tickets.not_collected(row)
             return
-        await send_whole(send, reply.outcome.status, answer_headers(reply), reply.outcome.body)
+        await request.send_whole(reply.outcome.status, answer_headers(reply), reply.outcome.body)
         if await request.received(partial(engine.deliveries.take_back, reply.ticket)):
             engine.deliveries.add(reply.ticket)
 
-    async def cancel(self, row: CallRow, send: Send) -> None:
+    async def cancel(self, row: CallRow, request: RequestContext) -> None:
         cancelled, state = await self._engine.tickets.cancel(row)
         body = {"ticket": ticket_text(row.ticket), "cancelled": cancelled, "state": state}
-        await send_whole(send, 200, [JSON], msgspec.json.encode(body | {"message": _cancel_message(cancelled, state)}))
-
-
-def _cancel_message(cancelled: bool, state: TicketState) -> str:
-    if cancelled:
-        return "The call is taken back. Nothing was bought."
-    if state is TicketState.SETTLED:
-        return "The call is answered already, and its answer is kept."
-    return "The call is on its way and may be billed. Nobody waits for it any more, and it will not be rescued."
+        message = "The call is on its way and may be billed. Nobody waits for it any more, and it will not be rescued."
+        if cancelled:
+            message = "The call is taken back. Nothing was bought."
+        elif state is TicketState.SETTLED:
+            message = "The call is answered already, and its answer is kept."
+        await request.send_json(body | {"message": message})
 
 
 def _wait(query: str) -> float:
@@ -159,7 +138,7 @@ _NOT_KEPT = (
 _UNDER_WAY = "It was sent, and is on its way or broke off: what became of it is not in the ledger."
 
 
-async def send_bought(send: Send, entries: Sequence[Entry]) -> None:
+async def send_bought(request: RequestContext, entries: Sequence[Entry]) -> None:
     """Sends the purchases of a call, newest first."""
     newest, text = entries[-1], ticket_text(entries[-1].ticket)
     paid, saved = _sum(entries)
@@ -176,20 +155,20 @@ async def send_bought(send: Send, entries: Sequence[Entry]) -> None:
         "purchases": [_purchase(entry) for entry in reversed(entries)],
         "message": _UNDER_WAY if _state(newest) == SENT else _NOT_KEPT,
     }
-    headers: Headers = (JSON, ("x-carpool-ticket", text), ("x-carpool-lane", str(newest.lane)))
+    headers: Headers = (("x-carpool-ticket", text), ("x-carpool-lane", str(newest.lane)))
     if paid is not None:
         headers += (("x-carpool-cost", dollars(paid)),)
-    await send_whole(send, GONE, headers, msgspec.json.encode(body))
+    await request.send_json(body, GONE, headers)
 
 
-async def send_too_late(send: Send, entries: Sequence[Entry]) -> None:
+async def send_too_late(request: RequestContext, entries: Sequence[Entry]) -> None:
     body = {
         "ticket": ticket_text(entries[-1].ticket),
         "cancelled": False,
         "state": _state(entries[-1]),
         "message": "The call was bought already, and can't be taken back.",
     }
-    await send_whole(send, 200, [JSON], msgspec.json.encode(body))
+    await request.send_json(body)
 
 
 def _state(entry: Entry) -> str:

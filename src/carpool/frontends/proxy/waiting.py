@@ -41,16 +41,12 @@ from carpool.frontends.proxy.log import CLIENT_LEFT, RequestLog
 from carpool.frontends.proxy.request import (
     EVENT_STREAM,
     JSON,
-    Inform,
     RequestContext,
-    Send,
-    send_chunk,
-    send_head,
-    send_whole,
 )
 from carpool.frontends.proxy.tickets import send_accepted
 
 ACCEPTED = 202
+RESPOND_ASYNC = (("preference-applied", "respond-async"),)
 KEY_REFUSED = frozenset({401, 403})  # a retry with the same key fails the same way
 PROCESSING = 102
 STREAM_HEAD = (EVENT_STREAM, ("cache-control", "no-cache"))
@@ -106,7 +102,7 @@ class Waiter:
             else:
                 reply = await self._engine.tickets.hold(pending_call, request.leaving, hold)
             if reply is None:
-                sending = send_accepted(request.send, pending_call)
+                sending = send_accepted(request, pending_call, RESPOND_ASYNC)
                 received = await self._send_and_confirm(request, pending_call, sending)
                 self._request_log.call_ended(request.line, ACCEPTED if received else CLIENT_LEFT)
                 return
@@ -212,7 +208,7 @@ async def _wait_for_either(answer: asyncio.Future[Reply], leaving: asyncio.Futur
         leaving.remove_done_callback(wake)
 
 
-def _pauses(
+async def _pauses(
     request: RequestContext, patience: Patience, said: Headers, signs: Vigil | None
 ) -> AsyncGenerator[float, None]:
     """Yields how long to wait before the next sign of life, and sends it when resumed."""
@@ -220,33 +216,22 @@ def _pauses(
     if signs is not None:
         every = patience.responses_s if isinstance(signs, EarlyResponse) else patience.ping_s
         every = patience.claude_code_s if isinstance(signs, EarlyMessage) else every
-        return _streaming(request.send, said, signs, patience.stream_head_s, every)
-    if request.inform is not None and request.client.bears_1xx:
-        return _informing(request.inform, patience.informational_s)
-    return _spacing(request.send, said, patience)
-
-
-async def _streaming(send: Send, said: Headers, signs: Vigil, head: float, every: float) -> AsyncGenerator[float, None]:
-    yield head
-    await send_head(send, 200, [*STREAM_HEAD, *said])
-    if first := signs.first():
-        await send_chunk(send, first, more=True)
-    while True:
-        yield every
-        await send_chunk(send, signs.again(), more=True)
-
-
-async def _informing(inform: Inform, every: float) -> AsyncGenerator[float, None]:
-    while True:
-        yield every
-        inform(PROCESSING, ())
-
-
-async def _spacing(send: Send, said: Headers, patience: Patience) -> AsyncGenerator[float, None]:
+        yield patience.stream_head_s
+        await request.send_head(200, [*STREAM_HEAD, *said])
+        if first := signs.first():
+            await request.send_chunk(first, more=True)
+        while True:
+            yield every
+            await request.send_chunk(signs.again(), more=True)
+    inform = request.inform
+    if inform is not None and request.client.bears_1xx:
+        while True:
+            yield patience.informational_s
+            inform(PROCESSING, ())
     yield patience.head_s
-    await send_head(send, 200, [JSON, *said])
+    await request.send_head(200, [JSON, *said])
     while True:
-        await send_chunk(send, b" ", more=True)
+        await request.send_chunk(b" ", more=True)
         yield patience.space_s
 
 
@@ -257,41 +242,41 @@ async def _send_reply(reply: Reply, waiting_call: WaitingCall, request: RequestC
     if waiting_call.signs is not None:
         await _send_stream(reply, waiting_call.dialect, waiting_call.signs, waiting_call.wish, request)
     elif not request.begun:
-        await _send_whole_reply(reply, request.send)
+        await _send_whole_reply(reply, request)
     elif reply.outcome.status == 200:
-        await send_chunk(request.send, reply.outcome.body, more=False)
+        await request.send_chunk(reply.outcome.body, more=False)
     else:  # the 200 is sent, and an error body would be taken for an answer
         text = ticket_text(reply.ticket)
         raise CallFailed(f"Call {text} failed with status {reply.outcome.status} while its client waited.", text)
 
 
-async def _send_whole_reply(reply: Reply, send: Send) -> None:
+async def _send_whole_reply(reply: Reply, request: RequestContext) -> None:
     headers, refused = answer_headers(reply), reply.outcome.status in KEY_REFUSED
     advised = (NO_RETRY,) if refused and not any(name == NO_RETRY[0] for name, _ in headers) else ()
-    await send_whole(send, reply.outcome.status, (*headers, *advised), reply.outcome.body)
+    await request.send_whole(reply.outcome.status, (*headers, *advised), reply.outcome.body)
 
 
 async def _send_stream(reply: Reply, dialect: Dialect, signs: Vigil, wish: str, request: RequestContext) -> None:
-    outcome, send = reply.outcome, request.send
+    outcome = reply.outcome
     if not request.begun:
         if outcome.status != 200:
-            await _send_whole_reply(reply, send)
+            await _send_whole_reply(reply, request)
             return
         events = dialect.replay(outcome.body, wish)
-        await send_head(send, 200, [EVENT_STREAM, *carpool_headers(reply)])
+        await request.send_head(200, [EVENT_STREAM, *carpool_headers(reply)])
     elif outcome.status != 200:
-        await send_chunk(send, dialect.stream_error(outcome.body), more=False)
+        await request.send_chunk(dialect.stream_error(outcome.body), more=False)
         return
     else:
         try:
             events = signs.rest(dialect.replay(outcome.body, wish))
         except Garbled as error:
             body = dialect.error(error.status, error.code, str(error))
-            await send_chunk(send, dialect.stream_error(body), more=False)
+            await request.send_chunk(dialect.stream_error(body), more=False)
             return
     held = b""  # clients may disconnect right after the last event, so it is sent together with the end of the body
     for event in events:
         if held:
-            await send_chunk(send, held, more=True)
+            await request.send_chunk(held, more=True)
         held = event
-    await send_chunk(send, held, more=False)
+    await request.send_chunk(held, more=False)
