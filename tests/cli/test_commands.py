@@ -20,6 +20,8 @@ from typer.testing import CliRunner
 
 from carpool import __version__, cli
 from carpool.cli.mock import bill_table
+from carpool.cli.stats import ledger_table
+from carpool.core.model import EntryKind, Lane, Totals
 from carpool.mock import Faults
 from carpool.planners.ledger import dollars
 from carpool.stores import open_store, peek
@@ -240,6 +242,12 @@ def test_a_bill_at_a_terminal_has_its_figures_whole() -> None:
     told = console.file.getvalue()  # type: ignore[attr-defined]
     assert "…" not in told
     assert told.count(" batch      12,345   1,234,567   123,456   $12,345.68 ") == 1
+
+
+@pytest.mark.parametrize(("unknown", "left_out"), [(1, "1 purchase"), (2, "2 purchases")])
+def test_what_the_savings_do_not_count_is_said(unknown: int, left_out: str) -> None:
+    told = ledger_table([Totals(Lane.BATCH, EntryKind.PURCHASE, 3, unknown, 5, 10)])
+    assert told.caption == f"saved $0.000000005 (50%), not counting {left_out} whose price is unknown"
 
 
 def test_unknown_commands_and_options_are_usage_errors(run: Run) -> None:

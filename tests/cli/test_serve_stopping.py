@@ -168,15 +168,18 @@ async def test_a_ticket_outlives_its_process(tmp_path: Path) -> None:
 
 
 async def test_lines_are_json_where_asked_for(tmp_path: Path) -> None:
-    async with place(tmp_path) as here, here.running("--log-format", "json") as one, here.client("") as client:
-        await client.messages.create(**ask("one"))
-        async with client.messages.stream(**ask("two")) as stream:
-            await stream.get_final_message()
-        out, _ = await here.end(one, signal.SIGTERM)
+    async with place(tmp_path) as here, here.client("") as client:
+        (tmp_path / "carpool.yaml").write_text(CONFIG + "observability: {otlp_endpoint: 'http://127.0.0.1:9'}\n")
+        async with here.running("--log-format", "json") as one:
+            await client.messages.create(**ask("one"))
+            async with client.messages.stream(**ask("two")) as stream:
+                await stream.get_final_message()
+            out, _ = await here.end(one, signal.SIGTERM)
     start = json.loads(here.said)
     assert (start["event"], start["address"], start["store"]) == ("start", here.url, str(tmp_path / "s.db"))
     assert start["found"] == {"calls": 0, "batches": 0, "answers": 0, "keyless": 0}
-    *lines, stop = [json.loads(line) for line in out.splitlines()]
+    note, *lines, stop = [json.loads(line) for line in out.splitlines()]
+    assert (note["event"], note["message"][:6]) == ("note", "Note: ")
     assert (stop["event"], stop["left"]["calls"]) == ("stop", 0)
     assert start["at"] < lines[0]["at"] < stop["at"]
     assert [(line["event"], line["lane"], line["status"]) for line in lines] == [("call", "now", 200)] * 2

@@ -249,7 +249,7 @@ def _say_started(listener: socket.socket, config: Config, options: ServeOptions,
     facts = {"address": place, "providers": providers, "store": where(config.store), "found": holding._asdict()}
     say(started(place, config, holding), "start", facts, as_json=as_json)
     for note in (*config.notes, *exposed(options.host, config.serving)):
-        say([f"Note: {note}"], "start", {}, as_json=as_json)
+        say([f"Note: {note}"], "note", {}, as_json=as_json)
 
 
 async def _say_stopped(config: Config, options: ServeOptions) -> None:

@@ -34,8 +34,9 @@ def ledger_table(totals: Sequence[Totals]) -> Table:
     sums = f"{summary.purchases:,}", f"{summary.unknown or ''}", dollars(summary.paid), dollars(summary.would_have_paid)
     table.add_row("sum", "", *sums, style="bold")
     share = "" if summary.share is None else f" ({summary.share:.0%})"
+    left_out = "1 purchase" if summary.unknown == 1 else f"{summary.unknown:,} purchases"
     table.caption = f"saved {dollars(summary.saved)}{share}" + (
-        f", not counting {summary.unknown:,} purchases whose price is unknown" if summary.unknown else ""
+        f", not counting {left_out} whose price is unknown" if summary.unknown else ""
     )
     return table
 
