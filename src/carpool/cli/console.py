@@ -18,6 +18,8 @@ from rich.text import Text
 from carpool.config import Config
 from carpool.core.clock import SystemClock
 from carpool.core.lifecycle import UNFINISHED
+from carpool.core.upstream import versioned
+from carpool.dialects import DIALECTS
 from carpool.engine.engine import OPEN_CALLS
 from carpool.frontends.proxy.log import moment
 from carpool.stores import shown, sqlite_path
@@ -132,9 +134,12 @@ def place(store: str) -> str:
 
 
 def _variables(address: str, config: Config) -> list[str]:
-    dialects = {provider.dialect for provider in config.providers}
-    known = {"anthropic": f"ANTHROPIC_BASE_URL={address}", "openai": f"OPENAI_BASE_URL={address}/v1"}
-    return [variable for dialect, variable in known.items() if dialect in dialects] or [address]
+    configured = {provider.dialect for provider in config.providers}
+    return [
+        f"{dialect.url_variable}={address}{'/v1' if versioned(dialect.home) else ''}"
+        for dialect in DIALECTS.values()
+        if dialect.name in configured and dialect.url_variable
+    ] or [address]
 
 
 def _block(title: str, lines: Sequence[str]) -> list[str]:

@@ -22,13 +22,13 @@ from carpool.core.clock import SystemClock
 from carpool.core.errors import CarpoolError, ConfigError
 from carpool.core.keys import PREFIX, KeyState, Profile, VirtualKey, check_free, check_name, new_key, revoked, rotated
 from carpool.core.model import Lane
+from carpool.dialects import DIALECTS
 from carpool.planners.policy import DAY, parse_budget, span
 from carpool.stores import open_keys, shown, store_exists
 
 # ------------------------------------------------------------ key profiles
 # Parse and check the options of `carpool keys`. Errors name the option.
 
-CONVENTION = {"anthropic": "ANTHROPIC_API_KEY", "openai": "OPENAI_API_KEY"}
 OFFERED = (Lane.NOW, Lane.BATCH)  # the lanes that a profile may have
 LONGEST = 36_500 * DAY
 _VARIABLE = re.compile(r"[A-Z_][A-Z0-9_]{0,99}")
@@ -46,8 +46,8 @@ def find_provider(config: Config, name: str | None) -> Provider:
 
 def key_variable(provider: Provider, given: str | None) -> str:
     """The environment variable with the provider's key. A wrong name is not shown: it is most likely a key."""
-    variable = given or provider.api_key_env or CONVENTION.get(provider.name)
-    if variable is None:
+    variable = given or provider.api_key_env or (provider.name in DIALECTS and DIALECTS[provider.name].key_variable)
+    if not variable:
         raise ConfigError(
             f"Nothing says which key of {provider.name} to buy with: name the variable that holds it with --env, or "
             f"set providers.{provider.name}.api_key_env."

@@ -49,7 +49,7 @@ class Provider:
     """A configured provider. `api_key_env` names the variable with the key for clients that send none."""
 
     name: str
-    dialect: str = setting(MISSING, one_of(DIALECTS))
+    dialect: str = setting(MISSING, lambda value, path: allowed(one_of(DIALECTS))(value, path))
     base_url: str = setting(MISSING, base_url)
     api_key_env: str | None = setting(None, variable("ANTHROPIC_API_KEY"))
     default: bool = setting(False, SWITCH)  # used for requests of its dialect that name no provider
@@ -67,8 +67,7 @@ class Provider:
 PROVIDER_KEYS: Final = (*(field.name for field in fields(Provider) if field.name != "name"), "batch")
 
 BUILT_IN: Mapping[str, Provider] = {
-    "anthropic": Provider("anthropic", "anthropic", "https://api.anthropic.com", None, True),
-    "openai": Provider("openai", "openai", "https://api.openai.com/v1", None, True),
+    name: Provider(name, name, dialect.home, None, True) for name, dialect in DIALECTS.items() if dialect.home
 }
 
 

@@ -6,7 +6,8 @@ from dataclasses import replace
 from types import MappingProxyType
 
 from carpool.core.errors import ConfigError
-from carpool.core.ports import Dialect
+from carpool.core.model import Headers
+from carpool.core.ports import Claim, Dialect
 from carpool.dialects.anthropic import Anthropic
 from carpool.dialects.openai import COMPATIBLE_PROVIDERS, CompatibleProvider, OpenAI, recognised
 
@@ -18,14 +19,20 @@ __all__ = [
     "Anthropic",
     "CompatibleProvider",
     "OpenAI",
+    "below",
     "compatible_provider",
+    "dialect_of",
     "get",
     "speaking",
 ]
 
 ANTHROPIC: Dialect = Anthropic()
 OPENAI: Dialect = OpenAI()
-DIALECTS = MappingProxyType({dialect.name: dialect for dialect in (ANTHROPIC, OPENAI)})
+_REGISTERED: dict[str, Dialect] = {dialect.name: dialect for dialect in (ANTHROPIC, OPENAI)}
+DIALECTS = MappingProxyType(_REGISTERED)
+
+_PREFIX = "/openai"  # which some SDKs and base URLs put before OpenAI's paths
+_UNSPOKEN = {"x-goog-api-key": "gemini"}  # key headers of providers without a dialect
 
 
 def get(name: str) -> Dialect:
@@ -34,6 +41,22 @@ def get(name: str) -> Dialect:
     except KeyError:
         known = ", ".join(sorted(DIALECTS))
         raise ConfigError(f"There is no dialect {name!r}. carpool knows: {known}.") from None
+
+
+def below(path: str) -> str:
+    """The path without a prefix of a provider."""
+    return path.removeprefix(_PREFIX) if path.startswith(f"{_PREFIX}/v1/") else path
+
+
+def dialect_of(path: str, headers: Headers) -> str | None:
+    """The name of the dialect of a request, by its path, by headers that only one provider has, and by its key."""
+    claims = {name: dialect.claim(path, headers) for name, dialect in DIALECTS.items()}
+    name = max(claims, key=claims.__getitem__)
+    if claims[name] is not Claim.OWN:
+        for header, _ in headers:
+            if header in _UNSPOKEN:
+                return _UNSPOKEN[header]
+    return name if claims[name] else None
 
 
 def compatible_provider(base_url: str, named: str | None = None) -> CompatibleProvider:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from enum import IntEnum
 from typing import Protocol
 
 from carpool.core.errors import Misuse
@@ -157,6 +158,16 @@ class UsageTap(Protocol):
         """Ends the stream. `whole`: the body is complete, not cut off."""
 
 
+class Claim(IntEnum):
+    """How much in a request tells that it is for the providers of a dialect."""
+
+    NONE = 0
+    POSSIBLE = 1  # a path that several have, or any path and a key that several have
+    KEY = 2  # a key that only they have
+    PATH = 3  # their path, which other providers may have copied
+    OWN = 4  # a path or a header that only they have
+
+
 class Dialect(Protocol):
     """The API format of a family of providers: pure translation between bytes and values. No I/O, no clock, no state.
 
@@ -173,7 +184,25 @@ class Dialect(Protocol):
     pages_results: bool = False  # whether results come in pages, to be parsed by `result_page`, instead of lines
     keep_alive: bytes  # what keeps a streaming client connected, and what its SDK ignores
 
+    # the public provider; empty if there is none
+    home: str = ""  # its base URL
+    key_variable: str = ""  # the environment variable from which its SDKs take the key,
+    url_variable: str = ""  # and the base URL
+
+    # what a client without access to the whole account may do
+    open_paths: frozenset[str] = frozenset()  # endpoints that answer and store nothing, by POST
+    free_paths: frozenset[str] = frozenset()  # those of them that cost nothing
+    payer_headers: frozenset[str] = frozenset()  # headers that decide who pays
+
     # from clients
+    def claim(self, path: str, headers: Headers) -> Claim:
+        """How surely a request that names no provider is for one of this dialect."""
+        ...
+
+    def completed(self, path: str) -> str:
+        """Adds the version to a path that has none because the base URLs of this dialect usually have it."""
+        return path
+
     def handles(self, method: str, path: str) -> bool:
         """Whether `parse` understands this endpoint."""
 

@@ -6,7 +6,7 @@ from carpool.core.ports import BatchLimits, Dialect
 from carpool.dialects import rate_limits
 from carpool.dialects.anthropic import batches
 from carpool.dialects.anthropic.errors import error, refusal
-from carpool.dialects.anthropic.parse import KEY_HEADERS, handles, key_header, parse, secret
+from carpool.dialects.anthropic.parse import ENDPOINT, KEY_HEADERS, claim, handles, key_header, parse, secret
 from carpool.dialects.anthropic.replay import PING, replay, stream_error
 from carpool.dialects.anthropic.usage import of_message, tap
 
@@ -21,8 +21,12 @@ class Anthropic(Dialect):
     key_headers = KEY_HEADERS
     mixes_models = True
     keep_alive = PING
+    home, key_variable, url_variable = "https://api.anthropic.com", "ANTHROPIC_API_KEY", "ANTHROPIC_BASE_URL"
+    free_paths = frozenset({"/v1/messages/count_tokens"})
+    open_paths = free_paths | {ENDPOINT, "/v1/complete"}
 
     # from clients
+    claim = staticmethod(claim)
     handles = staticmethod(handles)
     parse = staticmethod(parse)
     secret = staticmethod(secret)

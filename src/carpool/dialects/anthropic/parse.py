@@ -11,8 +11,9 @@ from typing import Any, NamedTuple
 import msgspec
 
 from carpool.core.errors import BadCall
+from carpool.core.keys import BEARER, bare
 from carpool.core.model import Headers, Turn
-from carpool.core.ports import Parsed, RawRequest
+from carpool.core.ports import Claim, Parsed, RawRequest
 from carpool.dialects import json_object
 from carpool.dialects.headers import DROPPED, DROPPED_PREFIXES, first, travelling
 
@@ -69,11 +70,21 @@ def _obstacles(kept: list[tuple[str, str]], betas: Iterable[str]) -> Iterator[st
 
 
 ENDPOINT = "/v1/messages"
+_PATHS = frozenset({"complete", "messages", "organizations"})  # first segments below /v1/ that only Anthropic has
 
 _MOST_TOKENS = 2**31 - 1  # limit for estimates; the provider validates the number itself
 _NEVER_IN_A_BATCH = frozenset(
     {"speed", "store", "previous_thread_event_id", "cache_hint", "context_hint", "research_preview_2026_02"}
 )
+
+
+def claim(path: str, headers: Headers) -> Claim:
+    names = {name for name, _ in headers}
+    below_v1 = path[4:].partition("/")[0] if path.startswith("/v1/") else ""
+    if below_v1 in _PATHS or any(name.startswith("anthropic-") for name in names):
+        return Claim.OWN
+    keys = (bare(name, value) or "" for name, value in headers if name == BEARER)
+    return Claim.KEY if "x-api-key" in names or any(key.startswith("sk-ant-") for key in keys) else Claim.NONE
 
 
 def handles(method: str, path: str) -> bool:

@@ -15,7 +15,7 @@ from carpool.core.model import NONCE_LETTERS, TICKET_LETTERS, Headers, Usage
 from carpool.core.ports import Ask, BatchReport, Dialect, Parsed, RawRequest, Refusal, ResultLine, UsageTap
 from carpool.dialects import json_object, rate_limits
 from carpool.dialects.openai import errors, replay, usage, webhooks
-from carpool.dialects.openai.parse import handles, parse, secret
+from carpool.dialects.openai.parse import PAYERS, claim, completed, handles, parse, secret
 from carpool.dialects.openai.providers import COMPATIBLE_PROVIDERS, DAY, HOUR, OPENAI, CompatibleProvider, recognised
 from carpool.dialects.openai.replay import one_line
 from carpool.dialects.openai.results import result_line, result_page
@@ -63,14 +63,27 @@ class OpenAI(Dialect):
     name = "openai"
     tells_nonces = True
     keep_alive = replay.KEEP_ALIVE
+    key_variable, url_variable = "OPENAI_API_KEY", "OPENAI_BASE_URL"
+    payer_headers = PAYERS
+    open_paths = frozenset(
+        {
+            *("/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/moderations"),
+            *("/v1/responses", "/v1/responses/input_tokens", "/v1/responses/compact"),
+            *("/v1/audio/speech", "/v1/audio/transcriptions", "/v1/audio/translations"),
+            *("/v1/images/generations", "/v1/images/edits", "/v1/images/variations"),
+        }
+    )
 
     def __init__(self, provider: CompatibleProvider = OPENAI) -> None:
         self.provider = provider
+        self.home = provider.home
         self.seller, self.query, self.limits = provider.seller, provider.query, provider.limits
         self.pages_results, self.key_headers = provider.pages_results, provider.key_headers
 
     # ------------------------------------------------------------ from clients
 
+    claim = staticmethod(claim)
+    completed = staticmethod(completed)
     handles = staticmethod(handles)
     secret = staticmethod(secret)
 

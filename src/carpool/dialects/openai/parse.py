@@ -7,8 +7,9 @@ from functools import lru_cache
 from typing import Any, NamedTuple
 
 from carpool.core.errors import BadCall
+from carpool.core.keys import BEARER, bare
 from carpool.core.model import Headers
-from carpool.core.ports import Parsed, RawRequest
+from carpool.core.ports import Claim, Parsed, RawRequest
 from carpool.dialects import json_object
 from carpool.dialects.headers import DROPPED, DROPPED_PREFIXES, travelling
 from carpool.dialects.openai.providers import OPENAI, CompatibleProvider
@@ -16,9 +17,9 @@ from carpool.dialects.openai.providers import OPENAI, CompatibleProvider
 # ------------------------------------------------------------ headers
 # Which of a client's headers are sent to OpenAI with its call.
 
-# Organisation and project decide who pays: calls that differ in them have different credentials.
-SECRETS = frozenset({"authorization", "api-key", "openai-organization", "openai-project"})
-_KEYS = frozenset({"authorization", "api-key"})
+PAYERS = frozenset({"openai-organization", "openai-project"})  # calls that differ in them have different credentials
+_KEYS = frozenset({BEARER, "api-key"})
+SECRETS = _KEYS | PAYERS
 # Headers of Codex about its session and about single requests.
 _OF_CODEX = {"originator", "session-id", "session_id", "thread-id", "conversation_id", "x-openai-subagent"}
 _DROPPED = DROPPED | SECRETS | _OF_CODEX
@@ -70,6 +71,31 @@ _MOST_TOKENS = 2**31 - 1  # limit for estimates; the provider validates the numb
 _NEVER_IN_A_BATCH = ("background", "conversation", "previous_response_id", "store")
 _STANDARD_TIERS = (None, "auto", "default")
 _FLEXIBLE = (CHAT, RESPONSES)
+
+
+# First segments below /v1/: its own, which compatible providers have copied, and those that other dialects have, too.
+_PATHS = """
+    assistants audio batches chat completions containers conversations embeddings evals fine_tuning images moderations
+    organization projects realtime responses threads uploads vector_stores videos
+"""
+_OWN_SEGMENTS = frozenset(_PATHS.split())
+_SHARED_SEGMENTS = frozenset({"files", "models"})
+
+
+def claim(path: str, headers: Headers) -> Claim:
+    """Its clients send nothing but a bearer token, so a request with one that no other dialect claims is OpenAI's. So
+    its new endpoints work from the day they appear."""
+    below_v1 = path[4:].partition("/")[0] if path.startswith("/v1/") else ""
+    if below_v1 in _OWN_SEGMENTS:
+        return Claim.PATH
+    if below_v1 in _SHARED_SEGMENTS:
+        return Claim.POSSIBLE
+    keyed = any(name == "api-key" or (name == BEARER and bare(name, value) is not None) for name, value in headers)
+    return Claim.POSSIBLE if keyed and (below_v1 or completed(path) != path) else Claim.NONE
+
+
+def completed(path: str) -> str:
+    return "/v1" + path if path[1:].partition("/")[0] in _OWN_SEGMENTS | _SHARED_SEGMENTS else path
 
 
 def handles(method: str, path: str) -> bool:

@@ -19,7 +19,7 @@ from carpool.core.errors import BadCall, Closed, NotStarted, TimedOut, WireError
 from carpool.core.model import Headers, Lane
 from carpool.core.ports import Dialect, HttpClient, HttpRequest, RawRequest
 from carpool.core.prices import PriceBook
-from carpool.dialects import ANTHROPIC, COMPATIBLE_PROVIDERS, OPENAI, compatible_provider, speaking
+from carpool.dialects import OPENAI, compatible_provider, speaking
 from carpool.engine import Engine, Hook, Stats, Upstream
 from carpool.frontends.intake import NO_RETRY, end_to_end
 from carpool.frontends.library.exchange import (
@@ -39,9 +39,6 @@ from carpool.http import Http1Client, HttpxClient, ThreadedHttpxClient
 from carpool.planners.access.options import PREFIX, Options, from_headers
 from carpool.planners.policy import RoutingPolicy
 
-HOMES = {ANTHROPIC.name: "https://api.anthropic.com"} | {
-    name: provider.home.removesuffix("/v1") for name, provider in COMPATIBLE_PROVIDERS.items()
-}
 DAY = 86_400.0
 
 T = TypeVar("T")
@@ -250,8 +247,8 @@ class Transport:
         key = (dialect.name, base_url)
         if key not in self._exchanges:
             name = compatible_provider(base_url, self._vendor).name if dialect is OPENAI else dialect.name
-            provider = name if base_url == HOMES[name] else f"{name}@{base_url}"
             configured = speaking(dialect.name, base_url, name if dialect is OPENAI else None)
+            provider = name if base_url == configured.home.removesuffix("/v1") else f"{name}@{base_url}"
             upstream = Upstream(provider, base_url, configured, self._http_client)
             self._upstreams[provider] = upstream
             assert self._engine is not None

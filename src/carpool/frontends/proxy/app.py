@@ -13,6 +13,7 @@ from msgspec.structs import replace
 
 from carpool.core.errors import BadCall, CarpoolError
 from carpool.core.ports import Clock, Dialect, RawRequest
+from carpool.dialects import below, dialect_of
 from carpool.engine import Engine, Upstream
 from carpool.frontends.proxy.admin import HOOKS, Admin, Hooks
 from carpool.frontends.proxy.calls import MAX_BODY, PASSED, CallHandler, ParsedHead, pass_through
@@ -33,7 +34,7 @@ from carpool.frontends.proxy.request import (
 )
 from carpool.frontends.proxy.tickets import TicketRoutes
 from carpool.frontends.proxy.waiting import Patience, Waiter, WaitingCall
-from carpool.planners.access.providers import Hosts, HouseKeys, below, upgrade_refused, wire_of
+from carpool.planners.access.providers import Hosts, HouseKeys, upgrade_refused
 from carpool.planners.access.rules import RuleBook
 from carpool.planners.access.virtual_keys import VirtualKeyAccess
 
@@ -210,7 +211,7 @@ class Proxy:
         """The dialect for an error if no provider was chosen: that of the requested API."""
         path = scope["raw_path"].decode("latin-1").partition("?")[0]
         path = below("/" + path[1:].partition("/")[2] if path.startswith("/@") else path)
-        name = wire_of(path, request_headers(scope["headers"]))
+        name = dialect_of(path, request_headers(scope["headers"]))
         dialects = (upstream.dialect for upstream in self._upstreams.values())
         return next((dialect for dialect in dialects if dialect.name == name), self._first)
 

@@ -19,6 +19,7 @@ from carpool.core.bounded import BoundedMap
 from carpool.core.errors import BadCall
 from carpool.core.keys import KEY_HEADERS, KeyHolder
 from carpool.core.model import Headers
+from carpool.dialects import below
 from carpool.dialects.headers import ONE_REQUEST
 from carpool.dialects.keep_alive import Client, recognise
 from carpool.engine import Upstream
@@ -26,7 +27,7 @@ from carpool.engine.now.decompress import encodings
 from carpool.frontends.intake import end_to_end
 from carpool.planners.access.options import PREFIX as OPTION_PREFIX
 from carpool.planners.access.options import Options, from_headers, split_path
-from carpool.planners.access.providers import Hosts, HouseKeys, below, choose, completed, of_the_way
+from carpool.planners.access.providers import Hosts, HouseKeys, choose, completed, of_the_way
 from carpool.planners.access.rules import CallKind
 from carpool.planners.access.virtual_keys import NOBODY, GrantedKey, VirtualKeyAccess, check_query, within_profile
 

@@ -17,37 +17,17 @@ from functools import lru_cache
 from urllib.parse import urlsplit
 
 from carpool.core.errors import BadCall, Misdirected, NoProvider
-from carpool.core.keys import BEARER, bare
 from carpool.core.model import Headers
 from carpool.core.upstream import Upstream, versioned
+from carpool.dialects import dialect_of
 
 # ---------------------------------------------------------------- providers
 
-# First path segments below /v1/. The shared ones exist at both providers.
-_ANTHROPIC = frozenset({"complete", "messages", "organizations"})
-_OPENAI = frozenset(
-    {
-        *("assistants", "audio", "batches", "chat", "completions", "containers", "conversations", "embeddings"),
-        *("evals", "fine_tuning", "images", "moderations", "organization", "projects", "realtime", "responses"),
-        *("threads", "uploads", "vector_stores", "videos"),
-    }
-)
-_SHARED = frozenset({"files", "models"})
-_PREFIXED = "/openai/v1/"  # where some OpenAI-compatible providers have its paths
-_ANTHROPIC_KEY_PREFIX = "sk-ant-"
-
-
-def below(path: str) -> str:
-    """The path without the `/openai` prefix, which some SDKs and base URLs put before OpenAI's paths."""
-    return path.removeprefix("/openai") if path.startswith(_PREFIXED) else path
-
 
 def completed(path: str, upstream: Upstream) -> str:
-    """Add `/v1` where the client's base URL has no version and the provider's has one, so that the path is recognized.
+    """Add the version where the client's base URL has none and the provider's has one, so that the path is recognized.
     The upstream URL stays the same."""
-    if upstream.dialect.name == "openai" and _first_segment(path) in _OPENAI | _SHARED and versioned(upstream.base_url):
-        return "/v1" + path
-    return path
+    return upstream.dialect.completed(path) if versioned(upstream.base_url) else path
 
 
 def upgrade_refused(path: str, headers: Headers) -> int | None:
@@ -67,7 +47,7 @@ def choose(
         return upstreams[wanted]
     if len(upstreams) == 1:
         return next(iter(upstreams.values()))
-    dialect = wire_of(path, headers)
+    dialect = dialect_of(path, headers)
     if dialect is None:
         raise NoProvider(
             f"Nothing in this request says which provider it is for. Name one: send x-carpool-provider, or begin the "
@@ -75,31 +55,6 @@ def choose(
         )
     candidates = [upstream for upstream in upstreams.values() if upstream.dialect.name == dialect]
     return _pick(dialect, candidates, defaults)
-
-
-def wire_of(path: str, headers: Headers) -> str | None:
-    """The dialect of a request, by its path, by headers that only one provider has, and by its key.
-
-    OpenAI's clients send nothing but a bearer token, so a request that matches no other provider is OpenAI's. So its
-    new endpoints work from the day they appear."""
-    names = {name for name, _ in headers}
-    segment = _first_segment(path[3:]) if path.startswith("/v1/") else ""
-    if segment in _ANTHROPIC or any(name.startswith("anthropic-") for name in names):
-        return "anthropic"
-    if "x-goog-api-key" in names:
-        return "gemini"
-    if segment in _OPENAI:
-        return "openai"
-    tokens = [token for name, value in headers if name == BEARER and (token := bare(name, value)) is not None]
-    if "x-api-key" in names or any(token.startswith(_ANTHROPIC_KEY_PREFIX) for token in tokens):
-        return "anthropic"
-    carries_key = bool(tokens) or "api-key" in names
-    below_v1 = bool(segment) or _first_segment(path) in _OPENAI | _SHARED
-    return "openai" if segment in _SHARED or (carries_key and below_v1) else None
-
-
-def _first_segment(path: str) -> str:
-    return path[1:].partition("/")[0]
 
 
 def _pick(dialect: str, candidates: Sequence[Upstream], defaults: Collection[str]) -> Upstream:

@@ -16,28 +16,16 @@ from carpool.core.errors import BadCall, KeyForbidden, KeyRefused, KeyUnready
 from carpool.core.keys import KEY_HEADERS, PREFIX, SHAPE, KeyHolder, VirtualKey, looks_virtual
 from carpool.core.model import Headers, Lane
 from carpool.core.upstream import Upstream
+from carpool.dialects import DIALECTS
 from carpool.planners.access.options import Options, capped
 from carpool.planners.access.providers import completed, upgrade_refused
 from carpool.planners.policy import span
 
-PAYERS = frozenset({"openai-organization", "openai-project"})  # the holder must not choose who pays
 REQUIRED = (
     "carpool takes virtual keys only. Send one, which begins with cpk-, where you send the provider's key; whoever "
     "runs carpool makes one with carpool keys add."
 )
 _PREFIX_BYTES = PREFIX.encode()
-_UNBILLED = "/v1/messages/count_tokens"  # costs nothing
-_ALLOWED: Mapping[str, frozenset[str]] = {
-    "anthropic": frozenset({"/v1/messages", _UNBILLED, "/v1/complete"}),
-    "openai": frozenset(
-        {
-            *("/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/moderations"),
-            *("/v1/responses", "/v1/responses/input_tokens", "/v1/responses/compact"),
-            *("/v1/audio/speech", "/v1/audio/transcriptions", "/v1/audio/translations"),
-            *("/v1/images/generations", "/v1/images/edits", "/v1/images/variations"),
-        }
-    ),
-}
 _READABLE = frozenset({"/", "/v1/models"})
 
 
@@ -139,20 +127,21 @@ def _check_places(path: str, headers: Headers) -> None:
 def _check_reach(key: VirtualKey, upstream: Upstream, method: str, path: str, headers: Headers) -> None:
     reads = method in ("GET", "HEAD")
     for name, _ in headers:
-        if name in PAYERS:
+        if any(name in dialect.payer_headers for dialect in DIALECTS.values()):
             raise KeyForbidden(f"The virtual key {key.name} decides who pays. Send no {name}.")
     if upgrade_refused(path, headers) is not None:
         return  # WebSocket requests are refused later anyway, with a better message
     if (
         not reads
-        and path != _UNBILLED
+        and path not in upstream.dialect.free_paths
         and not key.profile.allows(Lane.NOW)
         and not upstream.dialect.handles(method, path)
     ):
         raise KeyForbidden(f"The virtual key {key.name} travels by batch only, and {path[:100]} can't ride one.")
-    open_to_all = (method == "POST" and path in _ALLOWED.get(upstream.dialect.name, ())) or (reads and _readable(path))
+    open_to_all = (method == "POST" and path in upstream.dialect.open_paths) or (reads and _readable(path))
     if not open_to_all and not key.profile.whole_account:
-        if any(path in known for known in _ALLOWED.values()) and path not in _ALLOWED.get(upstream.dialect.name, ()):
+        elsewhere = any(path in dialect.open_paths for dialect in DIALECTS.values())
+        if elsewhere and path not in upstream.dialect.open_paths:
             raise KeyForbidden(f"The virtual key {key.name} buys from {key.provider} only, which has no {path[:100]}.")
         raise KeyForbidden(
             f"The virtual key {key.name} may not {method[:20]} {path[:100]}, which may show what belongs to others. "

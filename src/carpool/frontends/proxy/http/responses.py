@@ -17,9 +17,9 @@ from typing import Any
 from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
 from carpool.core.model import Headers
-from carpool.dialects import get as get_dialect
+from carpool.core.ports import Dialect
+from carpool.dialects import ANTHROPIC, DIALECTS, below, dialect_of
 from carpool.frontends.proxy.http.liveness import ConnectionLost, DeliveryReceipts
-from carpool.planners.access.providers import below, wire_of
 
 Leaving = asyncio.Future[None]  # done when the client has disconnected
 
@@ -137,7 +137,6 @@ class OldCycle(Cycle):
 # Responses to requests that are refused before they reach the application.
 
 _CODES = {408: "timeout_error", 413: "request_too_large", 429: "rate_limit_error"}
-_DIALECTS = ("anthropic", "openai")
 
 
 class RequestRefused(Exception):
@@ -150,8 +149,9 @@ class RequestRefused(Exception):
 
     def answer(self, target: bytes, headers: list[tuple[bytes, bytes]]) -> bytes:
         """The complete response. Nothing after the refused request is read."""
-        dialect = _dialect_of(target, headers)
-        body = get_dialect(dialect).error(self.status, _CODES.get(self.status, "invalid_request_error"), str(self))
+        body = _dialect_of(target, headers).error(
+            self.status, _CODES.get(self.status, "invalid_request_error"), str(self)
+        )
         lines = [f"HTTP/1.1 {self.status} {HTTPStatus(self.status).phrase}", "content-type: application/json"]
         if self.again is not None:
             lines.append(f"retry-after: {self.again}")
@@ -165,11 +165,10 @@ MALFORMED = (
 )
 
 
-def _dialect_of(target: bytes, headers: list[tuple[bytes, bytes]]) -> str:
+def _dialect_of(target: bytes, headers: list[tuple[bytes, bytes]]) -> Dialect:
     """The dialect for the error, as far as the request was read. Clients find the message in either."""
     path = target.decode("latin-1").partition("?")[0]
     if path.startswith("/@"):
         path = "/" + path[1:].partition("/")[2]
     decoded = tuple([(name.decode("latin-1"), value.decode("latin-1")) for name, value in headers])
-    dialect = wire_of(below(path), decoded)
-    return dialect if dialect in _DIALECTS else _DIALECTS[0]
+    return DIALECTS.get(dialect_of(below(path), decoded) or "", ANTHROPIC)
