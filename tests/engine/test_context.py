@@ -15,8 +15,7 @@ from carpool.core.errors import Closed, StoreError, StoreLocked, StoreUnwritable
 from carpool.core.model import Entry, EntryKind, Lane, Outcome, OutcomeKind, ticket_number, ticket_text
 from carpool.core.ports import Clock
 from carpool.core.prices import PriceBook
-from carpool.engine.context import BackgroundTasks, EngineContext, Reply, Waiters
-from carpool.engine.credentials import BELIEVED_S, Keyring, LaneRefusals
+from carpool.engine.context import BELIEVED_S, BackgroundTasks, EngineContext, Keyring, LaneRefusals, Reply, Waiters
 from carpool.engine.events import EventHooks, Stats, Trouble, TroubleBegan, TroubleOver
 from carpool.planners.forecast import Forecast
 from carpool.planners.policy import RoutingPolicy
@@ -296,16 +295,16 @@ async def test_a_refusal_of_the_batch_road_is_believed_for_a_while() -> None:
     desk = _context(clock, store=await open_store(None))
     await desk.learned.refused(Lane.BATCH, "c", "", "No batches here.")
     await desk.learned.refused(Lane.BATCH, "d", "m", "Not this one.")
-    assert desk.why_not(Lane.BATCH, "c", "m") == "this credential can't batch: No batches here."
-    assert desk.why_not(Lane.BATCH, "d", "m") == "the model m can't batch: Not this one."
-    assert desk.why_not(Lane.BATCH, "d", "another") is None
-    assert desk.why_not(Lane.BATCH, "another", "m") is None
-    assert desk.why_not(Lane.FLEX, "c", "m") is None
-    again = LaneRefusals(desk.store, clock)
+    assert desk.learned.why_not(Lane.BATCH, "c", "m") == "this credential can't batch: No batches here."
+    assert desk.learned.why_not(Lane.BATCH, "d", "m") == "the model m can't batch: Not this one."
+    assert desk.learned.why_not(Lane.BATCH, "d", "another") is None
+    assert desk.learned.why_not(Lane.BATCH, "another", "m") is None
+    assert desk.learned.why_not(Lane.FLEX, "c", "m") is None
+    again = LaneRefusals(desk.store, clock, desk.keyring)
     await again.recall()
     assert again.why_not(Lane.BATCH, "d", "m") == "the model m can't batch: Not this one."
     clock.time += BELIEVED_S + 1
-    assert desk.why_not(Lane.BATCH, "c", "m") is None
+    assert desk.learned.why_not(Lane.BATCH, "c", "m") is None
     await desk.store.aclose()
 
 

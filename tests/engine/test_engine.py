@@ -10,7 +10,7 @@ from carpool.core.clock import SystemClock
 from carpool.core.errors import Closed, NotStarted
 from carpool.core.upstream import Upstream
 from carpool.dialects import OPENAI
-from carpool.engine.credentials import Keyring
+from carpool.engine.context import Keyring
 from carpool.engine.engine import Engine
 from carpool.planners.policy import RoutingPolicy
 from carpool.stores import open_store

@@ -157,9 +157,9 @@ MUTANTS = (
     ),
     Mutant(
         "who was taken for dead goes on with another's batch",
-        f"{ENGINE}/context.py",
-        "self.store.move(batch.id, target, owner=self.name, **changes)",
-        "self.store.move(batch.id, target, **changes)",
+        f"{ENGINE}/batch/api.py",
+        "store.move(batch.id, target, owner=self._context.name, **changes)",
+        "store.move(batch.id, target, **changes)",
         test="tests/sim/test_seeds.py",
     ),
     Mutant(
@@ -186,7 +186,12 @@ MUTANTS = (
         "credential=call.payer or call.credential",
         'credential=_FIRST.setdefault("", call.payer or call.credential)',
     ),
-    Mutant("a missing line is lost", f"{ENGINE}/batch/collect.py", "await self._settle_missing(batch)\n", "0\n"),
+    Mutant(
+        "a missing line is lost",
+        f"{ENGINE}/batch/collect.py",
+        """await self.settle_unmentioned(batch, "the provider's results do not mention it")""",
+        "Counter[Lane | None]()",
+    ),
     Mutant(
         "what a piece brings beyond a chunk is lost",
         f"{ENGINE}/batch/collect.py",
@@ -304,7 +309,7 @@ MUTANTS = (
     Mutant(
         "an abandoned create leaves no trace in the ledger",
         f"{ENGINE}/batch/follow.py",
-        "        await self._collector.doubt(batch, reason)\n",
+        "        await self._collector.settle_unmentioned(batch, reason, doubted=True)\n",
         "",
     ),
     Mutant(
@@ -324,7 +329,7 @@ MUTANTS = (
     Mutant(
         "a denied batch leaves no trace in the ledger",
         f"{ENGINE}/batch/collect.py",
-        "            await context.settle(staying)\n",
+        "            await self._context.settle(settlements)\n",
         "",
         test=LOST,
     ),
@@ -421,7 +426,7 @@ MUTANTS = (
     ),
     Mutant(
         "a credential does not depend on its key",
-        f"{ENGINE}/credentials.py",
+        f"{ENGINE}/context.py",
         '*(f"{name}:{value}" for name, value in sorted(secret))',
         "*(name for name, _ in sorted(secret))",
         test="tests/frontends/proxy/test_isolation.py",
@@ -442,7 +447,7 @@ MUTANTS = (
     ),
     Mutant(
         "a key in another header is another credential",
-        f"{ENGINE}/credentials.py",
+        f"{ENGINE}/context.py",
         "return self._owners.get(name, name)",
         "return name",
         test="tests/frontends/proxy/test_isolation.py",
@@ -818,7 +823,7 @@ MUTANTS = (
     Mutant(
         "a webhook wakes nobody",
         f"{ENGINE}/batch/follow.py",
-        "self._reported_ended.add(self._context.keyring.account(batch.key.credential))",
+        "self._reported_ended.add(account)",
         "pass",
         test="tests/frontends/proxy/test_webhooks.py",
     ),
@@ -867,8 +872,8 @@ MUTANTS = (
     Mutant(
         "a kept call on now has one try",
         f"{ENGINE}/now/send.py",
-        "self._context.now() + KEPT_PATIENCE_S if waits_long else request.deadline",
-        "request.deadline",
+        "self._context.now() + KEPT_PATIENCE_S if waits_long else call.deadline",
+        "call.deadline",
         test="tests/sim/test_seeds.py",
     ),
     Mutant(

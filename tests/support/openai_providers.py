@@ -85,7 +85,8 @@ class Scene:
         return make_call(self.engine, self.upstream, self.clock, raw, Options(lane=lane, **options))
 
     async def ask(self, body: dict[str, Any] | None = None, seconds: float = 30, **how: Any) -> Reply:
-        return await asyncio.wait_for(self.engine.submit(self.call(body or self.body(), **how)), seconds)
+        reply, _ = await asyncio.wait_for(self.engine.submit(self.call(body or self.body(), **how)), seconds)
+        return reply
 
     async def entries(self, *replies: Reply) -> list[Entry]:
         return [entry for reply in replies for entry in await self.store.entries(reply.ticket)]

@@ -12,14 +12,12 @@ creates with an unknown outcome.
 
 from carpool.core.upstream import Upstream
 from carpool.engine.batch.admit import PendingCall
-from carpool.engine.context import Probe, Reply
-from carpool.engine.credentials import Keyring
-from carpool.engine.engine import Diverted, Engine
+from carpool.engine.context import Keyring, Probe, Reply
+from carpool.engine.engine import Engine
 from carpool.engine.events import Event, Hook, Stats
 from carpool.engine.now.relay import Passage, Purchase
 
 __all__ = [
-    "Diverted",
     "Engine",
     "Event",
     "Hook",

@@ -34,12 +34,11 @@ from typing import NamedTuple
 from carpool.core.errors import CarpoolError, KeyRefused
 from carpool.core.keys import KeyHolder, KeyState, VirtualKey
 from carpool.core.lifecycle import BOUGHT
-from carpool.core.model import Batch, Headers
+from carpool.core.model import Headers
 from carpool.engine.batch.api import BatchApi
 from carpool.engine.context import EngineContext, Reply
 from carpool.engine.events import BatchFound
 
-LEAD_AGAIN_S = 1.0  # minimum time between two leadership checks
 QUICK_LOOK_S = 1.0  # shortest and longest interval between polls for outcomes whose hint was lost
 SLOW_LOOK_S = 15.0
 LOOK_AT = 1000  # tickets per poll
@@ -48,7 +47,6 @@ RETAIN_EVERY_S = 600.0
 RETAIN_STEP = 1000  # calls removed at a time
 UNDELIVERED_DAYS = 29.0  # the longest time a provider keeps results
 DAY_S = 86_400.0
-HURRY_S = 0.1  # calls admitted by other engines wake the planner no more often than this
 
 
 class Lease(NamedTuple):
@@ -66,25 +64,16 @@ class Membership:
         self._retain_at = 0.0
         self._lease = lease
         self._beat_at = 0.0
-        self._lead_at = 0.0
-        self._led_at = 0.0
         self._joined = False
         self._polled_at = 0.0
         self._poll_interval = QUICK_LOOK_S
         self._waiting_before = 0
         self._last_polled = -1  # the last ticket of the previous poll
-        self._unsubscribes: list[Callable[[], None]] = []
 
     async def start(self, now: float) -> None:
         await self._beat(now)
         # Before the first call is admitted: a client whose process died must be able to adopt its ticket.
         await self._lead(now)
-        store = self._context.store
-        self._unsubscribes = [store.subscribe(self._on_settled), store.on_pool_change(self._on_pool_change)]
-
-    def stop(self) -> None:
-        for unsubscribe in self._unsubscribes:
-            unsubscribe()
 
     async def leave(self) -> None:
         """Leaves the store. Batches of an in-memory store can't be collected later, so they are cancelled."""
@@ -104,41 +93,27 @@ class Membership:
     async def step(self, now: float) -> float:
         if now >= self._beat_at or now < self._beat_at - self._lease.beat:
             await self._beat(now)
-        if now >= self._lead_at or now < self._lead_at - self._lease.beat:
+        if now >= self._context.lead_at or now < self._context.lead_at - self._lease.beat:
             await self._lead(now)
         if now >= self._retain_at:
-            self._retain_at = now + await self._remove_old_calls(now)
-        return min(self._beat_at, self._lead_at, self._retain_at, await self._poll_outcomes(now))
-
-    async def _remove_old_calls(self, now: float) -> float:
-        """Removes old calls in small steps. Returns the seconds until the next step."""
-        before = now - self._context.policy.retain_days * DAY_S
-        removed = await self._context.store.retain(before, now - UNDELIVERED_DAYS * DAY_S, RETAIN_STEP)
-        return 1.0 if removed >= RETAIN_STEP else RETAIN_EVERY_S
+            before = now - self._context.policy.retain_days * DAY_S
+            removed = await self._context.store.retain(before, now - UNDELIVERED_DAYS * DAY_S, RETAIN_STEP)
+            self._retain_at = now + (1.0 if removed >= RETAIN_STEP else RETAIN_EVERY_S)
+        return min(self._beat_at, self._context.lead_at, self._retain_at, await self._poll_outcomes(now))
 
     # ------------------------------------------------------------ pulse and leadership
-
-    def lead_soon(self) -> None:
-        """Checks leadership soon, because another engine may be gone."""
-        self._lead_at = min(self._lead_at, self._led_at + LEAD_AGAIN_S)
-        self._context.wake_now()
-
-    def enrolled(self) -> None:
-        """Checks leadership at the next step, because there is a new credential."""
-        self._lead_at = 0.0
-        self._context.wake_now()
 
     async def _beat(self, now: float) -> None:
         context = self._context
         alive = await self._join(now)
         if alive or not self._joined:
             self._joined = True
-            self._lead_at = now
+            context.lead_at = now
             return
         # Others considered this engine dead. If the store was unreachable, they may have been cut off as well: they
         # get time to renew their pulse before this engine takes over anything of theirs.
         context.lead(())
-        self._lead_at = now + self._lease.beat
+        context.lead_at = now + self._lease.beat
         await self._await_again()
 
     async def _join(self, now: float) -> bool:
@@ -160,29 +135,18 @@ class Membership:
 
     async def _lead(self, now: float) -> None:
         context = self._context
-        self._led_at, self._lead_at = now, now + self._lease.beat
+        context.led_at, context.lead_at = now, now + self._lease.beat
         accounts = sorted({context.keyring.account(credential) for credential in context.keyring})
         context.lead(await context.store.lead(context.name, accounts, now))
         known = {batch.id for batch in await context.store.batches(context.name)}
         if await context.store.take_over(context.name, context.led_credentials, now):
             for batch in await context.store.batches(context.name):
                 if batch.id not in known:
-                    self._report_takeover(batch, now)
-
-    def _report_takeover(self, batch: Batch, now: float) -> None:
-        whose, name = batch.key.credential, batch.provider_id or ""
-        self._context.event_hooks.tell(BatchFound(now, batch.id, name, batch.count, str(batch.state), credential=whose))
+                    context.tell(BatchFound, batch, batch.provider_id or "", batch.count, str(batch.state))
 
     # ------------------------------------------------------------ hints from other engines
 
-    def _on_pool_change(self, credentials: Sequence[str]) -> None:
-        context = self._context
-        if not credentials:
-            self.lead_soon()
-        elif any(context.leads(credential) for credential in credentials):
-            context.wake_by(context.now() + min(context.policy.linger_ms / 1000, HURRY_S))
-
-    def _on_settled(self, tickets: Sequence[int]) -> None:
+    def on_settled(self, tickets: Sequence[int]) -> None:
         """Another engine may have settled a call whose client waits at this one."""
         context = self._context
         mine = [ticket for ticket in tickets if ticket in context.waiters]
@@ -209,17 +173,12 @@ class Membership:
         self._waiting_before = waiting
         if now >= self._polled_at + self._poll_interval or now < self._polled_at:
             self._polled_at = now
-            resolved = await self._fetch(self._next_tickets())
+            tickets = sorted(context.waiters)  # round robin, so that each of many gets its turn
+            chunk = ([ticket for ticket in tickets if ticket > self._last_polled] or tickets)[:LOOK_AT]
+            self._last_polled = chunk[-1]
+            resolved = await self._fetch(chunk)
             self._poll_interval = QUICK_LOOK_S if resolved else min(2 * self._poll_interval, SLOW_LOOK_S)
         return self._polled_at + self._poll_interval
-
-    def _next_tickets(self) -> list[int]:
-        """The next tickets to poll, round robin, so that each of many gets its turn."""
-        tickets = sorted(self._context.waiters)
-        later = [ticket for ticket in tickets if ticket > self._last_polled] or tickets
-        chunk = later[:LOOK_AT]
-        self._last_polled = chunk[-1] if chunk else -1
-        return chunk
 
 
 # ------------------------------------------------------------ virtual keys
@@ -240,9 +199,8 @@ _WHY: Mapping[KeyState, str] = {
 
 
 class VirtualKeyCache:
-    def __init__(self, context: EngineContext, enrolled: Callable[[], None]) -> None:
+    def __init__(self, context: EngineContext) -> None:
         self._context = context
-        self._enrolled = enrolled
         self._lender: SecretLookup = lambda provider, env: ()
         self._watching: asyncio.Task[None] | None = None
         self._polled_at = 0.0
@@ -287,7 +245,7 @@ class VirtualKeyCache:
             try:
                 await self._read()
                 await self._write_uses()
-                context.worked("reading the virtual keys")
+                context.troubles.worked("reading the virtual keys")
             except CarpoolError as error:
                 context.trouble("reading the virtual keys", error)
 
@@ -297,9 +255,11 @@ class VirtualKeyCache:
             self._change, keys = changed
             self._virtual_keys = {key.digest: self._holder(key) for key in keys}
             self.epoch += 1
-        elif self._lapsed():
-            self.epoch += 1
-        self._polled_at = self._context.now()
+        now = self._context.now()
+        for holder in self._virtual_keys.values():  # one may have expired since the last poll
+            ends = holder.key.expires_at, holder.key.ends_at
+            self.epoch += any(end is not None and self._polled_at < end <= now for end in ends)
+        self._polled_at = now
 
     def _holder(self, key: VirtualKey) -> KeyHolder:
         """Ended keys are included, because batches bought with them still have to be collected."""
@@ -310,17 +270,9 @@ class VirtualKeyCache:
             names, new = context.keyring.lend(key.uid, key.provider, base_url, secrets)
             added = context.keyring.add(key.provider, base_url, secrets)  # clients may also send the secret itself
             if new or added:
-                self._enrolled()
+                context.lead_again()
         before = self._virtual_keys.get(key.digest)
         return KeyHolder(key, secrets, names, before is not None and before.used)
-
-    def _lapsed(self) -> bool:
-        """Whether a key has expired since the last poll."""
-        now = self._context.now()
-        ends = [
-            end for holder in self._virtual_keys.values() for end in (holder.key.expires_at, holder.key.ends_at) if end
-        ]
-        return any(self._polled_at < end <= now for end in ends)
 
     async def _write_uses(self) -> None:
         now, uses = self._context.now(), {}

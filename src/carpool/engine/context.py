@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import hmac
 import logging
 import random
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
@@ -11,21 +12,13 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from carpool.core.bounded import backoff
-from carpool.core.errors import (
-    IllegalMove,
-    NotConnected,
-    StoreError,
-    StoreUnwritable,
-    TooBusy,
-    Unwell,
-    error_name,
-    plain_message,
-)
-from carpool.core.lifecycle import BatchState
+from carpool.core.errors import StoreError, StoreUnwritable, error_name
+from carpool.core.keys import digest_of
 from carpool.core.model import (
     NONCE_LETTERS,
     Batch,
     Entry,
+    Headers,
     Lane,
     Outcome,
     OutcomeKind,
@@ -35,11 +28,10 @@ from carpool.core.model import (
     base32,
     ticket_text,
 )
-from carpool.core.ports import Clock, Store
+from carpool.core.ports import Clock, KeyStore, Store
 from carpool.core.prices import PriceBook
 from carpool.core.upstream import Upstream
-from carpool.engine.credentials import Keyring, LaneRefusals
-from carpool.engine.events import CallSettled, EventHooks, Stats, Trouble, Troubles
+from carpool.engine.events import CallSettled, Event, EventHooks, Stats, Trouble, Troubles
 from carpool.planners.forecast import Forecast
 from carpool.planners.policy import RoutingPolicy
 
@@ -52,7 +44,7 @@ class BackgroundTasks:
     """Keeps background tasks alive and ends them together. A task that fails is reported, never silent."""
 
     def __init__(self) -> None:
-        self._tasks: set[asyncio.Future[Any]] = set()
+        self._tasks: set[asyncio.Task[Any]] = set()
         self.failures = 0
 
     def spawn(self, work: Coroutine[Any, Any, Any], name: str) -> asyncio.Task[Any]:
@@ -69,18 +61,10 @@ class BackgroundTasks:
         task.add_done_callback(self._tasks.discard)
         return task
 
-    def mind(self, work: Awaitable[Any], name: str) -> None:
-        """Watches work that is under way already and that nobody awaits. A future needs no extra task for that."""
-        if isinstance(work, asyncio.Future):
-            self._tasks.add(work)
-            work.add_done_callback(self._done)
-        else:
-            self.spawn(_awaited(work), name)
-
-    def _done(self, task: asyncio.Future[Any]) -> None:
+    def _done(self, task: asyncio.Task[Any]) -> None:
         self._tasks.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
-            self.told(error, task.get_name() if isinstance(task, asyncio.Task) else "in the background")
+            self.told(error, task.get_name())
 
     def told(self, error: BaseException | None, name: str = "in the background") -> None:
         """Reports the result of work done elsewhere; `error` is None if it succeeded."""
@@ -106,12 +90,12 @@ class BackgroundTasks:
             await asyncio.wait(list(self._tasks), timeout=5)
 
 
-async def _awaited(work: Awaitable[Any]) -> None:
-    await work
-
-
 INSIST_S, INSIST_MAX_S = 0.1, 30.0  # backoff of a write that must succeed
 TICKET_EPOCH_MS = 1_767_225_600_000  # 2026-01-01: keeps tickets within 63 bits for centuries
+LEAD_AGAIN_S = 1.0  # minimum time between two leadership checks
+HURRY_S = 0.1  # admitted calls wake the planner no more often than this
+BELIEVED_S = 3600.0  # how long a refused lane is not tried: an account may get the permission later
+_REFUSALS = {Lane.BATCH: ("cannot_batch", "can't batch"), Lane.FLEX: ("cannot_flex", "can't take the lane flex")}
 
 PRESSED = "its calls are pressed for time"  # the note of a batch that was cancelled for its calls' deadlines
 LATE = "its batch would have been late"  # the reason of a rescue
@@ -131,6 +115,120 @@ class Reply(Value, frozen=True, gc=False):
     def of(cls, settled: Settled) -> Reply:
         """Built from the store, whichever engine settled the call."""
         return cls(settled.ticket, settled.outcome, settled.entry)
+
+
+class Keyring:
+    """Secrets are kept here, in memory, and nowhere else. Other code knows a credential by its keyed hash."""
+
+    def __init__(self, pepper: bytes) -> None:
+        self._pepper = pepper
+        self._secrets: dict[str, Headers] = {}
+        self._names: dict[tuple[str, str, Headers], str] = {}  # a cache: every call needs the name
+        self._owners: dict[str, str] = {}  # name of any form → name of the usual form
+        self._accounts: dict[str, str] = {}  # borrowed name → name of the lent secret
+
+    def name(self, provider: str, base_url: str, secret: Headers) -> str:
+        """The name of a secret at a provider, in the form in which it is sent. Equal secrets at different providers
+        have different names."""
+        return self._hashed(provider, base_url, *(f"{name}:{value}" for name, value in sorted(secret)))
+
+    def _hashed(self, *parts: str) -> str:
+        return hmac.digest(self._pepper, "\n".join(parts).encode(), "sha256")[:16].hex()
+
+    def known(self, provider: str, base_url: str, secret: Headers) -> str | None:
+        """The name of a secret that was added."""
+        return self._names.get((provider, base_url, secret))
+
+    def add(self, provider: str, base_url: str, forms: Sequence[Headers]) -> bool:
+        """Adds a secret in every form in which it may be sent, the usual one first: a purchase made with one form can
+        continue with another. Returns whether any form is new."""
+        names = [self.name(provider, base_url, form) for form in forms]
+        self._names |= {(provider, base_url, form): name for form, name in zip(forms, names, strict=True)}
+        return self._keep(names, forms)
+
+    def lend(self, borrower: str, provider: str, base_url: str, forms: Sequence[Headers]) -> tuple[list[str], bool]:
+        """Gives a borrower separate names for a secret that others may use as well. The names stay the same when the
+        secret behind them changes."""
+        names = [
+            self._hashed("borrowed", borrower, provider, base_url, *sorted(name for name, _ in form)) for form in forms
+        ]
+        self._accounts |= dict.fromkeys(names, self.name(provider, base_url, forms[0]))
+        return names, self._keep(names, forms)
+
+    def _keep(self, names: Sequence[str], forms: Sequence[Headers]) -> bool:
+        new = any(name not in self._secrets for name in names)
+        self._secrets |= dict(zip(names, forms, strict=True))
+        self._owners |= dict.fromkeys(names, names[0])
+        return new
+
+    def digest(self, virtual_key: str) -> str:
+        """The digest under which the store knows a virtual key."""
+        return digest_of(self._pepper, virtual_key)
+
+    def secret(self, name: str) -> Headers:
+        return self._secrets[name]
+
+    def credential(self, name: str) -> str:
+        """The credential of a secret in any form: the name of its usual form."""
+        return self._owners.get(name, name)
+
+    def account(self, credential: str) -> str:
+        """The account at the provider, with its limits and permissions: shared by all who buy with one secret."""
+        return self._accounts.get(credential) or self.credential(credential)
+
+    def sharing(self, credential: str) -> list[str]:
+        """All credentials of the account, this one first."""
+        account = self.account(credential)
+        others = [name for name in self._secrets if name != credential and self.account(name) == account]
+        return [credential, *others]
+
+    def __contains__(self, credential: str) -> bool:
+        return credential in self._secrets
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._secrets)
+
+    def __repr__(self) -> str:  # never the secrets
+        return f"<Keyring of {len(self._secrets)}>"
+
+
+class LaneRefusals:
+    """What providers refuse on principle. It is remembered for a while, so that it is not requested again."""
+
+    def __init__(self, store: KeyStore, clock: Clock, keyring: Keyring) -> None:
+        self._store = store
+        self._clock = clock
+        self._keyring = keyring
+        self._refused: dict[tuple[Lane, str], tuple[float, str]] = {}  # lane, account and model → (until, why)
+
+    def why_not(self, lane: Lane, credential: str, model: str) -> str | None:
+        """Why a credential's account may not take a lane with a model; None if it was not refused recently."""
+        if not self._refused:
+            return None
+        account = self._keyring.account(credential)
+        for key in (account, f"{account} {model}"):
+            until, why = self._refused.get((lane, key), (0.0, ""))
+            if until > self._clock.now():
+                return why
+        return None
+
+    async def refused(self, lane: Lane, credential: str, model: str, message: str) -> None:
+        """Remembers a refusal. `model` is empty if the whole account was refused."""
+        account, now = self._keyring.account(credential), self._clock.now()
+        key, until = f"{account} {model}".rstrip(), now + BELIEVED_S
+        self._note(lane, key, until, message)
+        await self._store.remember(_REFUSALS[lane][0], key, f"{until} {message}", now)
+
+    async def recall(self) -> None:
+        for lane, (kind, _) in _REFUSALS.items():
+            for key, memo in (await self._store.recall(kind)).items():
+                until, _, message = memo.partition(" ")
+                self._note(lane, key, float(until), message)
+
+    def _note(self, lane: Lane, key: str, until: float, message: str) -> None:
+        _, _, model = key.partition(" ")
+        who = f"the model {model}" if model else "this credential"
+        self._refused[lane, key] = (until, f"{who} {_REFUSALS[lane][1]}: {message}")
 
 
 class Waiters:
@@ -175,12 +273,10 @@ class Waiters:
         remaining = [waiter for waiter in self._all(ticket) if waiter is not future]
         credential = self._credentials.get(ticket)
         self._forget(ticket)
-        if remaining:
-            self._first[ticket], *more = remaining
-            if more:
-                self._more[ticket] = more
-            if credential is not None:
-                self.count(ticket, credential)
+        for waiter in remaining:
+            self.put(ticket, waiter)
+        if remaining and credential is not None:
+            self.count(ticket, credential)
         return not remaining
 
     def resolve(self, reply: Reply) -> None:
@@ -267,12 +363,14 @@ class EngineContext:
     waiters: Waiters = field(default_factory=Waiters)
     gc_freezer: GcFreezer = field(default_factory=GcFreezer)
     stats: Stats = field(default_factory=Stats)
-    troubles: Troubles = field(default_factory=Troubles)
+    troubles: Troubles = field(init=False)
     learned: LaneRefusals = field(init=False)
     batches: list[Batch] = field(default_factory=list)  # unfinished batches of this engine, as of this step
     led: frozenset[str] = frozenset()  # accounts that this engine leads, as of the last check
     led_credentials: tuple[str, ...] = ()  # of the accounts it leads
     other_credentials: tuple[str, ...] = ()  # of accounts that others lead, or nobody yet
+    led_at: float = 0.0  # when leadership was checked last
+    lead_at: float = 0.0  # when to check it again
     closing: bool = False
     wake: float = 0.0
     alarm: asyncio.Event = field(default_factory=asyncio.Event)
@@ -281,7 +379,8 @@ class EngineContext:
     def __post_init__(self) -> None:
         self.now = self.clock.now
         self.dice = random.Random(self.rng.getrandbits(64))  # noqa: S311
-        self.learned = LaneRefusals(self.store, self.clock)
+        self.troubles = Troubles(self.event_hooks, self.now, self.keyring.account)
+        self.learned = LaneRefusals(self.store, self.clock, self.keyring)
 
     # ------------------------------------------------------------ time
 
@@ -320,22 +419,21 @@ class EngineContext:
         self.led_credentials = tuple(credential for credential in self.keyring if self.leads(credential))
         self.other_credentials = tuple(credential for credential in self.keyring if not self.leads(credential))
 
+    def lead_again(self, pause: float = 0.0) -> None:
+        """Checks leadership soon: there is a new credential, or another engine may be gone."""
+        self.lead_at = min(self.lead_at, self.led_at + pause)
+        self.wake_now()
+
+    def on_pool_change(self, credentials: Iterable[str]) -> None:
+        """Calls were admitted by this engine or another; without credentials, anything may have changed."""
+        if not credentials:
+            self.lead_again(LEAD_AGAIN_S)
+        elif any(self.leads(credential) for credential in credentials):
+            self.wake_by(self.now() + min(self.policy.linger_ms / 1000, HURRY_S))
+
     def whose(self, batch: Batch) -> str:
         """The credential of a batch's calls, whichever form of the key buys it."""
         return self.keyring.credential(batch.key.credential)
-
-    def why_not(self, lane: Lane, credential: str, model: str) -> str | None:
-        """Why a credential's account may not take a lane with a model; None if it was not refused recently."""
-        return self.learned.why_not(lane, self.keyring.account(credential), model)
-
-    async def stopping(self, batch: Batch, note: str) -> None:
-        """Records that the provider is cancelling a batch. Canceller and poller may notice at the same time."""
-        try:
-            await self.store.move(batch.id, BatchState.CANCELLING, note=note)
-        except IllegalMove:
-            row = await self.store.batch(batch.id)
-            if row is None or row.state is BatchState.OPEN:
-                raise
 
     # ------------------------------------------------------------ settling
 
@@ -362,6 +460,10 @@ class EngineContext:
 
     # ------------------------------------------------------------ reporting
 
+    def tell(self, kind: Callable[..., Event], batch: Batch, *facts: object) -> None:
+        """Reports an event of a batch."""
+        self.event_hooks.tell(kind(self.now(), batch.id, *facts, credential=self.whose(batch)))
+
     async def reached(self, point: str) -> None:
         """A named point in the processing of a call, where a test may stop the process."""
         if self.probe is not None:
@@ -371,56 +473,7 @@ class EngineContext:
         """Reports one failed attempt, and the trouble behind it at the provider or the credential's account."""
         whose = self.keyring.credential(credential)
         self.event_hooks.tell(Trouble(self.now(), doing, error_name(error), credential=whose))
-        self.failing(doing, error, provider, credential)
-
-    def failing(
-        self, doing: str, error: BaseException | str, provider: str = "", credential: str = "", then: str = ""
-    ) -> None:
-        """As `trouble`, if another event reports the attempt itself."""
-        place = provider, self.keyring.account(credential), doing
-        if isinstance(error, NotConnected) and not isinstance(error, TooBusy | Unwell):
-            place = provider, "", ""
-        reason = error if isinstance(error, str) else plain_message(error)
-        if (began := self.troubles.failed(place, reason, self.now(), then)) is not None:
-            self.event_hooks.tell(began)
-
-    def worked(self, doing: str, provider: str = "", credential: str = "") -> None:
-        """Reports success of something that may have failed before. With a provider, it also counts as reachable."""
-        if not self.troubles:
-            return
-        places = [(provider, self.keyring.account(credential), doing), *([(provider, "", "")] if provider else [])]
-        for place in places:
-            if (over := self.troubles.worked(place, self.now())) is not None:
-                self.event_hooks.tell(over)
-
-    def reached_provider(self, provider: str) -> None:
-        """The provider has answered, with whatever status."""
-        if self.troubles and (over := self.troubles.worked((provider, "", ""), self.now())) is not None:
-            self.event_hooks.tell(over)
-
-    async def moved(self, batch: Batch, target: BatchState, **changes: object) -> Batch | None:
-        """Changes the state of a batch. Returns None if another engine owns it by now, because this one was considered
-        dead meanwhile. Then the new owner decides."""
-        return await self._unless_taken_over(
-            batch, lambda: self.store.move(batch.id, target, owner=self.name, **changes)
-        )
-
-    async def released(self, batch: Batch, target: BatchState, reason: str) -> int | None:
-        """Gives a batch up: its open calls wait for another batch. Returns how many, or None as in `moved`."""
-
-        def release() -> Awaitable[int]:
-            return self.store.release(batch.id, target, Lane.BATCH, self.now(), reason, owner=self.name)
-
-        return await self._unless_taken_over(batch, lambda: self.insist("giving a batch up", release))
-
-    async def _unless_taken_over(self, batch: Batch, write: Callable[[], Awaitable[T]]) -> T | None:
-        try:
-            return await write()
-        except IllegalMove:
-            row = await self.store.batch(batch.id)
-            if row is None or row.owner == self.name:
-                raise
-            return None
+        self.troubles.failed(doing, error, provider, credential)
 
     async def insist(self, doing: str, write: Callable[[], Awaitable[T]]) -> T:
         """Retries a write that must not be lost until the store accepts it."""
@@ -435,5 +488,5 @@ class EngineContext:
                 failures += 1
                 await self.clock.sleep(backoff(failures, INSIST_S, INSIST_MAX_S))
             else:
-                self.worked(doing)
+                self.troubles.worked(doing)
                 return written

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 
 from msgspec.structs import replace
@@ -12,8 +13,8 @@ from msgspec.structs import replace
 from carpool.core.errors import CallTooLarge, CarpoolError, Closed, NotStarted
 from carpool.core.keys import forms, plain
 from carpool.core.lifecycle import BatchState, TicketState
-from carpool.core.model import Batch, Call, CallRow, Entry, EntryKind, Headers, Lane, Totals, Value, ticket_text
-from carpool.core.ports import Ask, Clock, ResponseReceiver, Store, WebhookEvent
+from carpool.core.model import Call, Entry, EntryKind, Headers, Lane, Totals, ticket_text
+from carpool.core.ports import Ask, Clock, HttpResponse, ResponseReceiver, Store, WebhookEvent
 from carpool.core.prices import PriceBook
 from carpool.core.upstream import Upstream
 from carpool.engine.batch.admit import Deliveries, Gone, PendingCall, Tickets
@@ -23,8 +24,7 @@ from carpool.engine.batch.collect import Collector
 from carpool.engine.batch.follow import Follower
 from carpool.engine.batch.rescue import Rescuer
 from carpool.engine.cluster import Lease, Membership, VirtualKeyCache
-from carpool.engine.context import EngineContext, Probe, Reply
-from carpool.engine.credentials import Keyring
+from carpool.engine.context import EngineContext, Keyring, Probe, Reply
 from carpool.engine.events import EventHooks, Hook, Stats
 from carpool.engine.now.flex import FlexRefused, FlexSender
 from carpool.engine.now.gate import Gates, Hurdle
@@ -53,13 +53,12 @@ MOST_LOOKED_AT = 1000
 OPEN_CALLS = (TicketState.QUEUED, TicketState.BOARDED, TicketState.SENDING)
 
 
-class Diverted(Value, frozen=True, gc=False):
-    """A call that found no room on flex, and the lane it takes instead."""
-
-    decision: Decision
-
-
 class Engine:
+    on_secret: Callable[[str, Headers], None] | None = None  # tells others about a new secret
+    _loop: asyncio.Task[None] | None = None
+    _unsubscribes: tuple[Callable[[], None], ...] = ()
+    _direct = 0  # calls under way on `now` or `flex` that are not on disk
+
     def __init__(
         self,
         *,
@@ -74,7 +73,7 @@ class Engine:
         rng: random.Random | None = None,
         probe: Probe | None = None,
         capabilities: Capabilities | None = None,
-        lease: Lease | None = None,
+        lease: Lease = LEASE,
     ) -> None:
         rng = rng or random.SystemRandom()
         self._context = context = EngineContext(
@@ -95,35 +94,23 @@ class Engine:
         self._capabilities = capabilities or Capabilities()
         self._api = api = BatchApi(context)
         collector = Collector(context, api)
-        self._membership = Membership(context, api, lease or LEASE)
+        self._membership = Membership(context, api, lease)
         self._buyer = Buyer(context, api)
         self._follower = Follower(context, api, self._buyer, collector)
         self._rescuer = Rescuer(context, api, self._sender, self._follower.look_soon)
         self.overview = Overview(context, self._sender.gates)
-        self.guests = VirtualKeyCache(context, self._membership.enrolled)
+        self.guests = VirtualKeyCache(context)
         self.tickets = Tickets(context, self._rescuer)
         self.deliveries = Deliveries(context, self.tickets.leave)
-        self._loop: asyncio.Task[None] | None = None
+        self.name = context.name  # under which this engine holds its lease
+        self.stats: Stats = context.stats
+        self.event_hooks: EventHooks = context.event_hooks
+        self.new_ticket = context.new_ticket
+        self.credential = keyring.credential  # of a known secret: the same for every form of it
+        self.look_soon = self._follower.look_soon  # polls a batch soon, because it may have ended
         self._warmth = WarmConversations()
-        self.on_secret: Callable[[str, Headers], None] = lambda provider, secret: (
-            None
-        )  # tells others about a new secret
-        self._direct = 0  # calls under way on `now` or `flex` that are not on disk
 
     # ------------------------------------------------------------ lifecycle
-
-    @property
-    def name(self) -> str:
-        """The name under which this engine holds its lease."""
-        return self._context.name
-
-    @property
-    def stats(self) -> Stats:
-        return self._context.stats
-
-    @property
-    def event_hooks(self) -> EventHooks:
-        return self._context.event_hooks
 
     @property
     def alive(self) -> bool:
@@ -136,19 +123,20 @@ class Engine:
         return self._context.background.failures
 
     async def start(self) -> None:
-        self._context.prices.load()
-        await self._membership.start(self._context.now())
-        await self._context.learned.recall()
-        self._follower.start()
-        self._loop = self._context.background.spawn(self._run(), "engine")
+        context = self._context
+        context.prices.load()
+        await self._membership.start(context.now())
+        await context.learned.recall()
+        self._unsubscribes = (
+            context.store.subscribe(self._membership.on_settled),
+            context.store.on_pool_change(context.on_pool_change),
+            context.store.on_batch_hint(self._follower.on_hint),
+        )
+        self._loop = context.background.spawn(self._run(), "engine")
 
     def news(self, provider: str, secret: str, headers: Headers, body: bytes, now: float) -> WebhookEvent:
         """Verifies and parses a provider's webhook."""
         return self._context.upstreams[provider].dialect.news(secret, headers, body, now)
-
-    def look_soon(self, provider: str, batch: str) -> None:
-        """Polls a batch soon, because it may have ended."""
-        self._follower.look_soon(provider, batch)
 
     def enrol(self, provider: str, secret: Headers) -> str:
         """Adds a client's secret to the keyring, and returns the name of the form in which it was sent. Batches that
@@ -158,22 +146,15 @@ class Engine:
         if known is not None:
             return known
         if keyring.add(provider, upstream.base_url, forms(secret, upstream.dialect.key_headers)):
-            self._membership.enrolled()
-            self.on_secret(provider, secret)
+            self._context.lead_again()
+            if self.on_secret is not None:
+                self.on_secret(provider, secret)
         return keyring.name(provider, upstream.base_url, plain(secret))
-
-    def credential(self, name: str) -> str:
-        """The credential of a known secret: the same for every form of it."""
-        return self._context.keyring.credential(name)
 
     def names(self, provider: str, secret: Headers) -> list[str]:
         """The names of all forms of a secret, without adding it to the keyring."""
-        upstream = self._context.upstreams[provider]
-        all_forms = forms(secret, upstream.dialect.key_headers)
-        return [self._context.keyring.name(provider, upstream.base_url, form) for form in all_forms]
-
-    def new_ticket(self) -> int:
-        return self._context.new_ticket()
+        keyring, upstream = self._context.keyring, self._context.upstreams[provider]
+        return [keyring.name(provider, upstream.base_url, f) for f in forms(secret, upstream.dialect.key_headers)]
 
     async def _run(self) -> None:
         context = self._context
@@ -182,7 +163,7 @@ class Engine:
             context.alarm.clear()
             try:
                 context.wake_by(await self.step(context.now()))
-                context.worked("planning")
+                context.troubles.worked("planning")
             except Exception as error:  # noqa: BLE001  the loop must survive anything, or every caller would hang
                 context.background.failures += not isinstance(error, CarpoolError)
                 context.trouble("planning", error)
@@ -193,11 +174,9 @@ class Engine:
         context = self._context
         while (delay := context.wake - context.now()) > 0:
             context.alarm.clear()
-            try:
+            with suppress(TimeoutError):
                 async with asyncio.timeout(min(delay, 3600.0)):  # unlike wait_for, it never swallows a cancellation
                     await context.alarm.wait()
-            except TimeoutError:
-                continue
 
     async def step(self, now: float) -> float | None:
         """Advances the batch side by one plan. Returns when to plan again."""
@@ -210,30 +189,19 @@ class Engine:
 
     # ------------------------------------------------------------ calls
 
-    async def submit(self, call: Call, default: Lane = Lane.BATCH, gone: Gone = "keep") -> Reply:
-        """Processes one call to its outcome. `gone` says what to do with a waiting call if its caller is cancelled."""
-        return (await self.submit_pending(call, default, gone))[0]
-
-    async def submit_pending(
+    async def submit(
         self, call: Call, default: Lane = Lane.BATCH, gone: Gone = "keep"
     ) -> tuple[Reply, PendingCall | None]:
-        """As `submit`, with the `PendingCall` of a call on disk: the caller must report delivery, or leave it."""
-        decision, refused = self._route(call, default), FlexRefused(tried=0)
+        """Processes one call to its outcome. A call on disk comes with its `PendingCall`: the caller must report
+        delivery, or leave it. `gone` says what to do with a waiting call if its caller is cancelled."""
         self._direct += 1
         try:
-            if decision.lane is Lane.FLEX:
-                flex_reply = await self._flex_sender.direct(call, decision.reason)
-                if isinstance(flex_reply, Reply):
-                    self._context.stats.flex_calls += 1
-                    return flex_reply, None
-                decision, refused = self._after_flex(call, default, flex_reply), flex_reply
-            after_flex = refused.tried and decision.lane is Lane.NOW  # flex was tried, so this is its first attempt
-            if after_flex or not must_be_kept(call, decision.lane):
-                self._context.stats.sync_calls += 1
-                return await self._sender.direct(refused.onward(SendRequest.of(call, decision.reason))), None
+            response = await self._respond(call, self.decide(call, default), default, None)
+            if not isinstance(response, Decision):
+                return await self._sender.bring(*response), None
         finally:
             self._direct -= 1
-        pending_call = self.tickets.take(call, decision, gone)
+        pending_call = self.tickets.admit(call, response, gone)
         try:
             return _with_reason(await pending_call.answer, pending_call.reason), pending_call
         except asyncio.CancelledError:  # even if the answer came in the same moment
@@ -242,96 +210,78 @@ class Engine:
         finally:
             del pending_call  # breaks a reference cycle: an exception from it holds this frame
 
-    async def forward(self, call: Call, *, default: Lane = Lane.NOW) -> Passage | Decision:
-        """A streamed response if the call is sent at once; otherwise the decision, and the frontend submits it."""
-        decision = self._route(call, default)
-        if must_be_kept(call, decision.lane):
-            return decision
-        passage = await self.passage(call, None, decision, default)
-        return passage if isinstance(passage, Passage) else passage.decision
+    async def forward(
+        self, call: Call, default: Lane = Lane.NOW, *, decision: Decision | None = None, as_is: Ask | None = None
+    ) -> Passage | Decision:
+        """Streams the response of a call that is sent at once. For a call that must be on disk first, and for one that
+        finds no room on `flex` and may not go on `now`, returns the decision instead, and the frontend submits it.
+        `as_is` is the client's own request, to be sent unchanged."""
+        response = await self._respond(call, decision or self.decide(call, default), default, as_is)
+        return response if isinstance(response, Decision) else self._sender.passing(*response)
 
-    async def passage(
-        self, call: Call, as_is: Ask | None, decision: Decision, default: Lane = Lane.NOW
-    ) -> Passage | Diverted:
-        """Streams the response of a call that goes on `now` or `flex`. If flex has no room and `now` is not the next
-        lane, returns that decision instead. `as_is` is the client's own request, to be sent unchanged."""
-        refused = FlexRefused(tried=0)
+    async def _respond(
+        self, call: Call, decision: Decision, default: Lane, as_is: Ask | None
+    ) -> Decision | tuple[SendRequest, HttpResponse, Entry]:
+        """Sends a call on `flex` or `now`; returns the decision if its lane is neither, or if it must be on disk."""
+        context, refused = self._context, FlexRefused(tried=0)
         if decision.lane is Lane.FLEX:
-            passage = await self._flex_sender.forward(call, decision.reason, as_is)
-            if isinstance(passage, Passage):
-                self._context.stats.flex_calls += 1
-                return passage
-            decision, refused = self._after_flex(call, default, passage), passage
-            if decision.lane is not Lane.NOW:
-                return Diverted(decision)
-        self._context.stats.sync_calls += 1
-        return await self._sender.forward(refused.onward(SendRequest.of(call, decision.reason, as_is=as_is)))
+            response = await self._flex_sender.respond(call, decision.reason, as_is)
+            if not isinstance(response, FlexRefused):
+                context.stats.flex_calls += 1
+                return response
+            refused = response
+            if refused.kind is EntryKind.RESCUE:
+                decision = Decision(Lane.NOW, "Flex took too long, so it is asked for again at once.")
+            else:
+                decision = self.decide(call, default, flex=False)
+        after_flex = refused.tried and decision.lane is Lane.NOW  # flex was tried, so this is its first attempt
+        if must_be_kept(call, decision.lane) and not after_flex:
+            return decision
+        context.stats.sync_calls += 1
+        request = SendRequest(call, decision.reason, refused.kind, as_is=as_is, tried=refused.tried)
+        return await self._sender.respond(request)
 
     def relay(self, call: Call, as_is: Ask, decision: Decision, outlet: ResponseReceiver) -> Purchase | None:
-        """As `passage`, but pushes the response to `outlet`. Returns None, and sends nothing, if that is impossible."""
+        """As `forward`, but pushes the response to `outlet`. Returns None, and sends nothing, if that is impossible."""
         purchase = self._sender.relay(call, as_is, decision.reason, outlet)
         self._context.stats.sync_calls += purchase is not None
         return purchase
 
-    def decide(self, call: Call, default: Lane = Lane.NOW, *, kept: bool = False) -> Decision:
-        """The lane that a call would take now, and why. `kept`: the client collects the answer later."""
-        return self.without_flex(call, default) if kept else self._route(call, default)
-
-    def _after_flex(self, call: Call, default: Lane, refused: FlexRefused) -> Decision:
-        if refused.kind is EntryKind.RESCUE:
-            return Decision(Lane.NOW, "Flex took too long, so it is asked for again at once.")
-        return self.without_flex(call, default)
-
-    def without_flex(self, call: Call, default: Lane) -> Decision:
-        """The best lane other than flex that meets the deadline."""
-        return self._route(replace(call, flexible=False, lane=None if call.lane is Lane.FLEX else call.lane), default)
-
-    def _route(self, call: Call, default: Lane) -> Decision:
+    def decide(self, call: Call, default: Lane = Lane.NOW, *, flex: bool = True) -> Decision:
+        """The lane that a call would take now, and why. Without `flex`, the best other lane that meets the deadline."""
         context = self._context
         if self._loop is None:
             raise NotStarted("This engine is not running. Start it before submitting calls.")
         if context.closing:
             raise Closed("This carpool is closed and takes no more calls.")
-        self._check_tokens(call)
+        if not flex:
+            call = replace(call, flexible=False, lane=None if call.lane is Lane.FLEX else call.lane)
+        dialect = context.upstreams[call.provider].dialect
+        if context.policy.max_input_tokens is not None and context.policy.enforce_pre_queue_validation:
+            _check_tokens(dialect.estimate_tokens(call.body), context.policy.max_input_tokens)
+        capability = self._capabilities.of(call.provider, dialect.seller, call.model)
         may_flex = call.deadline is not None or call.lane is not None or default is Lane.BATCH
         decision = route(
             call,
             context.policy,
             context.forecast,
             context.now(),
-            can_batch=self._why_not(Lane.BATCH, call),
-            can_flex=self._why_not(Lane.FLEX, call) if may_flex else NO_FLEX,
+            can_batch=self._why_not(Lane.BATCH, call, dialect.seller, capability),
+            can_flex=self._why_not(Lane.FLEX, call, dialect.seller, capability) if may_flex else NO_FLEX,
             default=default,
-            beta=self._capability(call).batch_price,
+            beta=capability.batch_price,
         )
         return kept_warm(call, noted(call, decision), self._warmth, context.now())
 
-    def _why_not(self, lane: Lane, call: Call) -> str | None:
+    def _why_not(self, lane: Lane, call: Call, seller: str, capability: Capability) -> str | None:
         """Why a call's model or credential may not take a lane; None if it may."""
-        context = self._context
         if lane is Lane.FLEX and (not call.flexible or call.key is not None):
             return NO_FLEX
-        seller = context.upstreams[call.provider].dialect.seller
         if incapable := self._capabilities.against(lane, call.provider, seller, call.model):
             return incapable
-        if lane is Lane.FLEX and self._capability(call).flex_price >= 1 and call.lane is not Lane.FLEX:
+        if lane is Lane.FLEX and capability.flex_price >= 1 and call.lane is not Lane.FLEX:
             return NO_GAIN  # a client that requests flex by name has other reasons
-        return context.why_not(lane, call.credential, call.model)
-
-    def _capability(self, call: Call) -> Capability:
-        seller = self._context.upstreams[call.provider].dialect.seller
-        return self._capabilities.of(call.provider, seller, call.model)
-
-    def _check_tokens(self, call: Call) -> None:
-        policy = self._context.policy
-        if policy.max_input_tokens is None:
-            return
-        tokens = self._context.upstreams[call.provider].dialect.estimate_tokens(call.body)
-        if tokens > policy.max_input_tokens and policy.enforce_pre_queue_validation:
-            raise CallTooLarge(
-                f"This call has about {tokens:,} input tokens, over the limit of {policy.max_input_tokens:,}. "
-                "Shorten it, or raise max_input_tokens_per_request."
-            )
+        return self._context.learned.why_not(lane, call.credential, call.model)
 
     # ------------------------------------------------------------ shutdown
 
@@ -347,8 +297,8 @@ class Engine:
             await context.clock.sleep(min(0.02, max(0.0, until - context.now())))
         self._loop.cancel()
         self.guests.stop()
-        self._membership.stop()
-        self._follower.stop()
+        for unsubscribe in self._unsubscribes:
+            unsubscribe()
         await self.deliveries.close()
         await context.background.rest(timeout=min(5.0, timeout + 1.0))
         await self._membership.leave()
@@ -370,6 +320,14 @@ class Engine:
                 text,
             )
         return Closed(f"carpool closed before call {text} was answered, and its store was in memory only.", text)
+
+
+def _check_tokens(tokens: int, limit: int) -> None:
+    if tokens > limit:
+        raise CallTooLarge(
+            f"This call has about {tokens:,} input tokens, over the limit of {limit:,}. "
+            "Shorten it, or raise max_input_tokens_per_request."
+        )
 
 
 def _with_reason(reply: Reply, reason: str) -> Reply:
@@ -408,37 +366,21 @@ class Overview:
     def __init__(self, context: EngineContext, gates: Gates) -> None:
         self._context = context
         self._gates = gates
-
-    async def calls(
-        self, before: int | None, state: TicketState | None, limit: int, credentials: Sequence[str] | None = None
-    ) -> list[CallRow]:
-        return await self._context.store.listed_calls(before, state, limit, credentials)
+        self.calls = context.store.listed_calls
+        self.batches = context.store.listed_batches
+        self.totals = context.store.totals
 
     async def purchases(self, ticket: int) -> list[PurchaseRow]:
         """Everything that was bought for a call, or may have been, in chronological order."""
-        rows = [await self._purchase(entry) for entry in await self._context.store.entries(ticket)]
+        rows = []
+        for entry in await self._context.store.entries(ticket):
+            batch = await self._context.store.batch(entry.purchase) if entry.purchase > 0 else None
+            at, name, state = entry.at, None, None
+            if batch is not None:
+                at, name, state = batch.intended_at, batch.provider_id, batch.state
+            why, paid = entry.reason, (entry.paid, entry.would_have_paid)
+            rows.append(PurchaseRow(at, entry.lane, entry.kind, name, state, *paid, why))
         return sorted(rows, key=lambda row: row.at)
-
-    async def _purchase(self, entry: Entry) -> PurchaseRow:
-        batch = await self._context.store.batch(entry.purchase) if entry.purchase > 0 else None
-        return PurchaseRow(
-            at=entry.at if batch is None else batch.intended_at,
-            lane=entry.lane,
-            kind=entry.kind,
-            batch=None if batch is None else batch.provider_id,
-            batch_state=None if batch is None else batch.state,
-            paid=entry.paid,
-            would_have_paid=entry.would_have_paid,
-            reason=entry.reason,
-        )
-
-    async def batches(
-        self, before: int | None, state: BatchState | None, limit: int, credentials: Sequence[str] | None = None
-    ) -> list[Batch]:
-        return await self._context.store.listed_batches(before, state, limit, credentials)
-
-    async def totals(self, credentials: Sequence[str]) -> list[Totals]:
-        return await self._context.store.totals(credentials)
 
     async def summary(self) -> EngineSummary:
         context, store = self._context, self._context.store

@@ -8,30 +8,36 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields
+from typing import dataclass_transform
 
 from carpool.core.bounded import BoundedMap
-from carpool.core.errors import error_name
+from carpool.core.errors import NotConnected, TooBusy, Unwell, error_name, plain_message
 from carpool.core.model import Entry, EntryKind, Lane
 
 log = logging.getLogger("carpool.events")
 
 
-@dataclass(frozen=True, slots=True)
-class Event:
+@dataclass_transform(frozen_default=True, field_specifiers=(field,))
+class _Frozen:
+    """Each subclass is a frozen dataclass."""
+
+    def __init_subclass__(cls) -> None:
+        dataclass(frozen=True)(cls)
+
+
+class Event(_Frozen):
     """`credential` owns the call or batch; empty if the event concerns none, or all."""
 
     at: float
     credential: str = field(default="", kw_only=True)
 
 
-@dataclass(frozen=True, slots=True)
 class CallAdmitted(Event):
     ticket: str
     lane: Lane
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
 class CallSettled(Event):
     ticket: str
     lane: Lane
@@ -40,21 +46,18 @@ class CallSettled(Event):
     wait_s: float | None = None
 
 
-@dataclass(frozen=True, slots=True)
 class CallRescued(Event):
     ticket: str
     batch: int | None
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
 class BatchSubmitted(Event):
     batch: int
     provider_id: str
     count: int
 
 
-@dataclass(frozen=True, slots=True)
 class BatchRefused(Event):
     batch: int
     count: int
@@ -62,7 +65,6 @@ class BatchRefused(Event):
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
 class BatchUnknown(Event):
     """The create may have been bought. The outcome is being reconciled."""
 
@@ -71,14 +73,12 @@ class BatchUnknown(Event):
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
 class BatchAbandoned(Event):
     batch: int
     count: int
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
 class BatchFound(Event):
     """An unfinished batch of an engine that is gone, after a restart or another's crash. It continues here."""
 
@@ -88,7 +88,6 @@ class BatchFound(Event):
     state: str
 
 
-@dataclass(frozen=True, slots=True)
 class BatchLate(Event):
     """Its first call can't wait any longer and goes on `now`. If none can wait, the batch is cancelled first."""
 
@@ -97,21 +96,18 @@ class BatchLate(Event):
     count: int
 
 
-@dataclass(frozen=True, slots=True)
 class BatchEnded(Event):
     batch: int
     provider_id: str
     took_s: float
 
 
-@dataclass(frozen=True, slots=True)
 class BatchCollected(Event):
     batch: int
     provider_id: str
     results: dict[str, int] = field(default_factory=dict)  # succeeded, errored, expired, canceled, missing, stray
 
 
-@dataclass(frozen=True, slots=True)
 class BatchLost(Event):
     """The provider has lost a batch that was bought, or its results. `count` of its calls are bought again."""
 
@@ -121,7 +117,6 @@ class BatchLost(Event):
     count: int = 0
 
 
-@dataclass(frozen=True, slots=True)
 class RetentionNear(Event):
     """The results of a batch are not collected yet, and the provider will soon drop them."""
 
@@ -130,14 +125,12 @@ class RetentionNear(Event):
     drops_at: float
 
 
-@dataclass(frozen=True, slots=True)
 class FailureRateHigh(Event):
     rate: float
     limit: float
     calls: int
 
 
-@dataclass(frozen=True, slots=True)
 class AccountSlowed(Event):
     """The provider rate limited an account. Its calls to this model wait, and resume gradually after the pause."""
 
@@ -148,7 +141,6 @@ class AccountSlowed(Event):
     pause_s: float
 
 
-@dataclass(frozen=True, slots=True)
 class BreakerOpened(Event):
     """The provider failed repeatedly: it gets no requests for `pause_s`, and then one call at a time."""
 
@@ -158,7 +150,6 @@ class BreakerOpened(Event):
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
 class BreakerClosed(Event):
     """The provider answers again."""
 
@@ -166,7 +157,6 @@ class BreakerClosed(Event):
     provider: str
 
 
-@dataclass(frozen=True, slots=True)
 class Trouble(Event):
     """Something failed and will be retried."""
 
@@ -174,7 +164,6 @@ class Trouble(Event):
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
 class TroubleBegan(Event):
     """Something stopped working, or fails in another way than before. Reported once, however often it is retried.
 
@@ -189,7 +178,6 @@ class TroubleBegan(Event):
     then: str = ""
 
 
-@dataclass(frozen=True, slots=True)
 class TroubleOver(Event):
     """It works again."""
 
@@ -336,8 +324,6 @@ class Stats:
 FORGOTTEN_S = 600.0  # trouble without an attempt for this long counts as new
 MOST_TROUBLES = 1000  # troubles remembered; the oldest is dropped first
 
-Place = tuple[str, str, str]  # provider, account, activity
-
 
 @dataclass(slots=True)
 class _OngoingTrouble:
@@ -348,34 +334,44 @@ class _OngoingTrouble:
 
 
 class Troubles:
-    """The state of everything that may fail, by provider, account and activity. An unreachable provider is one trouble,
-    whichever activity notices."""
+    """Everything that does not work, by provider, account and activity. An unreachable provider is one trouble,
+    whichever activity notices. `account` finds the account of a credential."""
 
-    def __init__(self) -> None:
-        self._known: BoundedMap[Place, _OngoingTrouble] = BoundedMap(MOST_TROUBLES)
+    def __init__(self, event_hooks: EventHooks, now: Callable[[], float], account: Callable[[str], str]) -> None:
+        self._event_hooks = event_hooks
+        self._now = now
+        self._account = account
+        self._known: BoundedMap[tuple[str, str, str], _OngoingTrouble] = BoundedMap(MOST_TROUBLES)
 
     def __bool__(self) -> bool:
         return bool(self._known)
 
-    def failed(self, place: Place, reason: str, now: float, then: str = "") -> TroubleBegan | None:
-        """Records a failure. Returns an event if it is new or its reason changed."""
-        ongoing = self._known.get(place)
+    def failed(
+        self, doing: str, error: BaseException | str, provider: str = "", credential: str = "", then: str = ""
+    ) -> None:
+        """Records a failed attempt. It is trouble that begins, if it is new or failed in another way before."""
+        now, account = self._now(), self._account(credential)
+        if isinstance(error, NotConnected) and not isinstance(error, TooBusy | Unwell):
+            account = doing = ""
+        reason = error if isinstance(error, str) else plain_message(error)
+        ongoing = self._known.get((provider, account, doing))
         if ongoing is None or now - ongoing.last > FORGOTTEN_S:
-            ongoing = self._known[place] = _OngoingTrouble(now, now, 0, "")
+            ongoing = self._known[provider, account, doing] = _OngoingTrouble(now, now, 0, "")
         ongoing.last, ongoing.tries = now, ongoing.tries + 1
-        if ongoing.reason == reason:
-            return None
-        ongoing.reason = reason
-        provider, account, doing = place
-        return TroubleBegan(now, doing, reason, ongoing.since, ongoing.tries, provider, then, credential=account)
+        if ongoing.reason != reason:
+            ongoing.reason = reason
+            began = TroubleBegan(now, doing, reason, ongoing.since, ongoing.tries, provider, then, credential=account)
+            self._event_hooks.tell(began)
 
     def unreached(self, provider: str) -> bool:
         """Whether this provider is known to be unreachable."""
         return (provider, "", "") in self._known
 
-    def worked(self, place: Place, now: float) -> TroubleOver | None:
-        ongoing = self._known.pop(place, None)
-        if ongoing is None:
-            return None
-        provider, account, doing = place
-        return TroubleOver(now, doing, ongoing.since, ongoing.tries, provider, credential=account)
+    def worked(self, doing: str, provider: str = "", credential: str = "") -> None:
+        """Records success of something that may have failed before. With a provider, it also counts as reachable."""
+        if not self._known:
+            return
+        for account, what in ((self._account(credential), doing), *((("", ""),) if provider else ())):
+            if (ongoing := self._known.pop((provider, account, what), None)) is not None:
+                over = TroubleOver(self._now(), what, ongoing.since, ongoing.tries, provider, credential=account)
+                self._event_hooks.tell(over)

@@ -47,10 +47,6 @@ class Forecast:
         """The seconds after which a share p of the batches has ended."""
         return _quantile(self, p, model, size_class)
 
-    def expected_end(self, bought_at: float, model: str, size_class: str) -> float:
-        """The median end of a batch bought at that time."""
-        return bought_at + self.batch_quantile(0.5, model, size_class)
-
     def sync_seconds(self, max_output_tokens: int) -> float:
         """A high quantile of the latency of a synchronous call with this output limit.
 

@@ -184,7 +184,7 @@ class Process:
     async def submit(self, call: Call, cut: Cut | None = None) -> Reply | None:
         """The reply, or None if the process died first and the connection is gone. With `cut` the client breaks the
         connection in the middle of its response."""
-        task = self._clients.lend(self.engine.submit_pending(call), "submit")
+        task = self._clients.lend(self.engine.submit(call), "submit")
         dying = self._clients.lend(self.died.wait(), "dying")
         try:
             await asyncio.wait({task, dying}, return_when=asyncio.FIRST_COMPLETED)

@@ -130,7 +130,7 @@ async def test_who_leaves_undecided_leaves_nothing_behind() -> None:
             while not doubting.asked:  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
             leaver.cancel()
-            entrance = scene.fleet._engine.tickets._admitter
+            entrance = scene.fleet._engine.tickets
             async with asyncio.timeout(10):
                 while entrance._arriving:  # noqa: ASYNC110
                     await asyncio.sleep(0.01)

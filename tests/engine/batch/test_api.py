@@ -19,8 +19,7 @@ from carpool.dialects import OPENAI
 from carpool.engine.batch.api import LONGEST_PAUSE_S, PAUSE_S, BatchApi
 from carpool.engine.batch.collect import Collector
 from carpool.engine.batch.rescue import Rescuer
-from carpool.engine.context import EngineContext
-from carpool.engine.credentials import Keyring
+from carpool.engine.context import EngineContext, Keyring
 from carpool.engine.events import EventHooks
 from carpool.engine.now.relay import Read
 from carpool.engine.now.send import Sender

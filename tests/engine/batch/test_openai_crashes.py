@@ -75,7 +75,7 @@ async def test_a_successor_buys_nothing_twice(
         store = await open_store(tmp_path / "fleet.db")
         engine, call = made(mock, store, wire)
         await engine.start()
-        reply = await asyncio.wait_for(engine.submit(call), 30)
+        reply, _ = await asyncio.wait_for(engine.submit(call), 30)
         assert reply.outcome.status == 200
         assert len(mock.provider.batches) == 1
         assert len(mock.provider.bill.charges) == 1

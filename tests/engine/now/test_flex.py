@@ -7,9 +7,9 @@ import json
 import pytest
 
 from carpool.core.model import Call, EntryKind, Lane
-from carpool.engine.context import EngineContext, Reply
+from carpool.engine.context import EngineContext
 from carpool.engine.now.flex import FlexRefused, FlexSender
-from carpool.engine.now.send import Sender, SendRequest
+from carpool.engine.now.send import Sender
 from tests.support.engine_context import AlikeClient, engine_context
 from tests.support.stores import admission
 
@@ -27,8 +27,9 @@ def scene(client: AlikeClient) -> tuple[EngineContext, FlexSender, Call]:
 async def test_an_answer_is_bought_on_flex() -> None:
     client = AlikeClient()
     context, flex, call = scene(client)
-    reply = await flex.direct(call, "cheap")
-    assert isinstance(reply, Reply)
+    response = await flex.respond(call, "cheap")
+    assert not isinstance(response, FlexRefused)
+    reply = await flex._sender.bring(*response)
     assert (reply.outcome.status, reply.outcome.lane, reply.entry and reply.entry.lane) == (200, Lane.FLEX, Lane.FLEX)
     [request] = client.requests
     assert isinstance(request.body, bytes)
@@ -40,19 +41,17 @@ async def test_an_answer_is_bought_on_flex() -> None:
 async def test_without_room_nothing_is_billed_and_the_next_purchase_is_the_second_attempt(status: int) -> None:
     client = AlikeClient(status)
     context, flex, call = scene(client)
-    refused = await flex.direct(call, "cheap")
+    refused = await flex.respond(call, "cheap")
     assert refused == FlexRefused(EntryKind.PURCHASE, tried=1)
     assert len(client.requests) == 1  # one attempt, no retry
     [entry] = context.store.record.call_args.args  # type: ignore[attr-defined]
     assert (entry.paid, entry.reason) == (0, "flex had no room")
     assert context.stats.flex_refused == 1
-    onward = refused.onward(SendRequest.of(call, "then"))
-    assert (onward.tried, onward.kind) == (1, EntryKind.PURCHASE)
 
 
 async def test_an_error_of_the_call_itself_is_its_answer() -> None:
     context, flex, call = scene(AlikeClient(400, (), b'{"error":{"message":"messages: required","code":"bad"}}'))
-    reply = await flex.direct(call, "cheap")
-    assert isinstance(reply, Reply)
-    assert reply.outcome.status == 400
+    response = await flex.respond(call, "cheap")
+    assert not isinstance(response, FlexRefused)
+    assert response[1].status == 400
     assert context.stats.flex_refused == 0

@@ -39,7 +39,7 @@ class Scene:
 
     async def wait(self) -> Slot:
         return await self.gates.wait(
-            "openai", self.credential, "gpt-5", 400, tags=None, deadline=None, kept=False, tried=False
+            "openai", self.credential, "gpt-5", 400, tags={}, deadline=None, kept=False, tried=False
         )
 
 

@@ -13,8 +13,7 @@ from carpool.core.lifecycle import BatchState
 from carpool.core.model import EntryKind, Intent, Lane
 from carpool.core.ports import Store
 from carpool.core.prices import PriceBook
-from carpool.engine.context import EngineContext
-from carpool.engine.credentials import Keyring
+from carpool.engine.context import EngineContext, Keyring
 from carpool.engine.events import EventHooks
 from carpool.engine.now.send import BACKOFF_MAX_S, Sender, SendRequest
 from carpool.planners.forecast import Forecast
@@ -51,7 +50,7 @@ def sender(store: Store) -> Sender:
 
 
 async def seen_again(store: Store, *, kept: bool = True) -> EntryKind:
-    errand = SendRequest.of(admission(TICKET).call, "due", kept=kept)
+    errand = SendRequest(admission(TICKET).call, "due", kept=kept)
     return (await sender(store)._second_look(errand, Mock())).kind
 
 
@@ -87,7 +86,7 @@ async def test_a_call_that_is_on_no_disk_is_not_looked_for(store: Store) -> None
 async def test_a_store_in_trouble_gives_the_turn_back(store: Store) -> None:
     broken, slot = Mock(views=Mock(side_effect=StoreError("The disk is full."))), Mock()
     with pytest.raises(StoreError):
-        await sender(broken)._second_look(SendRequest.of(admission(TICKET).call, "due", kept=True), slot)
+        await sender(broken)._second_look(SendRequest(admission(TICKET).call, "due", kept=True), slot)
     slot.failed.assert_called_once()
 
 

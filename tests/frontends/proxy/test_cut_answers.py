@@ -119,7 +119,7 @@ async def test_a_client_that_leaves_before_its_call_is_on_disk_comes_back_to_it(
         stage.engine._context.store.admit_all = slowly
         for _ in range(3):
             async with calling(stage.url, asked) as caller:
-                await stage.until(lambda: stage.engine.tickets._admitter._arriving)
+                await stage.until(lambda: stage.engine.tickets._arriving)
                 caller.reset()
             await stage.until(lambda: not stage.proxy._open)
         coming = asyncio.create_task(once(stage, asked))

@@ -14,8 +14,8 @@ requires a separate purchase (`pressed`). If its client leaves meanwhile, it is 
 
 A client that leaves delays an equal call. That a client has left is written to the store in the background
 (`Tickets.leave`), so a client that reconnects at once may arrive before. The old ticket would still count as awaited,
-and the equal call would be bought as a second one. So the `Admitter` counts the fingerprints of the calls whose clients
-are leaving (`leaving`, `left`) and holds equal calls back until the store knows, unless they are pressed for time.
+and the equal call would be bought as a second one. So `Tickets` counts the fingerprints of the calls whose clients
+are leaving (`_leaving`) and holds equal calls back until the store knows, unless they are pressed for time.
 
 A client may also reconnect to another process, which knows nothing of that. So a batch call that is marked as a retry
 is first held back for `RETRY_HOLD_S`, in which the process of the earlier attempt writes that its client has left.
@@ -24,7 +24,7 @@ is first held back for `RETRY_HOLD_S`, in which the process of the earlier attem
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Final, Literal
 
@@ -32,9 +32,9 @@ from msgspec.structs import replace
 
 from carpool.core.errors import CarpoolError, Closed, Crowded, Undecided
 from carpool.core.lifecycle import TicketState
-from carpool.core.model import Admission, Admitted, Call, CallRow, Entry, Lane, Outcome, OutcomeKind, ticket_text
+from carpool.core.model import Admission, Admitted, Call, CallRow, Lane, Outcome, OutcomeKind, ticket_text
 from carpool.engine.batch.rescue import Rescuer
-from carpool.engine.context import EngineContext, Reply
+from carpool.engine.context import HURRY_S, EngineContext, Reply
 from carpool.engine.events import CallAdmitted
 from carpool.planners.routing import Decision, pool_key
 
@@ -42,7 +42,6 @@ Gone = Literal["keep", "cancel"]
 
 GROUP = 250  # calls written at once, while the next ones are still being parsed
 NO_TICKET: Final = -1
-ADMISSION_PAUSE_S = 0.1  # admitted calls wake the planner no more often than this
 RETRY_HOLD_S = 0.1  # short: a client that times out sooner than this never gets its answer
 ASK_AGAIN_S = 0.5  # between two attempts to admit an undecided call
 
@@ -78,15 +77,16 @@ class PendingCall:
 _Arrival = tuple[Admission, PendingCall]
 
 
-class Admitter:
-    def __init__(self, context: EngineContext, rescuer: Rescuer, release: Callable[[PendingCall], None]) -> None:
+class Tickets:
+    def __init__(self, context: EngineContext, rescuer: Rescuer) -> None:
         self._context = context
         self._rescuer = rescuer
-        self._release = release
         self._arrivals: list[_Arrival] = []
         self._arriving: set[PendingCall] = set()  # not on disk yet
         self._coming: dict[str, set[int]] = {}  # credential → tickets not on disk yet, if its calls are limited
         self._leaving: dict[int, int] = {}  # fingerprint → calls whose client left, until the store knows
+        self.find = context.store.listed_call
+        self.purchases = context.store.entries  # of a call; the ledger outlives the call and its answer
 
     def admit(self, call: Call, decision: Decision, gone: Gone, *, wait_for_disk: bool = False) -> PendingCall:
         """Queues a call for the disk. With `wait_for_disk` the pending call has a future that says when it is there."""
@@ -109,6 +109,19 @@ class Admitter:
             context.background.spawn(self._write_rest(), "admit")
         elif len(self._arrivals) == GROUP:
             self._write_group()
+        return pending_call
+
+    async def board(self, call: Call, decision: Decision, gone: Gone = "keep") -> PendingCall:
+        """Puts a call on disk. `gone` says what to do with it if its client leaves; with a key it is always kept."""
+        pending_call = self.admit(call, decision, gone, wait_for_disk=True)
+        assert pending_call.persisted is not None
+        try:
+            await pending_call.persisted
+        except asyncio.CancelledError:  # it may be on disk already, but its caller does not know the ticket
+            self.leave(pending_call)
+            raise
+        finally:
+            pending_call.persisted = None  # breaks a reference cycle: an exception from it holds this frame
         return pending_call
 
     @property
@@ -137,27 +150,20 @@ class Admitter:
         self._write_group()
 
     def _write_group(self) -> None:
-        if self._arrivals:
-            group, self._arrivals = self._arrivals, []
-            self._context.gc_freezer.grew(self._waiting_count)
-            delayed, group = self._split_delayed(group, first=True)
-            if delayed:
-                self._context.background.spawn(self._admit_group(delayed, None), "admit")
-            if group:
-                writing = self._context.store.admit_all([admission for admission, _ in group])
-                self._context.background.spawn(self._admit_group(group, writing), "admit")
+        context, group, self._arrivals = self._context, self._arrivals, []
+        if not group:
+            return
+        context.gc_freezer.grew(self._waiting_count)
+        delayed, group = self._split_delayed(group, first=True)
+        if delayed:
+            context.background.spawn(self._admit_group(delayed, None), "admit")
+        if group:
+            writing = context.store.admit_all([admission for admission, _ in group])
+            context.background.spawn(self._admit_group(group, writing), "admit")
 
     # ------------------------------------------------------------ clients that leave and come back at once
 
-    def leaving(self, pending_call: PendingCall) -> bool:
-        """Its client is gone. Until the store knows that, an equal call would be bought a second time. Returns False
-        if the call was rejected, so that the store has nothing to learn."""
-        if pending_call.ticket == NO_TICKET and pending_call not in self._arriving:
-            return False
-        self._leaving[pending_call.fingerprint] = self._leaving.get(pending_call.fingerprint, 0) + 1
-        return True
-
-    def left(self, pending_call: PendingCall) -> None:
+    def _left(self, pending_call: PendingCall) -> None:
         """The store knows that the client left, or never got the call."""
         self._leaving[pending_call.fingerprint] -= 1
         if not self._leaving[pending_call.fingerprint]:
@@ -212,12 +218,10 @@ class Admitter:
         return delayed + await self._admit_each(group, writing)
 
     def _reject(self, pending_call: PendingCall, why: CarpoolError) -> None:
-        """Rejects the call, unless it was admitted already."""
-        if pending_call in self._arriving:
-            self._arriving.discard(pending_call)
-            pending_call.fail(why)
-            if pending_call.left:
-                self.left(pending_call)
+        self._arriving.discard(pending_call)
+        pending_call.fail(why)
+        if pending_call.left:
+            self._left(pending_call)
 
     async def _admit_each(
         self, group: list[_Arrival], writing: Awaitable[list[Admitted | CarpoolError]]
@@ -244,13 +248,21 @@ class Admitter:
                 self._register_waiter(admission.call, pending_call, result)
         if self._context.probe is not None:
             await asyncio.gather(*(self._context.reached("admitted") for _ in range(len(group) - len(undecided))))
-        self._context.wake_by(self._context.now() + min(self._context.policy.linger_ms / 1000, ADMISSION_PAUSE_S))
+        self._context.wake_by(self._context.now() + min(self._context.policy.linger_ms / 1000, HURRY_S))
         return undecided
 
     def _register_waiter(self, call: Call, pending_call: PendingCall, admitted: Admitted) -> None:
         """Registers the waiter of a call that is on disk, before anything else can run."""
         context = self._context
-        self._count(call, pending_call, admitted)
+        if not admitted.fresh:
+            context.stats.returned_calls += 1
+        elif admitted.lane is Lane.NOW:
+            context.stats.sync_calls += 1
+        else:
+            context.stats.batched_calls += 1
+        if context.event_hooks.heard and admitted.outcome is None:
+            text, why, whose = ticket_text(admitted.ticket), pending_call.reason, call.credential
+            context.event_hooks.tell(CallAdmitted(context.now(), text, admitted.lane, why, credential=whose))
         pending_call.ticket, pending_call.lane, pending_call.state = admitted.ticket, admitted.lane, admitted.state
         if admitted.outcome is None:
             context.waiters.put(admitted.ticket, pending_call.answer)
@@ -266,51 +278,6 @@ class Admitter:
         elif pending_call.persisted is not None and not pending_call.persisted.done():
             pending_call.persisted.set_result(None)
 
-    def _count(self, call: Call, pending_call: PendingCall, admitted: Admitted) -> None:
-        context = self._context
-        if not admitted.fresh:
-            context.stats.returned_calls += 1
-        elif admitted.lane is Lane.NOW:
-            context.stats.sync_calls += 1
-        else:
-            context.stats.batched_calls += 1
-        if context.event_hooks.heard and admitted.outcome is None:
-            text = ticket_text(admitted.ticket)
-            context.event_hooks.tell(
-                CallAdmitted(context.now(), text, admitted.lane, pending_call.reason, credential=call.credential)
-            )
-
-
-def _may_be_early(admission: Admission) -> bool:
-    """Whether another process may still await this call for a client that has left it."""
-    return admission.call.retry and admission.call.key is None and admission.lane is Lane.BATCH
-
-
-class Tickets:
-    def __init__(self, context: EngineContext, rescuer: Rescuer) -> None:
-        self._context = context
-        self._rescuer = rescuer
-        self._admitter = Admitter(context, rescuer, self._release)
-
-    # ------------------------------------------------------------ admitting a call
-
-    async def board(self, call: Call, decision: Decision, gone: Gone = "keep") -> PendingCall:
-        """Puts a call on disk. `gone` says what to do with it if its client leaves; with a key it is always kept."""
-        pending_call = self._admitter.admit(call, decision, gone, wait_for_disk=True)
-        assert pending_call.persisted is not None
-        try:
-            await pending_call.persisted
-        except asyncio.CancelledError:  # it may be on disk already, but its caller does not know the ticket
-            self.leave(pending_call)
-            raise
-        finally:
-            pending_call.persisted = None  # breaks a reference cycle: an exception from it holds this frame
-        return pending_call
-
-    def take(self, call: Call, decision: Decision, gone: Gone) -> PendingCall:
-        """Queues a call for the disk, for callers that wait for the answer only."""
-        return self._admitter.admit(call, decision, gone)
-
     # ------------------------------------------------------------ leaving a call
 
     def leave(self, pending_call: PendingCall) -> None:
@@ -319,22 +286,22 @@ class Tickets:
         if pending_call.left:
             return
         pending_call.left = True
-        # A call that is not on disk yet is released when it is.
-        if self._admitter.leaving(pending_call) and pending_call.ticket != NO_TICKET:
+        if pending_call.ticket == NO_TICKET and pending_call not in self._arriving:
+            return  # it was rejected, so the store has nothing to learn
+        self._leaving[pending_call.fingerprint] = self._leaving.get(pending_call.fingerprint, 0) + 1
+        if pending_call.ticket != NO_TICKET:  # otherwise it is released when it is on disk
             self._release(pending_call)
 
     def _release(self, pending_call: PendingCall) -> None:
         if self._context.waiters.drop(pending_call.ticket, pending_call.answer):
             self._context.background.spawn(self._stop_awaiting(pending_call), "gone")
         else:
-            self._admitter.left(pending_call)
+            self._left(pending_call)
 
     async def hold(self, pending_call: PendingCall, leaving: asyncio.Future[None], wait: float) -> Reply | None:
         """The answer, if it comes within `wait`. The client will collect it later, so the call counts as awaited."""
         try:
-            if wait > 0 and not pending_call.answer.done():
-                await asyncio.wait((pending_call.answer, leaving), timeout=wait, return_when=asyncio.FIRST_COMPLETED)
-            return pending_call.answer.result() if pending_call.answer.done() else None
+            return await _answer_within(wait, pending_call.answer, leaving)
         finally:
             self._context.waiters.drop(pending_call.ticket, pending_call.answer)
 
@@ -356,17 +323,9 @@ class Tickets:
         except Closed:  # the next start on this store finds that nobody awaits it
             return
         finally:
-            self._admitter.left(pending_call)
+            self._left(pending_call)
 
     # ------------------------------------------------------------ collecting an answer
-
-    async def find(self, ticket: int, credentials: Sequence[str] | None = None) -> CallRow | None:
-        """With `credentials`, finds only calls that belong to them."""
-        return await self._context.store.listed_call(ticket, credentials)
-
-    async def purchases(self, ticket: int, credentials: Sequence[str]) -> list[Entry]:
-        """What these credentials bought for a call. The ledger outlives the call and its answer."""
-        return await self._context.store.entries(ticket, credentials)
 
     async def collect(self, row: CallRow, leaving: asyncio.Future[None], wait: float) -> Reply | None:
         """The answer of a call, after at most `wait` seconds; None if there is none yet. The call counts as awaited."""
@@ -376,10 +335,11 @@ class Tickets:
             settled = await context.store.outcome(row.ticket, row.credential)
             if settled is not None:
                 return Reply.of(settled)
-            await self._await_again(row)
-            if wait > 0:
-                await asyncio.wait((answer, leaving), timeout=wait, return_when=asyncio.FIRST_COMPLETED)
-            return answer.result() if answer.done() else None
+            await context.store.await_ticket(row.ticket, context.name)
+            if row.lane is Lane.NOW and row.state is TicketState.SENDING:
+                await self._rescuer.resume(row.ticket, row.deadline)
+            context.wake_now()
+            return await _answer_within(wait, answer, leaving)
         finally:
             context.waiters.drop(row.ticket, answer)
 
@@ -387,13 +347,6 @@ class Tickets:
         """The client that came by ticket left without an answer: the call is unawaited again if it was before."""
         if not row.awaited and row.ticket not in self._context.waiters:
             await self._context.store.stop_awaiting(row.ticket, self._context.name)
-
-    async def _await_again(self, row: CallRow) -> None:
-        context = self._context
-        await context.store.await_ticket(row.ticket, context.name)
-        if row.lane is Lane.NOW and row.state is TicketState.SENDING:
-            await self._rescuer.resume(row.ticket, row.deadline)
-        context.wake_now()
 
     async def cancel(self, row: CallRow) -> tuple[bool, TicketState]:
         """Cancels a waiting call, or stops awaiting a sent one. Returns whether it is cancelled, and its state."""
@@ -406,6 +359,17 @@ class Tickets:
         return False, current.state
 
 
+def _may_be_early(admission: Admission) -> bool:
+    """Whether another process may still await this call for a client that has left it."""
+    return admission.call.retry and admission.call.key is None and admission.lane is Lane.BATCH
+
+
+async def _answer_within(wait: float, answer: asyncio.Future[Reply], leaving: asyncio.Future[None]) -> Reply | None:
+    if wait > 0 and not answer.done():
+        await asyncio.wait((answer, leaving), timeout=wait, return_when=asyncio.FIRST_COMPLETED)
+    return answer.result() if answer.done() else None
+
+
 # ------------------------------------------------------------ deliveries
 # Answers that clients have received are recorded in groups, because their rows are spread over the store. Until then
 # the ticket is awaited by this engine, so that nobody else can adopt it. If the connection breaks right after the last
@@ -414,13 +378,11 @@ class Tickets:
 WRITE_S = 0.1
 
 
+@dataclass(slots=True, eq=False)
 class _Delivery:
     """One delivery of an answer, with the pending call of its client, if there is one."""
 
-    __slots__ = ("pending_call",)
-
-    def __init__(self, pending_call: PendingCall | None) -> None:
-        self.pending_call = pending_call
+    pending_call: PendingCall | None
 
 
 class Deliveries:

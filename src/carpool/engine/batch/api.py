@@ -1,4 +1,5 @@
-"""The way to a provider's batch API: every request to it goes through `BatchApi`.
+"""The way to a provider's batch API: every request to it goes through `BatchApi`, and so do the moves of batches that
+its answers bring about.
 
 A request waits for its turn, is sent, and its response is learned from, whatever was requested: a create, an upload, a
 list, a retrieve, results, a cancel, the deletion of a file. Providers count all of them against the same rate limit, so
@@ -20,7 +21,8 @@ import asyncio
 from collections import defaultdict
 from collections.abc import Iterable
 
-from carpool.core.errors import CarpoolError
+from carpool.core.errors import CarpoolError, IllegalMove
+from carpool.core.lifecycle import BatchState
 from carpool.core.model import Batch, Headers, Lane, PoolKey
 from carpool.core.ports import Ask, HttpResponse, Refusal, StreamedBody
 from carpool.core.upstream import WholeResponse, clock_offset, whole
@@ -107,12 +109,51 @@ class BatchApi:
                 await context.clock.sleep(min(max(0.01, wait), LOOK_AGAIN_S))  # the quota may grow meanwhile
             self.set_quota(credential, quota.spend(context.now()))
 
+    # ------------------------------------------------------------ the rows of batches
+
+    async def moved(self, batch: Batch, target: BatchState, **changes: object) -> Batch | None:
+        """Changes the state of a batch. Returns None if another engine owns it by now, because this one was considered
+        dead meanwhile. Then the new owner decides."""
+        try:
+            return await self._context.store.move(batch.id, target, owner=self._context.name, **changes)
+        except IllegalMove:
+            if await self.is_mine(batch):
+                raise
+            return None
+
+    async def released(self, batch: Batch, target: BatchState, reason: str) -> int | None:
+        """Gives a batch up: its open calls wait for another batch. Returns how many, or None as in `moved`."""
+        release, context = self._context.store.release, self._context
+        try:
+            return await context.insist(
+                "giving a batch up",
+                lambda: release(batch.id, target, Lane.BATCH, context.now(), reason, owner=context.name),
+            )
+        except IllegalMove:
+            if await self.is_mine(batch):
+                raise
+            return None
+
+    async def is_mine(self, batch: Batch) -> bool:
+        """False if another engine took the batch over because this one was considered dead. The new owner decides."""
+        row = await self._context.store.batch(batch.id)
+        return row is None or row.owner == self._context.name
+
+    async def stopping(self, batch: Batch, note: str) -> None:
+        """Records that the provider is cancelling a batch. Canceller and poller may notice at the same time."""
+        try:
+            await self._context.store.move(batch.id, BatchState.CANCELLING, note=note)
+        except IllegalMove:
+            row = await self._context.store.batch(batch.id)
+            if row is None or row.state is BatchState.OPEN:
+                raise
+
     # ------------------------------------------------------------ learning
 
     def _learn(self, batch: Batch, status: int, headers: Headers, body: bytes) -> None:
         context, provider, credential = self._context, batch.key.provider, batch.key.credential
         dialect, now = context.upstreams[provider].dialect, context.now()
-        context.reached_provider(provider)
+        context.troubles.worked("", provider)
         offset = clock_offset(headers, now)
         if offset is not None:
             self.offsets[provider] = offset
@@ -140,7 +181,7 @@ class BatchApi:
             return Lane.BATCH
         if refusal.cannot_batch:
             model = batch.key.model if refusal.of_model else ""
-            await context.learned.refused(Lane.BATCH, account, model, refusal.message)
+            await context.learned.refused(Lane.BATCH, credential, model, refusal.message)
             return Lane.NOW
         if refusal.too_large and batch.count > 1:
             self._byte_caps[account] = max(1, batch.bytes // 2)

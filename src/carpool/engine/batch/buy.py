@@ -19,7 +19,7 @@ After a crash, the row shows how far the purchase went:
 
 The same holds for errors. A connection that was never made, a body that was cut before its end, a 4xx other than 408,
 and a 501 prove that nothing was bought. Everything else (a timeout, a cut connection, a 5xx, an unreadable response)
-leaves an unknown outcome, which is never retried here: `reconcile.py` resolves it. Until then the account submits
+leaves an unknown outcome, which is never retried here: `follow.py` resolves it. Until then the account submits
 no batch with the same number of calls, unless the provider's list shows nonces, so that few batches look like the lost
 one. Nothing below the engine retries a create.
 """
@@ -149,7 +149,7 @@ class Buyer:
                 await context.reached("uploaded")
                 await self._buy_uploaded(batch, upstream, file_id)
         except IllegalMove:
-            if await self._is_mine(batch):
+            if await self._api.is_mine(batch):
                 raise
         finally:
             self._creating.discard(batch.id)
@@ -169,11 +169,6 @@ class Buyer:
         context = self._context
         return await context.store.still_mine(batch.id, context.name, context.now() + CREATE_SILENCE_S)
 
-    async def _is_mine(self, batch: Batch) -> bool:
-        """False if another engine took the batch over because this one was considered dead. The new owner decides."""
-        row = await self._context.store.batch(batch.id)
-        return row is not None and row.owner == self._context.name
-
     # ------------------------------------------------------------ upload, which buys nothing
 
     async def _upload(self, batch: Batch, upstream: Upstream, ask: Ask) -> str | None:
@@ -184,12 +179,12 @@ class Buyer:
             body = self._body(batch, upstream)
             response = await self._api.send(batch, ask, timeout=CREATE_SILENCE_S, body=body)
             if response.ok:
-                context.worked("uploading a batch", upstream.provider, credential)
+                context.troubles.worked("uploading a batch", upstream.provider, credential)
                 return upstream.dialect.uploaded(response.body)
             refusal = upstream.dialect.refusal(response.status, response.headers, response.body)
         except (WireError, Garbled) as error:
             refusal = Refusal(0, str(error), retryable=True)
-            context.failing("uploading a batch", error, upstream.provider, credential, WAITS)
+            context.troubles.failed("uploading a batch", error, upstream.provider, credential, WAITS)
         await self.refuse(batch, refusal)
         return None
 
@@ -214,7 +209,7 @@ class Buyer:
         try:
             response = await self._api.send(batch, ask, timeout=CREATE_SILENCE_S, body=body)
         except NotConnected as error:
-            context.failing(CREATING, error, upstream.provider, key.credential, WAITS)
+            context.troubles.failed(CREATING, error, upstream.provider, key.credential, WAITS)
             await self.refuse(batch, Refusal(0, str(error), retryable=True), files)
             return True
         except WireError as error:
@@ -224,6 +219,7 @@ class Buyer:
                 await self._record_unknown(batch, str(error))
             return True
         await context.reached("created")
+        status = response.status
         if response.ok:
             try:
                 report = dialect.report(response.body)
@@ -231,13 +227,13 @@ class Buyer:
                 await self._record_unknown(batch, str(error))
             else:
                 await self._record_bought(batch, report.provider_id, report.expires_at)
-        elif _not_bought(response.status):
-            refusal = dialect.refusal(response.status, response.headers, response.body)
+        elif (status < 500 and status != 408) or status == NOT_IMPLEMENTED:  # proves that nothing was bought
+            refusal = dialect.refusal(status, response.headers, response.body)
             if refusal.unseen and again:
                 return False
             await self.refuse(batch, refusal, files)
         else:
-            await self._record_unknown(batch, f"the create was answered with {response.status}")
+            await self._record_unknown(batch, f"the create was answered with {status}")
         return True
 
     def _body(self, batch: Batch, upstream: Upstream) -> StreamedBody:
@@ -286,9 +282,8 @@ class Buyer:
             ),
         )
         context.stats.batches_submitted += 1
-        whose = context.whose(batch)
-        context.worked(CREATING, batch.key.provider, whose)
-        context.event_hooks.tell(BatchSubmitted(context.now(), batch.id, provider_id, batch.count, credential=whose))
+        context.troubles.worked(CREATING, batch.key.provider, batch.key.credential)
+        context.tell(BatchSubmitted, batch, provider_id, batch.count)
         await context.reached("bought")
 
     async def _record_unknown(self, batch: Batch, reason: str) -> None:
@@ -301,14 +296,12 @@ class Buyer:
             ),
         )
         context.stats.batches_unknown += 1
-        context.event_hooks.tell(
-            BatchUnknown(context.now(), batch.id, batch.count, reason, credential=context.whose(batch))
-        )
+        context.tell(BatchUnknown, batch, batch.count, reason)
 
     async def _refuse_unsent(self, batch: Batch) -> None:
         """Refuses a batch whose create was not sent, or not completely: the lease would end before the response, or
         the store failed. A batch that another engine took over is `unknown` by now and stays as it is."""
-        if await self._is_mine(batch):
+        if await self._api.is_mine(batch):
             await self.refuse(batch, Refusal(0, "its create could not be sent whole", retryable=True))
 
     async def refuse(self, batch: Batch, refusal: Refusal, files: Iterable[str] = ()) -> None:
@@ -322,14 +315,9 @@ class Buyer:
             lambda: context.store.release(batch.id, BatchState.REFUSED, lane, context.now(), reason),
         )
         context.stats.batches_refused += 1
-        whose, status, why = context.whose(batch), refusal.status, refusal.message
+        status, why, key = refusal.status, refusal.message, batch.key
         if status:  # without a response the caller reports the error
             then = WAITS if lane is Lane.BATCH else "Its calls go on `now`."
-            context.failing(CREATING, f"{status}: {why}", batch.key.provider, whose, then)
-        context.event_hooks.tell(BatchRefused(context.now(), batch.id, batch.count, status, why, credential=whose))
+            context.troubles.failed(CREATING, f"{status}: {why}", key.provider, key.credential, then)
+        context.tell(BatchRefused, batch, batch.count, status, why)
         await self._api.delete_files(batch, files)
-
-
-def _not_bought(status: int) -> bool:
-    """Whether this error status of a create proves that nothing was bought."""
-    return (status < 500 and status != 408) or status == NOT_IMPLEMENTED

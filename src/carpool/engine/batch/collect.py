@@ -8,8 +8,6 @@ from collections.abc import AsyncGenerator, Iterable, Sequence
 from contextlib import aclosing
 from operator import itemgetter
 
-from msgspec.structs import replace
-
 from carpool.core.bounded import backoff
 from carpool.core.errors import BadCall, CallLost, CarpoolError, Garbled, ResultsGone
 from carpool.core.lifecycle import BatchState, TicketState
@@ -24,7 +22,7 @@ from carpool.core.model import (
     TicketView,
     ticket_number,
 )
-from carpool.core.ports import BatchReport, HttpResponse, ResultLine
+from carpool.core.ports import BatchReport, ResultLine
 from carpool.core.upstream import Upstream, WholeResponse, whole
 from carpool.engine.batch.api import BatchApi
 from carpool.engine.context import LATE, PRESSED, EngineContext
@@ -67,7 +65,8 @@ class Collector:
             return
         if batch.key.credential in context.keyring:
             self._collecting.add(batch.id)
-            wait = backoff(self._failures[batch.id] + 1, RETRY_S, RETRY_MAX_S)
+            failures = self._failures[batch.id]
+            wait = backoff(failures + 1, RETRY_S, RETRY_MAX_S) if failures else RETRY_S
             self._retry_at[batch.id] = context.now() + wait  # whatever goes wrong, no immediate retry
             context.background.spawn(self._collect(batch, report), f"collect {batch.id}")
 
@@ -89,12 +88,13 @@ class Collector:
             row = current
             places, files = await self._places(batch, upstream, report)
             tally = await self._stream(batch, upstream, places)
-            tally["missing"] = await self._settle_missing(batch)
+            missing = await self.settle_unmentioned(batch, "the provider's results do not mention it")
+            tally["missing"] = missing.total()
             after: int | None = -1
             while after is not None:  # removes bodies in the order of the tickets, which is that of the disk
                 after = await context.store.tidy(batch.id, after, TIDY)
             doing = "writing down a collected batch"
-            if await context.insist(doing, lambda: context.moved(batch, BatchState.COLLECTED)) is not None:
+            if await context.insist(doing, lambda: self._api.moved(batch, BatchState.COLLECTED)) is not None:
                 await context.reached("collected")
                 self._finished(batch, tally)
                 await self._api.delete_files(batch, files)
@@ -105,7 +105,7 @@ class Collector:
                 await self.lose(row, BatchState.ABANDONED, "the provider no longer has its results")
                 self._forget(batch)
         else:
-            context.worked(f"collecting batch {batch.id}", upstream.provider, context.whose(batch))
+            context.troubles.worked(f"collecting batch {batch.id}", upstream.provider, context.whose(batch))
             self._forget(batch)
         finally:
             self._collecting.discard(batch.id)
@@ -152,7 +152,7 @@ class Collector:
     ) -> AsyncGenerator[list[ResultLine], None]:
         chunk: list[ResultLine] = []
         size = 0
-        async with aclosing(self._pieces(batch, upstream, places)) as pieces:
+        async with aclosing(self.lines(batch, upstream, places)) as pieces:
             async for lines in pieces:
                 for raw in lines:
                     try:
@@ -166,53 +166,30 @@ class Collector:
         if chunk:
             yield chunk
 
-    async def result_lines(
-        self, batch: Batch, upstream: Upstream, places: Sequence[str]
-    ) -> AsyncGenerator[bytes, None]:
-        """Yields the result lines of a batch one by one, as they arrive."""
-        async with aclosing(self._pieces(batch, upstream, places)) as pieces:
-            async for lines in pieces:
-                for line in lines:
-                    yield line
-
-    async def _pieces(
-        self, batch: Batch, upstream: Upstream, places: Sequence[str]
-    ) -> AsyncGenerator[list[bytes], None]:
-        """Yields complete lines, as many as arrived at a time. Memory does not grow with the batch."""
-        read = self._pages if upstream.dialect.pages_results else self._file
+    async def lines(self, batch: Batch, upstream: Upstream, places: Sequence[str]) -> AsyncGenerator[list[bytes], None]:
+        """Yields complete result lines, as many as arrived at a time. Memory does not grow with the batch."""
+        dialect = upstream.dialect
         for place in places:
-            async with aclosing(read(batch, upstream, place)) as pieces:
-                async for lines in pieces:
+            page: str | None = place
+            while page is not None:
+                ask = dialect.results(batch.key.headers, page)
+                response = await self._api.open(batch, ask, timeout=RESULTS_SILENCE_S)
+                if isinstance(response, WholeResponse):
+                    error = ResultsGone if response.status in GONE else Garbled
+                    raise error(f"The provider answered {response.status} instead of a batch's results.")
+                if dialect.pages_results:
+                    lines, page = dialect.result_page(page, (await whole(response)).body)
                     yield lines
-
-    async def _pages(self, batch: Batch, upstream: Upstream, place: str) -> AsyncGenerator[list[bytes], None]:
-        """Reads results that come in pages."""
-        next_page: str | None = place
-        while next_page is not None:
-            response = await whole(await self._open(batch, upstream, next_page))
-            lines, next_page = upstream.dialect.result_page(next_page, response.body)
-            yield lines
-
-    async def _file(self, batch: Batch, upstream: Upstream, place: str) -> AsyncGenerator[list[bytes], None]:
-        response = await self._open(batch, upstream, place)
-        try:
-            rest = b""
-            async for piece in response.chunks():
-                *lines, rest = (rest + piece).split(b"\n")
-                yield [line for line in lines if line and not line.isspace()]
-            if rest.strip():
-                yield [rest]
-        finally:
-            await response.aclose()
-
-    async def _open(self, batch: Batch, upstream: Upstream, place: str) -> HttpResponse:
-        """Requests the results at `place`."""
-        ask = upstream.dialect.results(batch.key.headers, place)
-        response = await self._api.open(batch, ask, timeout=RESULTS_SILENCE_S)
-        if isinstance(response, WholeResponse):
-            error = ResultsGone if response.status in GONE else Garbled
-            raise error(f"The provider answered {response.status} instead of a batch's results.")
-        return response
+                    continue
+                page, rest = None, b""
+                try:
+                    async for piece in response.chunks():
+                        *lines, rest = (rest + piece).split(b"\n")
+                        yield [line for line in lines if line and not line.isspace()]
+                    if rest.strip():
+                        yield [rest]
+                finally:
+                    await response.aclose()
 
     async def _settle(self, batch: Batch, upstream: Upstream, chunk: Sequence[ResultLine], tally: Counter[str]) -> None:
         context = self._context
@@ -278,25 +255,27 @@ class Collector:
         bought = ticket, batch.id, now, Lane.BATCH, kind, key.provider, self._context.whose(batch), model
         return Entry(*bought, usage, paid, would_have_paid, reason)
 
-    async def _settle_missing(self, batch: Batch) -> int:
-        """Handles calls that the results do not mention. Whether they were billed is unknown. Returns how many."""
-        count = 0
-        reason = "the provider's results do not mention it"
-        async for tickets in self._unmentioned(batch):
-            views = {view.ticket: view for view in await self._context.store.views(tickets)}
-            settlements = [self._unknown_settlement(batch, ticket, reason, views.get(ticket)) for ticket in tickets]
-            await self._context.settle(settlements)
-            count += len(tickets)
-        return count
-
-    async def _unmentioned(self, batch: Batch) -> AsyncGenerator[list[int], None]:
+    async def settle_unmentioned(
+        self, batch: Batch, reason: str, *, doubted: bool = False, staying: bool = False
+    ) -> Counter[Lane | None]:
+        """Enters each call of which no result line was read in the ledger, as a purchase of unknown price. An open call
+        is bought again, or settled as lost; nothing happens to it if the batch is only `doubted`. With `staying`, calls
+        that wait for another batch stay in this one until it is released: it may come back. Returns how many calls were
+        requeued on which lane."""
+        requeued: Counter[Lane | None] = Counter()
         after = -1
         while tickets := await self._context.store.unmentioned(batch.id, after, CHUNK):
             after = tickets[-1]
-            yield tickets
+            rows = [] if doubted else await self._context.store.views(tickets)
+            views = {view.ticket: view for view in rows}
+            settlements = [self._unknown_settlement(batch, t, reason, views.get(t), staying) for t in tickets]
+            await self._context.settle(settlements)
+            requeued.update(settlement.requeue for settlement in settlements)
+        return requeued
 
-    def _unknown_settlement(self, batch: Batch, ticket: int, reason: str, view: TicketView | None) -> Settlement:
-        """Enters a purchase of unknown price. An open call is bought again, or settled as lost."""
+    def _unknown_settlement(
+        self, batch: Batch, ticket: int, reason: str, view: TicketView | None, staying: bool
+    ) -> Settlement:
         entry = Entry(
             ticket=ticket,
             purchase=batch.id,
@@ -312,7 +291,9 @@ class Collector:
             return Settlement(ticket, entry=entry)
         lane = self._retry_lane(view)
         if lane is not None:
-            return Settlement(ticket, entry=entry, requeue=lane, reason=reason)
+            return Settlement(
+                ticket, entry=entry, requeue=None if staying and lane is Lane.BATCH else lane, reason=reason
+            )
         body = self._context.upstreams[batch.key.provider].dialect.error(
             CallLost.status, CallLost.code, f"This call was bought, but its answer is lost: {reason}."
         )
@@ -320,34 +301,19 @@ class Collector:
         outcome = Outcome(OutcomeKind.LOST, CallLost.status, body, now, Lane.BATCH, reason, batch=name)
         return Settlement(ticket, outcome, entry)
 
-    async def doubt(self, batch: Batch, reason: str) -> None:
-        """Enters each call of a batch with unknown outcome in the ledger as a purchase of unknown price."""
-        async for tickets in self._unmentioned(batch):
-            await self._context.settle([self._unknown_settlement(batch, ticket, reason, None) for ticket in tickets])
-
     async def lose(self, batch: Batch, target: BatchState, reason: str) -> None:
         """The provider has no such batch, or no results. Its open calls are bought again as their time allows, and its
         purchases stand in the ledger with unknown price."""
         context, why = self._context, f"its batch was lost: {reason}"
-        count = 0
-        async for tickets in self._unmentioned(batch):
-            views = {view.ticket: view for view in await context.store.views(tickets)}
-            settlements = [self._unknown_settlement(batch, ticket, why, views.get(ticket)) for ticket in tickets]
-            # Calls that wait for another batch stay in this one until it is released: it may come back.
-            staying = [
-                replace(settlement, requeue=None) if settlement.requeue is Lane.BATCH else settlement
-                for settlement in settlements
-            ]
-            await context.settle(staying)
-            count += sum(settlement.requeue is not None for settlement in staying)
-        released = await context.released(batch, target, why)
+        requeued = await self.settle_unmentioned(batch, why, staying=True)
+        released = await self._api.released(batch, target, why)
         if released is None:
             return
         self._api.freed(batch)
         context.stats.batches_lost += 1
         context.stats.requeued_calls += released
-        whose, name, count = context.whose(batch), batch.provider_id or "", count + released
-        context.event_hooks.tell(BatchLost(context.now(), batch.id, name, reason, count, credential=whose))
+        count = requeued.total() - requeued[None] + released
+        context.tell(BatchLost, batch, batch.provider_id or "", reason, count)
         context.wake_now()
         at = context.now()
         await context.insist("noting a lost batch", lambda: context.store.annotate(batch.id, note=reason, ended_at=at))
@@ -355,7 +321,7 @@ class Collector:
     async def readable(self, batch: Batch, upstream: Upstream, places: Sequence[str]) -> bool:
         """Whether the provider has results to collect."""
         try:
-            async with aclosing(self.result_lines(batch, upstream, places)) as lines:
+            async with aclosing(self.lines(batch, upstream, places)) as lines:
                 await anext(lines, None)
         except ResultsGone:
             return False
@@ -366,11 +332,9 @@ class Collector:
         context.stats.batches_collected += 1
         context.stats.stray_lines += tally["stray"] + tally["garbled"]
         context.stats.missing_lines += tally["missing"]
-        results, whose = {k: v for k, v in tally.items() if v}, context.whose(batch)
-        context.event_hooks.tell(
-            BatchCollected(context.now(), batch.id, batch.provider_id or "", results, credential=whose)
-        )
+        context.tell(BatchCollected, batch, batch.provider_id or "", {k: v for k, v in tally.items() if v})
         limit = context.policy.alert_on_batch_failure_rate
         rate = 1 - tally["succeeded"] / max(1, batch.count)
         if limit is not None and rate > limit:
-            context.event_hooks.tell(FailureRateHigh(context.now(), rate, limit, batch.count, credential=whose))
+            high = FailureRateHigh(context.now(), rate, limit, batch.count, credential=context.whose(batch))
+            context.event_hooks.tell(high)

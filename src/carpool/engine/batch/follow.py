@@ -24,9 +24,10 @@ from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import replace
+from functools import lru_cache, partial
 
 from carpool.core.bounded import backoff
 from carpool.core.errors import CarpoolError, Garbled
@@ -70,11 +71,12 @@ class Reconciler:
                 await self._apply(upstream, row, listed, asked)
 
     async def _apply(self, upstream: Upstream, batch: Batch, listed: Sequence[BatchReport], asked: float) -> None:
-        context = self._context
+        context, sharing = self._context, self._context.keyring.sharing(batch.key.credential)
         plan = reconcile(
             batch,
             listed,
-            await self._known_ids(batch),
+            # Credentials that share a secret see each other's batches.
+            {name for credential in sharing for name in await context.store.known_provider_ids(credential)},
             await context.store.suspects(batch.id),
             asked,
             self._api.offsets.get(upstream.provider, batch.clock_offset),
@@ -95,51 +97,42 @@ class Reconciler:
         if plan.give_up:
             await self._give_up(batch)
 
-    async def _known_ids(self, batch: Batch) -> set[str]:
-        """Ids of all known batches of the account: credentials that share a secret see each other's batches."""
-        known: set[str] = set()
-        for credential in self._context.keyring.sharing(batch.key.credential):
-            known |= await self._context.store.known_provider_ids(credential)
-        return known
-
     async def _is_ours(self, upstream: Upstream, batch: Batch, provider_id: str) -> bool:
         """Whether a result line carries our nonce. Nothing else of another user's batch is read or kept."""
         lines_read, places = 0, upstream.dialect.results_at(provider_id) or ()
-        async with aclosing(self._collector.result_lines(batch, upstream, places)) as lines:
-            async for raw in lines:
-                try:
-                    if upstream.dialect.result_line(raw).custom_id.startswith(f"{batch.nonce}-"):
-                        return True
-                except Garbled:
-                    continue
-                lines_read += 1
-                if lines_read >= LINES_TO_READ:
-                    break
+        async with aclosing(self._collector.lines(batch, upstream, places)) as pieces:
+            async for lines in pieces:
+                for raw in lines:
+                    try:
+                        if upstream.dialect.result_line(raw).custom_id.startswith(f"{batch.nonce}-"):
+                            return True
+                    except Garbled:
+                        continue
+                    lines_read += 1
+                    if lines_read >= LINES_TO_READ:
+                        return False
         return False
 
     async def _adopt(self, batch: Batch, provider_id: str) -> None:
         context = self._context
-        if await context.moved(batch, BatchState.OPEN, provider_id=provider_id, resolved_at=context.now()) is None:
+        if await self._api.moved(batch, BatchState.OPEN, provider_id=provider_id, resolved_at=context.now()) is None:
             return
         context.stats.batches_submitted += 1
-        whose = batch.key.credential
-        context.event_hooks.tell(BatchSubmitted(context.now(), batch.id, provider_id, batch.count, credential=whose))
+        context.tell(BatchSubmitted, batch, provider_id, batch.count)
         context.wake_now()
 
     async def _give_up(self, batch: Batch) -> None:
         context = self._context
         if batch.state is BatchState.ABANDONED:
-            await context.moved(batch, BatchState.VOID)
+            await self._api.moved(batch, BatchState.VOID)
             return
         reason = "its create went unanswered, and no batch at the provider fits it"
-        await self._collector.doubt(batch, reason)
-        count = await context.released(batch, BatchState.ABANDONED, reason)
+        await self._collector.settle_unmentioned(batch, reason, doubted=True)
+        count = await self._api.released(batch, BatchState.ABANDONED, reason)
         if count is None:
             return
         context.stats.batches_abandoned += 1
-        context.event_hooks.tell(
-            BatchAbandoned(context.now(), batch.id, count, reason, credential=context.whose(batch))
-        )
+        context.tell(BatchAbandoned, batch, count, reason)
         context.wake_now()
 
 
@@ -165,42 +158,36 @@ class Follower:
         self._not_due_until: dict[int, float] = {}  # denied batch → when to request it again
         self._alerted: set[int] = set()
         self._hinted: set[int] = set()  # batches of any engine that were reported as ended since the last step
-        self._unsubscribe: Callable[[], None] | None = None
         self._reported_ended: set[str] = set()  # accounts with a batch that was reported as ended
+        self._seconds_until_end = lru_cache(256)(partial(context.forecast.batch_quantile, 0.5))  # of half the batches
 
     async def step(self, now: float) -> float | None:
         """Starts the polls that are due, and the collection of ended batches. Returns when to plan again."""
-        if self._hinted:
-            self._apply_hints()
+        hinted, self._hinted = self._hinted, set()
         by_account: dict[str, list[Batch]] = defaultdict(list)
         for batch in self._context.batches:
+            account = self._context.keyring.account(batch.key.credential)
+            if batch.id in hinted and batch.state is BatchState.ENDED:
+                self._collector.hurry(batch)
+            elif batch.id in hinted:
+                self._not_due_until.pop(batch.id, None)
+                self._reported_ended.add(account)
             if batch.state is BatchState.ENDED:
                 self._collector.start(batch)
             elif batch.state is not BatchState.SUBMITTING:
-                by_account[self._context.keyring.account(batch.key.credential)].append(batch)
+                by_account[account].append(batch)
             self._alert(batch, now)
         wakes = [self._poll_if_due(account, batches, now) for account, batches in by_account.items()]
         wakes.append(self._collector.wake(now))
         return min((wake for wake in wakes if wake is not None), default=None)
 
-    def start(self) -> None:
-        """Subscribes to webhooks that reach other engines."""
-        self._unsubscribe = self._context.store.on_batch_hint(self._on_hint)
-
-    def stop(self) -> None:
-        if self._unsubscribe is not None:
-            self._unsubscribe()
-
     def look_soon(self, provider: str, provider_id: str) -> None:
         """Polls a batch at once, because it is reported as ended or its answers are urgent. If another engine owns it,
         the store passes the hint on."""
-        mine = [
-            batch.id
-            for batch in self._context.batches
-            if (batch.key.provider, batch.provider_id) == (provider, provider_id)
-        ]
+        named = provider, provider_id
+        mine = [batch.id for batch in self._context.batches if (batch.key.provider, batch.provider_id) == named]
         if mine:
-            self._on_hint(mine)
+            self.on_hint(mine)
         else:
             self._context.background.spawn(self._pass_on(provider, provider_id), "hint_batch")
 
@@ -210,20 +197,11 @@ class Follower:
         except CarpoolError as error:  # only a hint: the next poll will notice
             self._context.trouble("passing on a webhook", error)
 
-    def _on_hint(self, numbers: Sequence[int]) -> None:
+    def on_hint(self, numbers: Sequence[int]) -> None:
+        """Batches of any engine were reported as ended, to this engine or another."""
         if self._context.led or self._context.batches:  # an engine that leads nothing polls nothing
             self._hinted.update(numbers)
             self._context.wake_now()
-
-    def _apply_hints(self) -> None:
-        """Finds the accounts of the batches that were reported as ended. Batches of other engines are ignored."""
-        hinted, self._hinted = self._hinted, set()
-        for batch in self._context.batches:
-            if batch.id in hinted and batch.state is BatchState.ENDED:
-                self._collector.hurry(batch)
-            elif batch.id in hinted:
-                self._not_due_until.pop(batch.id, None)
-                self._reported_ended.add(self._context.keyring.account(batch.key.credential))
 
     def _poll_if_due(self, account: str, batches: list[Batch], now: float) -> float | None:
         batches = [batch for batch in batches if batch.key.credential in self._context.keyring]
@@ -247,7 +225,7 @@ class Follower:
         poll_times = []
         for batch in filter(_ours, batches):
             bought_at = batch.resolved_at or batch.intended_at
-            expected = self._context.forecast.expected_end(bought_at, batch.key.model, batch.key.size_class)
+            expected = bought_at + self._seconds_until_end(batch.key.model, batch.key.size_class)
             poll_times.append((bought_at, bought_at if last is None else last, expected))
         pace = self._context.policy.poll_interval_s
         if pace is None:
@@ -277,7 +255,7 @@ class Follower:
         else:
             complete = all(processed)
             if complete:  # otherwise the provider may be unreachable: a single batch is not listed
-                context.worked("polling", upstream.provider, batches[0].key.credential)
+                context.troubles.worked("polling", upstream.provider, batches[0].key.credential)
         finally:
             if complete:
                 self._polled_at[account] = context.now()
@@ -325,7 +303,7 @@ class Follower:
         except CarpoolError as error:
             self._context.trouble(f"looking at batch {batch.id}", error, upstream.provider, batch.key.credential)
             return False
-        self._context.worked(f"looking at batch {batch.id}", upstream.provider, batch.key.credential)
+        self._context.troubles.worked(f"looking at batch {batch.id}", upstream.provider, batch.key.credential)
         return True
 
     async def _report(self, batch: Batch, upstream: Upstream, reports: Mapping[str, BatchReport]) -> BatchReport | None:
@@ -350,10 +328,10 @@ class Follower:
             return  # the caller saw an older state
         if is_back:
             self._not_due_until.pop(batch.id, None)
-            await context.moved(batch, BatchState.OPEN)
+            await self._api.moved(batch, BatchState.OPEN)
         elif context.now() - since >= WATCH or (report is not None and report.results is None):
             self._not_due_until.pop(batch.id, None)
-            await context.moved(batch, BatchState.LOST)
+            await self._api.moved(batch, BatchState.LOST)
 
     def _due_at(self, batch: Batch) -> float:
         return self._not_due_until.get(batch.id, 0.0) if _denied(batch) else 0.0
@@ -385,7 +363,7 @@ class Follower:
         elif self._results_withheld(batch, report):
             await self._end_batch(batch, replace(report, ended=True, results=()))
         elif report.cancelling and batch.state is BatchState.OPEN:
-            await context.stopping(batch, batch.note or "cancelled by somebody at the provider")
+            await self._api.stopping(batch, batch.note or "cancelled by somebody at the provider")
 
     def _results_withheld(self, batch: Batch, report: BatchReport) -> bool:
         """Whether an ended batch has announced results for so long, without a location, that none will come."""
@@ -393,13 +371,13 @@ class Follower:
         return report.ended_at is not None and provider_now - report.ended_at >= NEVER_NAMED_S
 
     async def _end_batch(self, batch: Batch, report: BatchReport) -> None:
-        context, whose = self._context, self._context.whose(batch)
+        context = self._context
         took = context.now() - (batch.resolved_at or batch.intended_at)
-        ended = await context.moved(batch, BatchState.ENDED, ended_at=context.now())
+        ended = await self._api.moved(batch, BatchState.ENDED, ended_at=context.now())
         if ended is None:
             return
         self._api.freed(batch)
-        context.event_hooks.tell(BatchEnded(context.now(), batch.id, report.provider_id, took, credential=whose))
+        context.tell(BatchEnded, batch, report.provider_id, took)
         await context.reached("ended")
         self._collector.start(ended, report)
 
@@ -411,8 +389,7 @@ class Follower:
         drops_at = batch.intended_at + retention
         if now >= drops_at - min(ALERT_BEFORE_S, retention / 4):
             self._alerted.add(batch.id)
-            whose = self._context.whose(batch)
-            self._context.event_hooks.tell(RetentionNear(now, batch.id, batch.provider_id, drops_at, credential=whose))
+            self._context.tell(RetentionNear, batch, batch.provider_id, drops_at)
 
 
 def _ours(batch: Batch) -> bool:

@@ -148,8 +148,7 @@ class Rescuer:
         resend = set(plan.resend)
         if (resend or plan.cancel) and batch.id not in self._late:
             self._late.add(batch.id)
-            whose, name = batch.key.credential, batch.provider_id or ""
-            context.event_hooks.tell(BatchLate(now, batch.id, name, batch.count, credential=whose))
+            context.tell(BatchLate, batch, batch.provider_id or "", batch.count)
         self._send([call for call in mine if call.ticket in resend], batch)
         if plan.cancel and (again := self._cancel_after.get(batch.id, 0.0)) > now:
             return again if plan.wake is None else min(again, plan.wake)
@@ -175,43 +174,51 @@ class Rescuer:
 
     def send_kept(self, call: Call, reason: str, ticket: int) -> None:
         """Sends a call on `now` whose ticket is on disk because it has a key."""
-        if ticket not in self._under_way:
-            self._under_way.add(ticket)
-            request = replace(SendRequest.of(call, reason, kept=True), ticket=ticket)
-            self._context.background.spawn(self._send_kept(request), f"send {ticket_text(ticket)}")
+        self._start(SendRequest(replace(call, ticket=ticket), reason, kept=True))
 
     async def resume(self, ticket: int, deadline: float | None) -> None:
         """Sends a kept call on `now` again whose sender may have died. No effect while another engine sends it."""
         parcel = None if ticket in self._under_way else await self._context.store.parcel(ticket)
-        if parcel is None or ticket in self._under_way:
-            return
-        self._under_way.add(ticket)
-        request = _request_of(parcel, deadline, EntryKind.PURCHASE, parcel.reason)
-        self._context.background.spawn(self._send_kept(request), f"send {ticket_text(ticket)}")
+        if parcel is not None:
+            self._start(_request_of(parcel, deadline, EntryKind.PURCHASE, parcel.reason))
+
+    def _start(self, request: SendRequest) -> None:
+        if request.call.ticket not in self._under_way:
+            self._under_way.add(request.call.ticket)
+            self._context.background.spawn(self._send_kept(request), f"send {ticket_text(request.call.ticket)}")
 
     async def _send_kept(self, request: SendRequest) -> None:
         """Another engine may be sending the call. If that engine is dead, its pulse runs out, and this one sends."""
         context = self._context
         try:
-            while await self._sender.resend(request) is Sent.TAKEN and request.ticket in context.waiters:
-                for settled in await context.store.outcomes([request.ticket]):
+            while await self._sender.resend(request) is Sent.TAKEN and request.call.ticket in context.waiters:
+                for settled in await context.store.outcomes([request.call.ticket]):
                     context.waiters.resolve(Reply.of(settled))
                 await context.clock.sleep(TAKEN_S)
         finally:
-            self._under_way.discard(request.ticket)
+            self._under_way.discard(request.call.ticket)
 
     async def _rescue(self, call: Due, batch: Batch | None) -> None:
         context = self._context
         try:
-            if await self._too_late(call):
+            late = call.deadline is not None and context.now() >= call.deadline
+            if late and await context.store.attempts(call.ticket) > 0:  # neither a rescue nor the batch has answered
+                await self._sender.miss(call.ticket)
                 return
-            request = await self._send_request(call, batch)
-            sent = Sent.TAKEN if request is None else await self._sender.resend(request)
-            if request is not None and sent is not Sent.TAKEN:
+            parcel = await context.store.parcel(call.ticket)
+            if parcel is None:
+                return
+            bought_before = batch is not None or parcel.requeues > 0  # perhaps: a batch may have bought it, or will
+            kind = EntryKind.RESCUE if bought_before else EntryKind.PURCHASE
+            reason = LATE if batch is not None else "no batch could take it in time"
+            if call.lane is Lane.NOW and parcel.reason:
+                reason = parcel.reason
+            sent = await self._sender.resend(_request_of(parcel, call.deadline, kind, reason))
+            if sent is not Sent.TAKEN:
                 context.stats.rescued_calls += sent is Sent.SETTLED
-                number, whose = batch.id if batch else None, context.keyring.credential(request.payer)
+                number, whose = batch.id if batch else None, context.keyring.credential(parcel.key.credential)
                 context.event_hooks.tell(
-                    CallRescued(context.now(), ticket_text(call.ticket), number, request.reason, credential=whose)
+                    CallRescued(context.now(), ticket_text(call.ticket), number, reason, credential=whose)
                 )
             if sent is Sent.LEFT and batch is not None:
                 self._rely_on(batch, call)
@@ -228,24 +235,6 @@ class Rescuer:
             at, until = self._relied_on.get(name, (self._context.now(), 0.0))
             self._relied_on[name] = at, max(until, call.deadline)
 
-    async def _too_late(self, call: Due) -> bool:
-        """Ends the wait at the deadline, if a rescue was tried and neither it nor the batch has answered."""
-        context = self._context
-        if call.deadline is None or context.now() < call.deadline or await context.store.attempts(call.ticket) == 0:
-            return False
-        await self._sender.miss(call.ticket)
-        return True
-
-    async def _send_request(self, call: Due, batch: Batch | None) -> SendRequest | None:
-        parcel = await self._context.store.parcel(call.ticket)
-        if parcel is None:
-            return None
-        bought_before = batch is not None or parcel.requeues > 0  # perhaps: a batch may have bought it, or still will
-        reason = LATE if batch is not None else "no batch could take it in time"
-        kind = EntryKind.RESCUE if bought_before else EntryKind.PURCHASE
-        why = parcel.reason if call.lane is Lane.NOW and parcel.reason else reason
-        return _request_of(parcel, call.deadline, kind, why)
-
     async def _cancel(self, batch: Batch) -> None:
         """Cancels a batch, so that what has not run is not billed. Only a batch whose id is surely ours."""
         context = self._context
@@ -257,7 +246,7 @@ class Rescuer:
             response = await self._api.request(batch, upstream.dialect.cancel(batch.key.headers, batch.provider_id))
             self._cancel_after[batch.id] = context.now() + CANCEL_AGAIN_S
             if response.ok:
-                await context.stopping(batch, PRESSED)
+                await self._api.stopping(batch, PRESSED)
         except CarpoolError as error:
             self._cancel_after[batch.id] = context.now() + CANCEL_AGAIN_S
             context.trouble("cancelling a batch", error, upstream.provider, credential)
@@ -267,16 +256,6 @@ class Rescuer:
 
 
 def _request_of(parcel: Parcel, deadline: float | None, kind: EntryKind, reason: str) -> SendRequest:
-    return SendRequest(
-        ticket=parcel.ticket,
-        provider=parcel.key.provider,
-        endpoint=parcel.key.endpoint,
-        payer=parcel.key.credential,
-        headers=parcel.key.headers,
-        body=parcel.body,
-        model=parcel.model,
-        deadline=deadline,
-        kind=kind,
-        reason=reason,
-        kept=True,
-    )
+    key, at = parcel.key, 0.0
+    bought = key.provider, key.dialect, key.endpoint, parcel.body, key.headers, key.credential, parcel.model
+    return SendRequest(Call(parcel.ticket, *bought, at, deadline), reason, kind, kept=True)

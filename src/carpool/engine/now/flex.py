@@ -11,8 +11,8 @@ from carpool.core.errors import NotConnected, TimedOut
 from carpool.core.model import Call, Entry, EntryKind, Lane, Value
 from carpool.core.ports import Ask, HttpResponse
 from carpool.core.upstream import WholeResponse, whole
-from carpool.engine.context import EngineContext, Reply
-from carpool.engine.now.relay import Passage, Read
+from carpool.engine.context import EngineContext
+from carpool.engine.now.relay import Read
 from carpool.engine.now.send import Sender, SendRequest
 from carpool.planners import ledger
 from carpool.planners.routing import flex_until
@@ -27,37 +27,23 @@ class FlexRefused(Value, frozen=True, gc=False):
     kind: EntryKind = EntryKind.PURCHASE
     tried: int = 1
 
-    def onward(self, request: SendRequest) -> SendRequest:
-        return replace(request, kind=self.kind, tried=self.tried)
-
 
 class FlexSender:
     def __init__(self, context: EngineContext, sender: Sender) -> None:
         self._context = context
         self._sender = sender
 
-    async def direct(self, call: Call, reason: str) -> Reply | FlexRefused:
-        """Buys one call and returns its whole response."""
-        request = self._send_request(call, reason, None)
-        tried = await self._try(request, call)
-        return tried if isinstance(tried, FlexRefused) else await self._sender.bring(request, *tried)
-
-    async def forward(self, call: Call, reason: str, as_is: Ask | None = None) -> Passage | FlexRefused:
-        """Buys one call and streams its response. Closing the passage aborts the request."""
-        request = self._send_request(call, reason, as_is)
-        tried = await self._try(request, call)
-        return tried if isinstance(tried, FlexRefused) else self._sender.passing(request, *tried)
-
-    def _send_request(self, call: Call, reason: str, as_is: Ask | None) -> SendRequest:
+    async def respond(
+        self, call: Call, reason: str, as_is: Ask | None = None
+    ) -> tuple[SendRequest, HttpResponse, Entry] | FlexRefused:
+        """Sends one call, once. Returns what was sent, the response, and the ledger entry of the attempt."""
         flexed = self._context.upstreams[call.provider].dialect.flexed
-        if as_is is not None:
-            as_is = replace(as_is, body=flexed(as_is.body))
-        request = SendRequest.of(call, reason, as_is=as_is)
-        return replace(request, lane=Lane.FLEX, body=flexed(call.body) if as_is is None else b"")
-
-    async def _try(self, request: SendRequest, call: Call) -> tuple[HttpResponse, Entry] | FlexRefused:
+        if as_is is None:
+            request = SendRequest(replace(call, body=flexed(call.body)), reason, lane=Lane.FLEX)
+        else:
+            request = SendRequest(call, reason, as_is=replace(as_is, body=flexed(as_is.body)), lane=Lane.FLEX)
         # A separate gate: that flex has no room says nothing about `now`.
-        slot = self._sender.gates.enter(request.provider, request.payer, f"{call.model} (flex)", len(call.body))
+        slot = self._sender.gates.enter(call.provider, request.payer, f"{call.model} (flex)", len(call.body))
         if slot is None:
             return self._refused(FlexRefused(tried=0))
         entry = self._sender.attempt(request, 1)
@@ -74,9 +60,12 @@ class FlexSender:
             slot.failed(error)
             raise
         slot.answered(response)
-        if response.status not in _AMBIGUOUS:
-            return response, entry
-        return await self._check_refusal(call, await whole(response), entry)
+        if response.status in _AMBIGUOUS:
+            whole_response = await whole(response)
+            if await self._refuses_flex(call, whole_response):
+                return await self._record_free(entry)
+            response = Read(whole_response)  # the call itself is refused, as it would be on any lane
+        return request, response, entry
 
     async def _in_time(self, request: SendRequest, until: float | None) -> HttpResponse:
         try:
@@ -85,17 +74,13 @@ class FlexSender:
         except TimeoutError as error:
             raise TimedOut("Flex took longer than this call can wait for it.") from error
 
-    async def _check_refusal(
-        self, call: Call, response: WholeResponse, entry: Entry
-    ) -> tuple[HttpResponse, Entry] | FlexRefused:
+    async def _refuses_flex(self, call: Call, response: WholeResponse) -> bool:
+        """Whether the lane is refused, not the call."""
         dialect = self._context.upstreams[call.provider].dialect
         refusal = dialect.refusal(response.status, response.headers, response.body)
         if refusal.of_tier:
-            account = self._context.keyring.account(call.credential)
-            await self._context.learned.refused(Lane.FLEX, account, call.model, refusal.message)
-        elif response.status not in _NO_ROOM or not refusal.retryable:
-            return Read(response), entry  # the call itself is refused, as it would be on any lane
-        return await self._record_free(entry)
+            await self._context.learned.refused(Lane.FLEX, call.credential, call.model, refusal.message)
+        return refusal.of_tier or (response.status in _NO_ROOM and refusal.retryable)
 
     async def _record_free(self, entry: Entry) -> FlexRefused:
         await self._context.store.record(ledger.free(entry, "flex had no room"))

@@ -9,7 +9,8 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, field
 
 from carpool.core.errors import Closed, NotConnected, Severed, TooBusy, Unwell
 from carpool.core.ports import Dialect, HttpResponse
@@ -42,18 +43,16 @@ class Hurdle:
     breaker_open: bool
 
 
+@dataclass(slots=True, eq=False)
 class Account:
     """What the calls of one account share, whatever their model."""
 
-    __slots__ = ("breaker", "dialect", "gates", "name", "provider", "retries")
-
-    def __init__(self, name: str, provider: str, dialect: Dialect, now: float) -> None:
-        self.name = name
-        self.provider = provider
-        self.dialect = dialect
-        self.breaker = Breaker()
-        self.retries = RetryBudget(now)
-        self.gates: dict[str, Gate] = {}
+    name: str
+    provider: str
+    dialect: Dialect
+    retries: RetryBudget
+    breaker: Breaker = field(default_factory=Breaker)
+    gates: dict[str, Gate] = field(default_factory=dict)
 
     @property
     def waiting(self) -> int:
@@ -65,18 +64,16 @@ class Account:
         return sum(gate.throttle.requests.spent for gate in self.gates.values())
 
 
+@dataclass(slots=True, eq=False)
 class Gate:
     """The calls of one account to one model."""
 
-    __slots__ = ("account", "alarm", "line", "model", "pumping", "throttle")
-
-    def __init__(self, account: Account, model: str, now: float) -> None:
-        self.account = account
-        self.model = model
-        self.throttle = Throttle(now)
-        self.line: FairQueue[asyncio.Future[Slot]] = FairQueue()
-        self.alarm = asyncio.Event()
-        self.pumping = False
+    account: Account
+    model: str
+    throttle: Throttle
+    line: FairQueue[asyncio.Future[Slot]] = field(default_factory=FairQueue)
+    alarm: asyncio.Event = field(default_factory=asyncio.Event)
+    pumping: bool = False
 
     def ready_at(self, now: float, tokens: float) -> float:
         return max(self.account.breaker.ready_at(now), self.throttle.ready_at(now, tokens))
@@ -134,13 +131,14 @@ class Gates:
         self._accounts: dict[str, Account] = {}
         self._gates: dict[tuple[str, str], Gate] = {}  # by account and model: a fast lookup for every call
         self._account = context.keyring.account
+        self.now = context.now
 
     # ------------------------------------------------------------ acquiring a slot
 
     def enter(self, provider: str, credential: str, model: str, size: int) -> Slot | None:
         """Returns a slot if the call may be sent at once; None if it has to wait."""
         gate = self._gates.get((self._account(credential), model)) or self._gate(provider, credential, model)
-        now, tokens = self._context.now(), size / BYTES_PER_TOKEN
+        now, tokens = self.now(), size / BYTES_PER_TOKEN
         if gate.pumping or not gate.account.breaker.closed:
             return None
         throttle = gate.throttle
@@ -157,14 +155,14 @@ class Gates:
         credential: str,
         model: str,
         size: int,
-        *,
-        tags: Mapping[str, str] | None,
+        tags: Mapping[str, str],
         deadline: float | None,
+        *,
         kept: bool,
         tried: bool,
     ) -> Slot:
         """Waits in the queue for a slot. Raises `TooBusy` or `Unwell` if that takes longer than the call may wait."""
-        gate, now = self._gate(provider, credential, model), self._context.now()
+        gate, now = self._gate(provider, credential, model), self.now()
         tokens = size / BYTES_PER_TOKEN
         if deadline is None and not kept and not gate.account.breaker.closed:
             if gate.line or gate.ready_at(now, tokens) > now:
@@ -195,11 +193,11 @@ class Gates:
             gate.pumping = True
             self._context.background.spawn(self._grant_slots(gate), "gate")
         try:
-            async with asyncio.timeout(max(0.0, until - self._context.now())):
+            async with asyncio.timeout(max(0.0, until - self.now())):
                 return await turn
         except TimeoutError:
             self._release_unused(turn)
-            now = self._context.now()
+            now = self.now()
             if not gate.account.breaker.closed:
                 raise self._unwell(gate.account, now) from None
             raise self._too_busy(gate, now, "its turn did not come in time") from None
@@ -232,7 +230,7 @@ class Gates:
         try:
             while gate.line:
                 gate.alarm.clear()
-                now = self._context.now()
+                now = self.now()
                 place = gate.line.next(now)
                 if place.item.done():  # its client has just disconnected
                     gate.line.leave(place)
@@ -242,19 +240,14 @@ class Gates:
                     gate.line.called(place, now)
                     place.item.set_result(gate.take(self, now, place.tokens, waited=True))
                     continue
-                await self._pause(gate, ready - now)
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(min(ready - now, 3600.0)):
+                        await gate.alarm.wait()
         finally:
             gate.pumping = False
             for place in gate.line:  # only when the engine closes
                 if not place.item.done():
                     place.item.set_exception(Closed("This carpool is closed and takes no more calls."))
-
-    async def _pause(self, gate: Gate, seconds: float) -> None:
-        try:
-            async with asyncio.timeout(min(seconds, 3600.0)):
-                await gate.alarm.wait()
-        except TimeoutError:
-            return
 
     # ------------------------------------------------------------ releasing a slot
 
@@ -262,7 +255,7 @@ class Gates:
         context, account, throttle = self._context, gate.account, gate.throttle
         now, status = context.now(), response.status
         if context.troubles:
-            context.reached_provider(account.provider)
+            context.troubles.worked("", account.provider)
         if throttle.wants_look(now):
             throttle.looked(now, account.dialect.allowances(response.headers), mark)
         if status < 429:
@@ -296,7 +289,7 @@ class Gates:
     def failed(self, gate: Gate, probe: bool, error: BaseException) -> None:
         gate.throttle.left()
         if isinstance(error, NotConnected):
-            self._context.failing(ANSWERING, error, gate.account.provider)
+            self._context.troubles.failed(ANSWERING, error, gate.account.provider)
         self._record_failure(gate.account, probe, str(error))
         self._wake_queues(gate, probe)
 
@@ -311,22 +304,20 @@ class Gates:
             woken.alarm.set()
 
     def _record_failure(self, account: Account, probe: bool, why: str) -> None:
-        context = self._context
-        if not account.breaker.failed(context.now(), probe, context.dice.random()):
+        context, now = self._context, self.now()
+        if not account.breaker.failed(now, probe, context.dice.random()):
             return
         context.stats.breaker_openings += 1
         if not context.troubles.unreached(account.provider):
-            context.failing(ANSWERING, why, account.provider, account.name)
-        now = context.now()
-        context.event_hooks.tell(
-            BreakerOpened(now, account.name[:8], account.provider, account.breaker.open_until - now, why)
-        )
+            context.troubles.failed(ANSWERING, why, account.provider, account.name)
+        pause = account.breaker.open_until - now
+        context.event_hooks.tell(BreakerOpened(now, account.name[:8], account.provider, pause, why))
 
     def _record_success(self, account: Account) -> None:
         if not account.breaker.answered():
             return
-        now = self._context.now()
-        self._context.worked(ANSWERING, account.provider, account.name)
+        now = self.now()
+        self._context.troubles.worked(ANSWERING, account.provider, account.name)
         self._context.event_hooks.tell(BreakerClosed(now, account.name[:8], account.provider))
         for gate in account.gates.values():
             gate.throttle.reopened(now)
@@ -338,21 +329,17 @@ class Gates:
 
     # ------------------------------------------------------------ the gates themselves
 
-    def now(self) -> float:
-        return self._context.now()
-
     def _gate(self, provider: str, credential: str, model: str) -> Gate:
-        now, name = self._context.now(), self._account(credential)
+        now, name = self.now(), self._account(credential)
         gate = self._gates.get((name, model))
         if gate is not None:
             return gate
         if len(self._gates) >= MOST_GATES:
             self._drop_idle()
-        account = self._accounts.get(name)
-        if account is None:
+        if (account := self._accounts.get(name)) is None:
             dialect = self._context.upstreams[provider].dialect
-            account = self._accounts[name] = Account(name, provider, dialect, now)
-        gate = self._gates[name, model] = account.gates[model] = Gate(account, model, now)
+            account = self._accounts[name] = Account(name, provider, dialect, RetryBudget(now))
+        gate = self._gates[name, model] = account.gates[model] = Gate(account, model, Throttle(now))
         return gate
 
     def _drop_idle(self) -> None:
@@ -365,7 +352,7 @@ class Gates:
 
     def hurdles(self) -> list[Hurdle]:
         """Every account and model whose calls are delayed, or were until recently."""
-        now, hurdles = self._context.now(), []
+        now, hurdles = self.now(), []
         for account in self._accounts.values():
             name, open_breaker = account.name[:8], not account.breaker.closed
             for gate in account.gates.values():

@@ -84,7 +84,7 @@ class Purchase(Struct, eq=False):
         self.status, self.headers = status, headers
         self.slot.answered(cast("HttpResponse", self))  # it reads status and headers only
         self.tap = self.dialect.usage_tap()
-        self.read = reading(self.tap, headers)
+        self.read = _reader(self.tap, headers)
         self.outlet.answered(status, headers)
 
     def add(self, chunk: bytes) -> None:
@@ -132,6 +132,11 @@ class Purchase(Struct, eq=False):
             self._close_entry(whole=False)
 
 
+def _reader(tap: UsageTap, headers: Headers) -> Callable[[bytes], None]:
+    """What feeds the tap with the chunks of a response."""
+    return reading(tap, headers) if "content-encoding" in dict(headers) else tap.feed
+
+
 # ------------------------------------------------------------ streaming
 # A response that is streamed to its client while its usage is read for the ledger.
 
@@ -152,7 +157,7 @@ class Tapped:
         self._response = response
         self._chunks = response.chunks()
         self._tap = tap
-        self._read = reading(tap, response.headers)
+        self._read = _reader(tap, response.headers)
         self._finish = finish
 
     def __aiter__(self) -> Tapped:

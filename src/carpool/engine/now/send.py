@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable
 from enum import Enum
 from functools import partial
 
@@ -16,14 +16,13 @@ from carpool.core.model import (
     Call,
     Entry,
     EntryKind,
-    Headers,
     Lane,
     Outcome,
     OutcomeKind,
     Settlement,
     Value,
 )
-from carpool.core.ports import Ask, HttpResponse, ResponseReceiver, Seen
+from carpool.core.ports import Ask, HttpResponse, Refusal, ResponseReceiver, Seen
 from carpool.core.upstream import Upstream, WholeResponse, whole
 from carpool.engine.context import EngineContext, Reply
 from carpool.engine.now.gate import KEPT_PATIENCE_S, Gates, Slot
@@ -40,44 +39,23 @@ UNSENT = 0  # purchase number of an entry that was never sent
 
 
 class SendRequest(Value, frozen=True, gc=False):
-    """One call to buy on `now`: what to send, for whom, until when. Without a `deadline` nothing is retried.
+    """One call to buy on `now` or `flex`. Without a deadline nothing is retried.
 
     `as_is` is the client's own request, which is sent instead of one built by the dialect.
     """
 
-    ticket: int
-    provider: str
-    endpoint: str
-    payer: str  # name of the secret that pays
-    headers: Headers
-    body: bytes
-    model: str
-    deadline: float | None
-    kind: EntryKind
+    call: Call
     reason: str
-    tags: Mapping[str, str] | None = None
+    kind: EntryKind = EntryKind.PURCHASE
     kept: bool = False  # the ticket is on disk
     as_is: Ask | None = None
     lane: Lane = Lane.NOW
     tried: int = 0  # earlier attempts that are in the ledger
 
-    @classmethod
-    def of(cls, call: Call, reason: str, *, kept: bool = False, as_is: Ask | None = None) -> SendRequest:
-        return cls(
-            ticket=call.ticket,
-            provider=call.provider,
-            endpoint=call.endpoint,
-            payer=call.payer or call.credential,
-            headers=call.headers,
-            body=call.body,
-            model=call.model,
-            deadline=call.deadline,
-            kind=EntryKind.PURCHASE,
-            reason=reason,
-            tags=call.tags,
-            kept=kept,
-            as_is=as_is,
-        )
+    @property
+    def payer(self) -> str:
+        """The name of the secret that pays."""
+        return self.call.payer or self.call.credential
 
 
 class Sent(Enum):
@@ -92,28 +70,28 @@ class Sender:
     def __init__(self, context: EngineContext) -> None:
         self._context = context
         self.gates = Gates(context)
+        # Writes the attempt to the ledger before the request is sent: a crash then leaves an unknown, not a gap.
+        self.record = context.store.attempt
 
     # ------------------------------------------------------------ direct calls: no ticket on disk
 
-    async def direct(self, request: SendRequest) -> Reply:
-        """Buys one call and returns its whole response."""
-        return await self.bring(request, *await self._response_after_retries(request, self.record))
+    async def respond(self, request: SendRequest) -> tuple[SendRequest, HttpResponse, Entry]:
+        """Buys one call. Returns the response to its last attempt, and the ledger entry of that."""
+        return request, *await self._response_after_retries(request, self.record)
 
     async def bring(self, request: SendRequest, response: HttpResponse, entry: Entry) -> Reply:
+        """Reads the whole response."""
         whole_response = await whole(response)
         entry = self._priced(request, entry, whole_response)
         self._complete(entry)
-        return Reply(request.ticket, _outcome(whole_response, request, self._context.now()), entry)
-
-    async def forward(self, request: SendRequest) -> Passage:
-        """Buys one call and streams its response. Closing the passage aborts the request."""
-        return self.passing(request, *await self._response_after_retries(request, self.record))
+        return Reply(request.call.ticket, _outcome(whole_response, request, self._context.now()), entry)
 
     def passing(self, request: SendRequest, response: HttpResponse, entry: Entry) -> Passage:
+        """Streams the response. Closing the passage aborts the request."""
         dialect = self._upstream(request).dialect
         finish = partial(self.close, entry, response.status, dialect.seller)
         chunks = Tapped(response, dialect.usage_tap(), finish)
-        ticket = request.ticket if entry.sent else None
+        ticket = request.call.ticket if entry.sent else None
         return Passage(ticket, response.status, response.headers, chunks, request.reason, request.lane)
 
     def relay(self, call: Call, ask: Ask, reason: str, outlet: ResponseReceiver) -> Purchase | None:
@@ -162,11 +140,7 @@ class Sender:
 
     def void(self, entry: Entry) -> None:
         """Records that the request was never sent, so nothing was bought."""
-        self._context.background.mind(self._context.store.record(ledger.free(entry)), "record")
-
-    def record(self, entry: Entry) -> Awaitable[None]:
-        """Writes the attempt to the ledger before the request is sent: a crash then leaves an unknown, not a gap."""
-        return self._context.store.attempt(entry)
+        self._context.store.completed(ledger.free(entry), self._context.background.told)
 
     def _complete(self, entry: Entry) -> None:
         """Writes the price without delaying the response. Until then the attempt is unknown, which is true."""
@@ -196,7 +170,7 @@ class Sender:
                 if await self._leave_to_batch(request):
                     return Sent.LEFT
         outcome = _outcome(whole_response, request, context.now())
-        await context.settle([Settlement(request.ticket, outcome, self._priced(request, entry, whole_response))])
+        await context.settle([Settlement(request.call.ticket, outcome, self._priced(request, entry, whole_response))])
         await context.reached("resettled")
         return Sent.SETTLED
 
@@ -208,7 +182,7 @@ class Sender:
     async def _leave_to_batch(self, request: SendRequest) -> bool:
         """Leaves the call to the batch that still contains it. False if there is none."""
         return await self._context.insist(
-            "leaving a call to its batch", lambda: self._context.store.stop_sending(request.ticket)
+            "leaving a call to its batch", lambda: self._context.store.stop_sending(request.call.ticket)
         )
 
     async def _write_off(self, request: SendRequest, entry: Entry) -> None:
@@ -227,10 +201,11 @@ class Sender:
             return Sent.LEFT
         body = self._upstream(request).dialect.error(error.status, error.code, str(error))
         # A failed connection is retried until the deadline, so it means that the deadline was missed.
-        late = request.deadline is not None and (isinstance(error, NotConnected) or context.now() >= request.deadline)
+        deadline = request.call.deadline
+        late = deadline is not None and (isinstance(error, NotConnected) or context.now() >= deadline)
         kind = OutcomeKind.DEADLINE if late else OutcomeKind.ERRORED
         outcome = Outcome(kind, error.status, body, context.now(), Lane.NOW, str(error))
-        await context.settle([Settlement(request.ticket, outcome)])
+        await context.settle([Settlement(request.call.ticket, outcome)])
         return Sent.SETTLED
 
     async def miss(self, ticket: int) -> None:
@@ -252,22 +227,22 @@ class Sender:
         self, request: SendRequest, record_attempt: _RecordAttempt
     ) -> tuple[HttpResponse, Entry]:
         """Returns the first response that is not worth a retry. Every attempt is in the ledger before it is sent."""
-        number = await self._context.store.attempts(request.ticket) if request.kept else request.tried
-        until = self._until(request)
+        call, kept = request.call, request.kept
+        number = await self._context.store.attempts(call.ticket) if kept else request.tried
+        waits_long = kept and call.deadline is None  # its outcome is final, and a short outage should not become it
+        until = self._context.now() + KEPT_PATIENCE_S if waits_long else call.deadline
+        dialect = self._upstream(request).dialect
         while True:
             number += 1
-            wanted = request.provider, request.payer, request.model, len(request.body)
+            wanted = call.provider, request.payer, call.model, len(call.body)
             slot = self.gates.enter(*wanted)
             if slot is None:
-                tags, deadline = request.tags, request.deadline
                 try:
-                    slot = await self.gates.wait(
-                        *wanted, tags=tags, deadline=deadline, kept=request.kept, tried=number > 1
-                    )
+                    slot = await self.gates.wait(*wanted, call.tags, call.deadline, kept=kept, tried=number > 1)
                 except (TooBusy, Unwell) as error:
                     if request.kept:
                         raise
-                    return LocalRefusal(error, self._upstream(request).dialect), self.attempt(request, UNSENT)
+                    return LocalRefusal(error, dialect), self.attempt(request, UNSENT)
                 request = await self._second_look(request, slot)
             entry = self.attempt(request, number)
             try:
@@ -284,7 +259,8 @@ class Sender:
                 raise
             else:
                 slot.answered(response)
-                delay = self._retry_after(request, until, number, response, slot)
+                refusal = dialect.refusal(response.status, response.headers, b"") if response.status >= 400 else None
+                delay = None if refusal is None else self._delay(until, number, refusal, slot)
                 if delay is None:
                     return response, entry
                 await response.aclose()
@@ -296,30 +272,18 @@ class Sender:
         if not request.kept or request.kind is not EntryKind.PURCHASE:
             return request
         try:
-            views = await self._context.store.views([request.ticket])
+            views = await self._context.store.views([request.call.ticket])
         except BaseException as error:
             slot.failed(error)
             raise
         in_batch = any(view.state is TicketState.BOARDED or view.requeues for view in views)
         return replace(request, kind=EntryKind.RESCUE) if in_batch else request
 
-    def _until(self, request: SendRequest) -> float | None:
-        """Until when to retry. The outcome of a kept call is final, so a short outage should not become its outcome."""
-        waits_long = request.kept and request.deadline is None
-        return self._context.now() + KEPT_PATIENCE_S if waits_long else request.deadline
-
-    def _retry_after(
-        self, request: SendRequest, until: float | None, number: int, response: HttpResponse, slot: Slot
-    ) -> float | None:
-        if response.status < 400:
+    def _delay(self, until: float | None, number: int, refusal: Refusal | None, slot: Slot) -> float | None:
+        """How long to wait before the next attempt; None if there is no time for one, or if it would not help."""
+        if until is None or (refusal is not None and not refusal.retryable):
             return None
-        refusal = self._upstream(request).dialect.refusal(response.status, response.headers, b"")
-        return self._delay(until, number, refusal.retry_after, slot) if refusal.retryable else None
-
-    def _delay(self, until: float | None, number: int, asked: float | None, slot: Slot) -> float | None:
-        """How long to wait before the next attempt; None if there is no time for one."""
-        if until is None:
-            return None
+        asked = None if refusal is None else refusal.retry_after
         delay = backoff(number, BACKOFF_S, BACKOFF_MAX_S, self._context.rng.random())
         delay = max(delay, asked or 0.0, slot.retry_wait())
         if self._context.now() + delay >= until:
@@ -328,30 +292,21 @@ class Sender:
         return delay
 
     async def send(self, request: SendRequest) -> HttpResponse:
-        upstream = self._upstream(request)
+        call, upstream = request.call, self._upstream(request)
         if request.as_is is not None:  # it contains the client's own secret
-            return await upstream.ask(request.as_is, (), timeout=PASSING_S if request.deadline is None else SILENCE_S)
-        ask = upstream.dialect.send(request.endpoint, request.headers, request.body)
+            return await upstream.ask(request.as_is, (), timeout=PASSING_S if call.deadline is None else SILENCE_S)
+        ask = upstream.dialect.send(call.endpoint, call.headers, call.body)
         return await upstream.ask(ask, self._context.keyring.secret(request.payer), timeout=SILENCE_S)
 
     def _upstream(self, request: SendRequest) -> Upstream:
-        return self._context.upstreams[request.provider]
+        return self._context.upstreams[request.call.provider]
 
     # ------------------------------------------------------------ ledger entries
 
     def attempt(self, request: SendRequest, number: int) -> Entry:
-        return Entry(
-            ticket=request.ticket,
-            purchase=-number,
-            at=self._context.now(),
-            provider=request.provider,
-            credential=self._context.keyring.credential(request.payer),
-            model=request.model,
-            lane=request.lane,
-            kind=request.kind,
-            reason=request.reason,
-            tags=request.tags or {},
-        )
+        call, at, whose = request.call, self._context.now(), self._context.keyring.credential(request.payer)
+        kind, what = request.kind, (call.provider, whose, call.model)
+        return Entry(call.ticket, -number, at, request.lane, kind, *what, reason=request.reason, tags=call.tags)
 
     def _priced(self, request: SendRequest, entry: Entry, response: WholeResponse) -> Entry:
         if not response.ok:

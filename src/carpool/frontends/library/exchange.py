@@ -313,7 +313,7 @@ class InProcessExchange:
 
     async def _submitted(self, call: Call) -> Reply:
         """Marks the outcome as delivered, and returns it or raises its typed error."""
-        reply, pending_call = await self._engine.submit_pending(call, self._default, "cancel")
+        reply, pending_call = await self._engine.submit(call, self._default, "cancel")
         self._engine.deliveries.add(reply.ticket, pending_call)
         if (error := failure(reply)) is not None:
             raise error

@@ -19,7 +19,7 @@ from carpool.core.errors import BadCall, CallTooLarge, CarpoolError, Closed, Sev
 from carpool.core.model import Call, Headers, Lane, ticket_text
 from carpool.core.ports import Ask, Clock, Dialect, HttpRequest, Parsed, RawRequest, StreamedBody
 from carpool.dialects.keep_alive import Client, vigil
-from carpool.engine import Diverted, Engine, Passage, Purchase, Upstream
+from carpool.engine import Engine, Passage, Purchase, Upstream
 from carpool.engine.now.decompress import read_whole
 from carpool.frontends.intake import early_headers, end_to_end, identify, passed_on, passing_headers, with_fingerprint
 from carpool.frontends.proxy.http.connection import ClientResponse, Connection
@@ -186,7 +186,7 @@ class CallHandler:
         head.memory.payer = call.payer
         if call.flexible and head.guest is not None and not head.guest.key.profile.allows(Lane.FLEX):
             call = replace(call, flexible=False)
-        decision = self._engine.decide(call, kept=head.hold is not None)
+        decision = self._engine.decide(call, flex=head.hold is None)
         direct = head.hold is None and not must_be_kept(call, decision.lane)
         if direct and decision.lane is Lane.NOW:
             return DecidedCall(call, decision, True)
@@ -217,15 +217,15 @@ class CallHandler:
     ) -> Decision | None:
         """Streams the response of a call on `now` or `flex`, sent as the client's own request. Returns the new decision
         if flex has no capacity and the next lane is not `now`."""
-        passage: Passage | Diverted | None = None
+        passage: Passage | Decision | None = None
         try:
             onward = head.onward
             if decision.lane is Lane.FLEX and head.packed:  # the body is changed, so it can't stay compressed
                 raw, onward = _decompressed(raw, head, self._max_body), None
             with informed(request, self._patience, call.deadline, self._clock):
-                passage = await self._engine.passage(call, as_it_is(raw, onward), decision)
-            if isinstance(passage, Diverted):
-                return passage.decision
+                passage = await self._engine.forward(call, decision=decision, as_is=as_it_is(raw, onward))
+            if isinstance(passage, Decision):
+                return passage
             request.line.lane = str(passage.lane)
             await pass_answer(request, passage)
         except (Disconnected, asyncio.CancelledError, CarpoolError) as error:
