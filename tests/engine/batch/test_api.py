@@ -92,7 +92,7 @@ class Scene:
 
     async def results(self) -> None:
         with pytest.raises(CarpoolError):
-            await Collector(self.context, self.api)._open(self.batch, self.upstream, "file-2")
+            await anext(Collector(self.context, self.api).lines(self.batch, self.upstream, ["file-2"]))
 
     async def create(self) -> None:
         await self.api.send(self.batch, OPENAI.create((), "/v1/chat/completions", "nonce", "file-1", "gpt-5"))

@@ -32,13 +32,10 @@ class Unreadable(Exception):
 
 def encodings(headers: Headers) -> list[str]:
     """The content encodings of a body, in the order in which they were applied."""
-    output: list[str] = []
     if "content-encoding" not in dict(headers):
-        return output
-    for name, value in headers:
-        if name == "content-encoding":
-            output += [part for text in value.split(",") if (part := text.strip().lower()) not in ("", "identity")]
-    return output
+        return []
+    values = [part for name, value in headers if name == "content-encoding" for part in value.split(",")]
+    return [part for text in values if (part := text.strip().lower()) not in ("", "identity")]
 
 
 def unpacker(encoding: str) -> Unpack:
@@ -71,17 +68,15 @@ def _as_unreadable(decode: Callable[[T], bytes], failure: type[Exception]) -> Ca
 
 def _pieces(decoder: Any, data: bytes) -> Iterator[bytes]:
     """The output of a zlib decoder for the data, up to the end of the compressed stream."""
-    decompress, full = _as_unreadable(partial(_decompress, decoder), zlib.error), True
+    full = True
     while data or full:
-        piece = decompress(data)
+        try:
+            piece = decoder.decompress(data, _PIECE)
+        except zlib.error as error:
+            raise Unreadable from error
         yield piece
         data = decoder.unconsumed_tail
         full = len(piece) == _PIECE and not decoder.eof  # the decoder may have more output
-
-
-def _decompress(decoder: Any, data: bytes) -> bytes:
-    piece: bytes = decoder.decompress(data, _PIECE)
-    return piece
 
 
 class _Inflater:
@@ -103,15 +98,12 @@ class _Inflater:
             rest = chunk[start : start + _PIECE]
             while rest and (not self.ended or self._gzip):
                 if self.ended:
-                    self._next_member()
+                    self._members += 1
+                    if self._members > _MOST_MEMBERS:
+                        raise Unreadable
+                    self._decoder = zlib.decompressobj(_WINDOW)
                 yield from _pieces(self._decoder, rest)
                 rest = self._decoder.unused_data
-
-    def _next_member(self) -> None:
-        self._members += 1
-        if self._members > _MOST_MEMBERS:
-            raise Unreadable
-        self._decoder = zlib.decompressobj(_WINDOW)
 
 
 def _brotli_pieces() -> Unpack:
@@ -167,9 +159,16 @@ def _decompress_up_to(body: bytes, encoding: str, most: int) -> bytes:
     if encoding == "br":
         module = _optional("brotli")
         return _as_unreadable(partial(_brotli, module.Decompressor(), most), module.error)(body)
-    if encoding in _ZLIB:
-        return _inflate(_Inflater(gzip=encoding != "deflate"), most, body)
-    raise Unreadable
+    if encoding not in _ZLIB:
+        raise Unreadable
+    inflater, output = _Inflater(gzip=encoding != "deflate"), bytearray()
+    for piece in inflater(body):
+        output += piece
+        if len(output) >= most:
+            break
+    if len(output) < most and not inflater.ended:
+        raise Unreadable
+    return bytes(output)
 
 
 def _brotli(decoder: Any, most: int, data: bytes) -> bytes:
@@ -177,17 +176,6 @@ def _brotli(decoder: Any, most: int, data: bytes) -> bytes:
     if len(output) < most and not decoder.is_finished():
         raise Unreadable
     return output
-
-
-def _inflate(unpack: _Inflater, most: int, data: bytes) -> bytes:
-    output = bytearray()
-    for piece in unpack(data):
-        output += piece
-        if len(output) >= most:
-            break
-    if len(output) < most and not unpack.ended:
-        raise Unreadable
-    return bytes(output)
 
 
 def reading(tap: UsageTap, headers: Headers) -> Callable[[bytes], None]:
