@@ -30,11 +30,11 @@ deadline.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from functools import lru_cache
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import msgspec
 
@@ -44,6 +44,8 @@ from carpool.core.model import Call, Lane, PoolKey, Value
 from carpool.core.settings import SWITCH, Check, Range, check, known, mapping
 from carpool.planners.forecast import Forecast
 from carpool.planners.policy import RoutingPolicy, span
+
+T = TypeVar("T")
 
 # ------------------------------------------------------------ model capabilities
 # Rows are globs; the first that matches applies, and the config overrides it. A model without a row gets the defaults.
@@ -104,19 +106,15 @@ _TABLE: Final[Mapping[str, tuple[tuple[str, Capability], ...]]] = {
     "mistral": (("*-embed*", Capability(stream=False)),),
     # A batch at the price of `now` has no benefit, so most models don't use one.
     "together": (("meta-llama/*Llama-3.3-70B-Instruct-Turbo", Capability()), ("*", _NO_BATCH)),
-    "x-ai": (
-        *((pattern, Capability(batch_price=0.8)) for pattern in ("grok-4.3*", "grok-4.20*")),
-        ("*", _NO_BATCH),
-    ),
+    "x-ai": (*((pattern, Capability(batch_price=0.8)) for pattern in ("grok-4.3*", "grok-4.20*")), ("*", _NO_BATCH)),
 }
-_UNLISTED: Final = Capability()
 
 _CHECKS: Final[Mapping[str, Check]] = {
     **dict.fromkeys(("batch", "flex", "stream"), SWITCH),
     **dict.fromkeys(("context_tokens", "output_tokens", "cacheable_tokens"), Range(0, 1_000_000_000, whole=True)),
     **dict.fromkeys(("batch_price", "flex_price"), Range(0, 1, whole=False)),
 }
-KEYS: Final = tuple(field.name for field in fields(Capability))
+KEYS: Final = tuple(_CHECKS)
 
 Overrides = Mapping[str, Mapping[str, Mapping[str, Any]]]  # provider → model or glob → capabilities
 
@@ -135,13 +133,13 @@ class Capabilities:
 
     def _of(self, provider: str, seller: str, model: str) -> Capability:
         """Look up a model. The config's overrides are by `provider`, its name there; the table is by `seller`."""
-        rows = _TABLE.get(seller, ())
-        listed = next((row for pattern, row in rows if fnmatchcase(model, pattern)), _UNLISTED)
+        listed = _first(_TABLE.get(seller, ()), model) or Capability()
         overrides = self._overrides.get(provider, {})
-        override = overrides.get(model)
-        if not override:
-            override = next((row for pattern, row in overrides.items() if fnmatchcase(model, pattern)), {})
-        return replace(listed, **override)
+        return replace(listed, **(overrides.get(model) or _first(overrides.items(), model) or {}))
+
+
+def _first(rows: Iterable[tuple[str, T]], model: str) -> T | None:
+    return next((row for pattern, row in rows if fnmatchcase(model, pattern)), None)
 
 
 def read_models(value: object, shown: str) -> dict[str, dict[str, Any]]:
@@ -168,13 +166,19 @@ FLEX_STRETCH: Final = 3.0  # flex latency relative to `now`, a generous estimate
 SURE: Final = 0.99  # from this chance on a batch beats flex: same price, and it leaves the synchronous rate limit alone
 NO_FLEX: Final = "There is no lane flex for it."
 NO_GAIN: Final = "The lane flex costs no less than now."
-_FITS: Final = "A budget of {} has room for flex."
+_FITS: Final = "A budget of {} has room for flex. {}"
 
 
 class Decision(Value, frozen=True, gc=False):
     lane: Lane
     reason: str
     rescue_at: float | None = None
+
+
+_UNHURRIED: Final = {
+    **{lane: Decision(lane, "No budget was given, so it goes at once.") for lane in Lane},
+    Lane.BATCH: Decision(Lane.BATCH, "No budget was given, so it can wait for a batch."),
+}
 
 
 def route(
@@ -193,57 +197,25 @@ def route(
     `beta` is the batch price relative to `now`, `q` the chance that a batch copy is billed although its call was
     rescued.
     """
-    obstacle = call.unbatchable or can_batch
-    obstacles = {Lane.BATCH: obstacle, Lane.FLEX: can_flex}
-    if call.lane is not None and (call.insists or obstacles.get(call.lane) is None):
-        return _forced(call, call.lane, obstacles, forecast)
-    flex = can_flex is None and _flex_in_time(call, forecast, now)
-    if call.deadline is None:
-        if obstacle is None or default is not Lane.BATCH:
-            return _without_deadline(default) if obstacle is None else Decision(Lane.NOW, obstacle)
-        return (
-            Decision(Lane.FLEX, f"It could wait, but not for a batch. {obstacle}")
-            if flex
-            else Decision(Lane.NOW, obstacle)
-        )
-    not_batchable = Decision(Lane.NOW, obstacle) if obstacle is not None else None
-    return _within_deadline(call, call.deadline, policy, forecast, now, beta, q, flex=flex, fallback=not_batchable)
-
-
-def _flex_in_time(call: Call, forecast: Forecast, now: float) -> bool:
-    """Whether flex returns in time, with enough time left for `now` if flex is refused at the last moment."""
-    needed = (FLEX_STRETCH + 1) * forecast.sync_seconds(call.max_output_tokens) + RESCUE_MARGIN
-    return call.deadline is None or now + needed <= call.deadline
-
-
-def flex_until(call: Call, forecast: Forecast) -> float | None:
-    """When a call on `flex` must be resent on `now`. None for a call without a deadline."""
-    return rescue_time(call, forecast)
-
-
-def _forced(call: Call, lane: Lane, obstacles: Mapping[Lane, str | None], forecast: Forecast) -> Decision:
-    if lane is Lane.NOW:
-        return Decision(lane, _requested_reason(call, lane))
-    if (obstacle := obstacles[lane]) is not None:
-        raise BadCall(f"The lane {lane} was asked for, but this call can't take it. {obstacle}")
-    return Decision(lane, _requested_reason(call, lane), rescue_time(call, forecast) if lane is Lane.BATCH else None)
-
-
-def _requested_reason(call: Call, lane: Lane) -> str:
-    return f"The lane {lane} was asked for." if call.insists else call.note
-
-
-def noted(call: Call, decision: Decision) -> Decision:
-    """Put the note of a rule before the reason, unless it already is the reason."""
-    if not call.note or decision.reason == call.note:
-        return decision
-    return msgspec.structs.replace(decision, reason=f"{call.note} {decision.reason}")
-
-
-@lru_cache
-def _without_deadline(default: Lane) -> Decision:
-    consequence = "it can wait for a batch" if default is Lane.BATCH else "it goes at once"
-    return Decision(default, f"No budget was given, so {consequence}.")
+    no_batch = call.unbatchable or can_batch
+    if call.lane is not None:
+        obstacle = {Lane.BATCH: no_batch, Lane.FLEX: can_flex}.get(call.lane)
+        if obstacle is None:
+            reason = f"The lane {call.lane} was asked for." if call.insists else call.note
+            return Decision(call.lane, reason, rescue_time(call, forecast) if call.lane is Lane.BATCH else None)
+        if call.insists:
+            raise BadCall(f"The lane {call.lane} was asked for, but this call can't take it. {obstacle}")
+    flex = can_flex is None and (  # in time, and with enough time left for `now` if it is refused at the last moment
+        call.deadline is None
+        or now + (FLEX_STRETCH + 1) * forecast.sync_seconds(call.max_output_tokens) + RESCUE_MARGIN <= call.deadline
+    )
+    if call.deadline is not None:
+        return _within_deadline(call, call.deadline, policy, forecast, now, beta, q, flex=flex, no_batch=no_batch)
+    if no_batch is None:
+        return _UNHURRIED[default]
+    if flex and default is Lane.BATCH:
+        return Decision(Lane.FLEX, f"It could wait, but not for a batch. {no_batch}")
+    return Decision(Lane.NOW, no_batch)
 
 
 def _within_deadline(
@@ -256,31 +228,36 @@ def _within_deadline(
     q: float,
     *,
     flex: bool,
-    fallback: Decision | None,
+    no_batch: str | None,
 ) -> Decision:
-    budget = deadline - call.arrived
-    tight = (TIGHT_MS if policy.sync_max_latency_ms is None else policy.sync_max_latency_ms) / 1000
+    budget, cap = deadline - call.arrived, policy.sync_max_latency_ms
+    tight = (TIGHT_MS if cap is None else cap) / 1000
+    if no_batch is not None:
+        fits = flex and budget > tight
+        return Decision(Lane.FLEX, _FITS.format(span(budget), no_batch)) if fits else Decision(Lane.NOW, no_batch)
     if budget <= tight:
-        return fallback or Decision(
-            Lane.NOW, f"The budget of {span(budget)} is tight: up to {span(tight)} goes at once."
-        )
-    if fallback is not None:
-        return Decision(Lane.FLEX, f"{_FITS.format(span(budget))} {fallback.reason}") if flex else fallback
+        return Decision(Lane.NOW, f"The budget of {span(budget)} is tight: up to {span(tight)} goes at once.")
     latest_end = deadline - forecast.sync_seconds(call.max_output_tokens) - forecast.cancel_seconds
     if latest_end - policy.linger_ms / 1000 <= now:
         return Decision(Lane.NOW, f"A budget of {span(budget)} leaves no room for a batch and a rescue.")
-    rescue_at = rescue_time(call, forecast)
-    if policy.sync_max_latency_ms is not None:
-        return Decision(Lane.BATCH, f"The budget of {span(budget)} is above {span(tight)}.", rescue_at)
+    if cap is not None:
+        reason = f"The budget of {span(budget)} is above {span(tight)}."
+        return Decision(Lane.BATCH, reason, rescue_time(call, forecast))
     seconds_left = int(latest_end - pool_wait(policy) - now)
     chance = _chance(forecast, seconds_left, call.model, size_class(call.max_output_tokens))
-    odds = f"A batch is back in time with a chance of {chance:.0%}"
-    needed = break_even(beta, q)
+    odds, needed = f"A batch is back in time with a chance of {chance:.0%}", break_even(beta, q)
     if flex and chance < SURE:
-        return Decision(Lane.FLEX, f"{_FITS.format(span(budget))} {odds}, and flex costs no more.")
+        return Decision(Lane.FLEX, _FITS.format(span(budget), f"{odds}, and flex costs no more."))
     if chance > needed:
-        return Decision(Lane.BATCH, f"{odds}; it pays above {needed:.0%}.", rescue_at)
+        return Decision(Lane.BATCH, f"{odds}; it pays above {needed:.0%}.", rescue_time(call, forecast))
     return Decision(Lane.NOW, f"{odds}; it would pay above {needed:.0%}.")
+
+
+def noted(call: Call, decision: Decision) -> Decision:
+    """Put the note of a rule before the reason, unless it already is the reason."""
+    if not call.note or decision.reason == call.note:
+        return decision
+    return msgspec.structs.replace(decision, reason=f"{call.note} {decision.reason}")
 
 
 @lru_cache(maxsize=4096)  # calls that arrive together have about the same time left
@@ -373,14 +350,7 @@ class WarmConversations:
         self._until[key] = max(now + life, self._until.get(key, 0.0))
 
     def warm(self, credential: str, conversation: int, now: float) -> bool:
-        key = (credential, conversation)
-        until = self._until.get(key)
-        if until is None:
-            return False
-        if until <= now:
-            del self._until[key]
-            return False
-        return True
+        return self._until.get((credential, conversation), 0.0) > now
 
 
 def kept_warm(call: Call, decision: Decision, warmth: WarmConversations, now: float) -> Decision:

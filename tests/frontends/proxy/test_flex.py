@@ -65,7 +65,7 @@ async def test_with_time_enough_a_batch_is_next() -> None:
 
 
 async def test_flex_that_takes_too_long_is_rescued(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("carpool.engine.now.flex.flex_until", lambda call, forecast: call.arrived + 0.3)
+    monkeypatch.setattr("carpool.engine.now.flex.rescue_time", lambda call, forecast: call.arrived + 0.3)
     config = MockConfig(openai=OpenAIConfig(flex_latency=Constant(60.0)))
     async with both(config) as stage, stage.client("/@budget=10m") as client:
         raw = await client.chat.completions.with_raw_response.create(**chat(), **FLEX)

@@ -15,7 +15,7 @@ from carpool.engine.context import EngineContext
 from carpool.engine.now.relay import Read
 from carpool.engine.now.send import Sender, SendRequest
 from carpool.planners import ledger
-from carpool.planners.routing import flex_until
+from carpool.planners.routing import rescue_time
 
 _NO_ROOM = frozenset({408, 429, 498, 503})
 _AMBIGUOUS = _NO_ROOM | {400, 404}  # the body tells whether the tier or the call is refused
@@ -49,7 +49,7 @@ class FlexSender:
         entry = self._sender.attempt(request, 1)
         try:
             await self._sender.record(entry)
-            response = await self._in_time(request, flex_until(call, self._context.forecast))
+            response = await self._in_time(request, rescue_time(call, self._context.forecast))
         except NotConnected as error:
             slot.failed(error)
             return await self._record_free(entry)
