@@ -9,6 +9,7 @@ from typing import Any
 
 from carpool.core.ports import Dialect, Parsed, RawRequest
 from carpool.dialects import ANTHROPIC, COMPATIBLE_PROVIDERS, OPENAI, OpenAI
+from tests.support.toy import TOY
 
 
 @dataclass(frozen=True)
@@ -326,7 +327,31 @@ COMPATIBLE_CASES = {
         errors={status: {"code": "c", "error": said["error"]["message"]} for status, said in _OPENAI.errors.items()},
     ),
 }
-ALL = CASES | COMPATIBLE_CASES
+
+# ---------------------------------------------------------------- a dialect from outside
+
+_SAID = {"model": "toy-1", "said": "Hello.", "tokens": [12, 6]}
+_TOY = Case(
+    dialect=TOY,
+    path="/v1/toys",
+    headers=(("x-toy-key", "key-of-the-client"), ("host", "here")),
+    params={"model": "toy-1", "text": "Hi"},
+    answer=_SAID,
+    lines={
+        "succeeded": json.dumps({"id": "nonce-1", "answer": _SAID}).encode(),
+        "errored": json.dumps({"id": "nonce-1", "fault": "No."}).encode(),
+    },
+    batch={"id": "job-1", "nonce": _NONCE, "count": 3, "at": 1_795_000_000, "over": False},
+    ended={"over": True},
+    errors={status: {"fault": "No."} for status in _OPENAI.errors},
+    text_of_event="data: ",
+    secrets=("x-toy-key",),
+    paged=lambda data, ids, more: data,
+    next_page=None,
+    unrun=False,
+    leaves_files=False,
+)
+ALL = CASES | COMPATIBLE_CASES | {"toy": _TOY}
 
 
 def canonical(parsed: Parsed) -> bytes:
