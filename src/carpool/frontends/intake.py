@@ -9,14 +9,7 @@ from functools import lru_cache
 
 from msgspec.structs import replace
 
-from carpool.core.errors import (
-    BadCall,
-    CallCancelled,
-    CallExpired,
-    CallFailed,
-    CallLost,
-    DeadlineMissed,
-)
+from carpool.core.errors import BadCall, CallCancelled, CallExpired, CallFailed, CallLost, DeadlineMissed
 from carpool.core.model import Call, Headers, Lane, OutcomeKind, ticket_text
 from carpool.core.ports import Clock, Parsed, RawRequest
 from carpool.engine import Engine, Passage, Reply, Upstream
@@ -24,17 +17,11 @@ from carpool.planners.access.options import Options
 from carpool.planners.access.rules import call_of, understand
 from carpool.planners.ledger import dollars
 
-_FAILURES: dict[OutcomeKind, type[CallFailed]] = {
-    OutcomeKind.EXPIRED: CallExpired,
-    OutcomeKind.CANCELLED: CallCancelled,
-    OutcomeKind.LOST: CallLost,
-    OutcomeKind.DEADLINE: DeadlineMissed,
-}
-_MEANING: dict[OutcomeKind, str] = {
-    OutcomeKind.EXPIRED: "was not processed within the provider's window",
-    OutcomeKind.CANCELLED: "was cancelled",
-    OutcomeKind.LOST: "was bought, but its answer is lost",
-    OutcomeKind.DEADLINE: "could not be answered before its deadline",
+_FAILURES: dict[OutcomeKind, tuple[type[CallFailed], str]] = {
+    OutcomeKind.EXPIRED: (CallExpired, "was not processed within the provider's window"),
+    OutcomeKind.CANCELLED: (CallCancelled, "was cancelled"),
+    OutcomeKind.LOST: (CallLost, "was bought, but its answer is lost"),
+    OutcomeKind.DEADLINE: (DeadlineMissed, "could not be answered before its deadline"),
 }
 _JSON = ("content-type", "application/json")
 NO_RETRY = ("x-should-retry", "false")  # SDKs obey it; Claude Code would otherwise retry a refused key for minutes
@@ -57,12 +44,7 @@ _PIECE = 2047  # hashlib releases the GIL above this, and getting it back takes 
 def make_call(engine: Engine, upstream: Upstream, clock: Clock, raw: RawRequest, options: Options) -> Call:
     """The call of a request, with its credential and fingerprint. Raises `BadCall` if the request is invalid."""
     parsed = understand(upstream, raw)
-    return identify(engine, upstream, parsed, options, clock.now(), kept=True)
-
-
-def with_fingerprint(call: Call, parsed: Parsed) -> Call:
-    """The call with its fingerprint, by which the store recognises equal calls."""
-    return replace(call, fingerprint=_fingerprint(call.credential, parsed))
+    return with_fingerprint(identify(engine, upstream, parsed, options, clock.now()), parsed)
 
 
 def identify(
@@ -72,41 +54,28 @@ def identify(
     options: Options,
     arrived: float,
     payer: str | None = None,
-    *,
-    kept: bool = False,
 ) -> Call:
     """The call of a parsed request, with its ticket and credential. `payer` is the name of the secret that pays, if it
-    is known already; otherwise it is taken from the key in the request. Only a `kept` call gets a
-    fingerprint: that is expensive, and not needed on `now`."""
+    is known already; otherwise it is taken from the key in the request. It has no fingerprint: that is
+    expensive, and not needed on `now`."""
     if not parsed.secret:
         raise BadCall("This request carries no API key. Send it as x-api-key, or as Authorization: Bearer.")
     if payer is None:
         if any(len(value) > LONGEST_KEY for _, value in parsed.secret):
             raise BadCall(f"An API key has at most {LONGEST_KEY} characters; this one has more.")
         payer = engine.enrol(upstream.provider, parsed.secret)
-    credential = engine.credential(payer)
-    return call_of(
-        upstream,
-        parsed,
-        options,
-        arrived,
-        ticket=engine.new_ticket(),
-        credential=credential,
-        payer=payer,
-        fingerprint=_fingerprint(credential, parsed) if kept else 0,
-    )
+    credential, ticket = engine.credential(payer), engine.new_ticket()
+    return call_of(upstream, parsed, options, arrived, ticket=ticket, credential=credential, payer=payer)
 
 
-def _fingerprint(credential: str, parsed: Parsed) -> int:
-    """63 bits that identify a call. The credential is part of them, so calls of different credentials never match."""
-    digest = _digest_prefix(credential, parsed.endpoint, parsed.headers).copy()
+def with_fingerprint(call: Call, parsed: Parsed) -> Call:
+    """The call with its fingerprint, by which the store recognises equal calls: 63 bits. The credential is part of
+    them, so calls of different credentials never match."""
+    digest = _digest_prefix(call.credential, call.endpoint, call.headers).copy()
     canonical = parsed.document.canonical(without="stream")
-    if len(canonical) <= _PIECE:
-        digest.update(canonical)
-    else:
-        for start in range(0, len(canonical), _PIECE):
-            digest.update(canonical[start : start + _PIECE])
-    return int.from_bytes(digest.digest()[:8], "big") >> 1
+    for start in range(0, len(canonical), _PIECE):
+        digest.update(canonical[start : start + _PIECE])
+    return replace(call, fingerprint=int.from_bytes(digest.digest()[:8], "big") >> 1)
 
 
 @lru_cache(maxsize=1024)  # few combinations, many calls
@@ -117,12 +86,11 @@ def _digest_prefix(credential: str, endpoint: str, headers: Headers) -> hashlib.
 def failure(reply: Reply) -> CallFailed | None:
     """The typed error of a call that ended without an answer; None if the provider answered."""
     outcome = reply.outcome
-    kind = _FAILURES.get(outcome.kind)
-    if kind is None:
+    if outcome.kind not in _FAILURES:
         return None
-    text = ticket_text(reply.ticket)
-    why = f": {outcome.reason}" if outcome.reason else ""
-    return kind(f"Call {text} {_MEANING[outcome.kind]}{why}.", text)
+    kind, meaning = _FAILURES[outcome.kind]
+    text, why = ticket_text(reply.ticket), f": {outcome.reason}" if outcome.reason else ""
+    return kind(f"Call {text} {meaning}{why}.", text)
 
 
 def answer_headers(reply: Reply) -> Headers:

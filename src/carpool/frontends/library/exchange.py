@@ -59,8 +59,7 @@ def http_response(answer: Flow | Whole, request: Any, loop: asyncio.AbstractEven
     headers, lib = list(answer.headers), library(request)
     if isinstance(answer, Whole):
         return lib.Response(answer.status, headers=headers, content=answer.body)
-    stream = _async_stream(lib)(answer, request) if loop is None else _blocking_stream(lib)(answer, request, loop)
-    return lib.Response(answer.status, headers=headers, stream=stream)
+    return lib.Response(answer.status, headers=headers, stream=_stream_class(lib)(answer, request, loop))
 
 
 def library(request: Any) -> ModuleType:
@@ -112,11 +111,14 @@ def dialect_of(method: str, path: str) -> Dialect | None:
 
 
 @cache
-def _async_stream(lib: ModuleType) -> Any:
-    class Stream(lib.AsyncByteStream):  # type: ignore[misc, name-defined]
-        def __init__(self, flow: Flow, request: Any) -> None:
+def _stream_class(lib: ModuleType) -> Any:
+    class Stream(lib.AsyncByteStream, lib.SyncByteStream):  # type: ignore[misc, name-defined]
+        """Passes the chunks of a `Flow` on. `loop` is the engine's, if the client blocks another thread."""
+
+        def __init__(self, flow: Flow, request: Any, loop: asyncio.AbstractEventLoop | None) -> None:
             self._flow = flow
             self._request = request
+            self._loop = loop
 
         async def __aiter__(self) -> AsyncIterator[bytes]:
             try:
@@ -127,17 +129,6 @@ def _async_stream(lib: ModuleType) -> Any:
 
         async def aclose(self) -> None:
             await self._flow.end()
-
-    return Stream
-
-
-@cache
-def _blocking_stream(lib: ModuleType) -> Any:
-    class Stream(lib.SyncByteStream):  # type: ignore[misc, name-defined]
-        def __init__(self, flow: Flow, request: Any, loop: asyncio.AbstractEventLoop) -> None:
-            self._flow = flow
-            self._request = request
-            self._loop = loop
 
         def __iter__(self) -> Iterator[bytes]:
             try:
@@ -163,9 +154,9 @@ def http_error(error: WireError, request: Any) -> Exception:
     return exception
 
 
-def wait_for(work: Any, loop: asyncio.AbstractEventLoop) -> Any:
+def wait_for(work: Any, loop: asyncio.AbstractEventLoop | None) -> Any:
     """Runs a coroutine on the engine's loop from another thread. An interrupt of the thread cancels it."""
-    if loop.is_closed():
+    if loop is None or loop.is_closed():
         work.close()
         raise Closed("This fleet is closed. Make a new one.")
     future = asyncio.run_coroutine_threadsafe(work, loop)

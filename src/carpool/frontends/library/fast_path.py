@@ -13,6 +13,7 @@ import marshal
 import sys
 from collections.abc import Mapping
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from types import FunctionType
@@ -36,60 +37,59 @@ _WARNING = "anthropic.resources.messages.messages"  # the module that lists the 
 _SDK_LOG = logging.getLogger("anthropic._base_client")
 
 Kind = tuple[object, ...]
+Patterns = dict[Kind, "Pattern | None"]  # None for a kind whose calls the SDK changes
 Settled = Reply | CarpoolError  # the SDK wraps an error as if it had occurred there
 
 
+@dataclass(slots=True)
 class Pattern:
     """The SDK's request and answer type for the first call of a kind."""
 
-    __slots__ = ("answer", "header_options", "ids", "names", "raw")
-
-    def __init__(self, raw: RawRequest, header_options: Options, names: tuple[str, ...]) -> None:
-        self.raw = raw  # without a body
-        self.header_options = header_options
-        self.names = names  # the fields of the body, in the SDK's order
-        self.answer: Any = None  # the type of the first answer
-        self.ids: tuple[str, ...] = ()  # the attributes that the SDK sets from its headers
+    raw: RawRequest  # without a body
+    header_options: Options
+    names: tuple[str, ...]  # the fields of the body, in the SDK's order
+    answer: Any = None  # the type of the first answer
+    ids: tuple[str, ...] = ()  # the attributes that the SDK sets from its headers
 
 
 class Draft:
     """One call that may take the fast path. Without a pattern, it goes through the SDK and becomes the pattern."""
 
-    __slots__ = ("_kind", "_params", "_pattern", "_quick", "raw")
+    __slots__ = ("_kind", "_params", "_patterns", "pattern", "raw")
 
-    def __init__(self, quick: FastPath, kind: Kind, params: Mapping[str, Any], pattern: Pattern | None) -> None:
-        self._quick, self._params, self._pattern = quick, params, pattern
-        self._kind = kind if pattern is None else ()  # not kept: thousands of calls may wait
-        body = encoded(params, names_of(params) if pattern is None else pattern.names)
-        self.raw = None if pattern is None else replace(pattern.raw, body=body)
+    def __init__(self, patterns: Patterns, kind: Kind, params: Mapping[str, Any]) -> None:
+        self._patterns, self._params, self.pattern = patterns, params, patterns.get(kind)
+        self._kind = kind if self.pattern is None else ()  # not kept: thousands of calls may wait
+        body = encoded(params, names_of(params) if self.pattern is None else self.pattern.names)
+        self.raw = None if self.pattern is None else replace(self.pattern.raw, body=body)
 
     def options(self, given: Options) -> Options:
-        return given if self._pattern is None else given.over(self._pattern.header_options)
+        return given if self.pattern is None else given.over(self.pattern.header_options)
 
     def learn_request(self, raw: RawRequest, header_options: Options) -> None:
         """Keeps the SDK's request as the pattern if the fast path would have sent the same bytes."""
-        if self._pattern is not None:
+        if self.pattern is not None:
             return
         with suppress(RecursionError):  # nested too deep for the parser at this stack depth
             names = tuple(json.loads(raw.body))
             if sorted(names) == sorted(names_of(self._params)) and encoded(self._params, names) == raw.body:
                 headers = tuple(pair for pair in raw.headers if pair[0] != "content-length")
-                self._pattern = Pattern(replace(raw, headers=headers, body=b""), header_options, names)
-            self._quick.keep(self._kind, self._pattern)
+                self.pattern = Pattern(replace(raw, headers=headers, body=b""), header_options, names)
+            self._patterns[self._kind] = self.pattern
 
     def learn_answer(self, message: Any) -> None:
         """Keeps the type of the SDK's first answer for later answers of this kind."""
-        if self._pattern is None or self._pattern.answer is not None:
+        if self.pattern is None or self.pattern.answer is not None:
             return
         kind = type(message)
         if kind.__module__.startswith("anthropic.types.") and hasattr(kind, "model_validate_json"):
             ids = tuple(name for name in vars(message) if name.startswith("_"))
             if _IDS.keys() >= frozenset(ids):
-                self._pattern.ids, self._pattern.answer = ids, kind
+                self.pattern.ids, self.pattern.answer = ids, kind
 
     def message(self, settled: Settled) -> Any:
         """The answer as the SDK would build it; None if the SDK must build it, as it must for errors."""
-        pattern = self._pattern
+        pattern = self.pattern
         if pattern is None or pattern.answer is None or isinstance(settled, CarpoolError):
             return None
         outcome = settled.outcome
@@ -111,7 +111,7 @@ class FastPath:
     def __init__(self, client: Any) -> None:
         self._client = client
         self._plain = is_plain(client)
-        self._patterns: dict[Kind, Pattern | None] = {}
+        self._patterns: Patterns = {}
 
     def draft(self, params: Mapping[str, Any]) -> Draft | None:
         """None for a call that must go through the SDK."""
@@ -119,20 +119,16 @@ class FastPath:
             return None
         try:
             kind = self._kind(params)
-            pattern = self._patterns.get(kind)
-            if pattern is None and (kind in self._patterns or len(self._patterns) >= MOST_KINDS):
+            unknown = self._patterns.get(kind) is None
+            if unknown and (kind in self._patterns or len(self._patterns) >= MOST_KINDS):
                 return None
-            return Draft(self, kind, params, pattern)
+            return Draft(self._patterns, kind, params)
         except (TypeError, ValueError, RecursionError):  # not plain JSON: the SDK handles or refuses it
             return None
 
-    def keep(self, kind: Kind, pattern: Pattern | None) -> None:
-        """Stores a pattern; None for a kind whose calls the SDK changes."""
-        self._patterns[kind] = pattern
-
-    def _kind(self, params: Mapping[str, Any]) -> Kind:
+    def _kind(self, params: Any) -> Kind:
         """Everything that determines the request apart from the values of its body."""
-        _check_types(params)
+        marshal.dumps(params)  # raises unless all types are built-in: the SDK may treat subclasses differently
         given = self._client._custom_headers  # noqa: SLF001  the public property is slower than everything else here
         extra, betas = params.get("extra_headers") or {}, params.get("betas", ())
         if type(extra) is not dict or type(betas) not in _LISTS:
@@ -211,11 +207,6 @@ def _models_with_warnings() -> frozenset[str]:
     return frozenset((*module.DEPRECATED_MODELS, *getattr(module, "MODELS_TO_WARN_WITH_THINKING_ENABLED", ())))
 
 
-def _check_types(params: Any) -> None:
-    """Raises unless all values have built-in types. The SDK may treat subclasses differently; marshal refuses them."""
-    marshal.dumps(params)
-
-
 def names_of(params: Mapping[str, Any]) -> tuple[str, ...]:
     return tuple(name for name in params if name not in _BESIDE_THE_BODY)
 
@@ -240,9 +231,5 @@ def uncount_extras(model: Any) -> None:
 
 @cache
 def _model_fields(kind: Any) -> tuple[str, ...]:
-    fields = kind.model_fields.items()
-    return tuple(name for name, field in fields if inspect.isclass(field.annotation) and _is_model(field.annotation))
-
-
-def _is_model(kind: type) -> bool:
-    return hasattr(kind, "model_fields")
+    kinds = {name: field.annotation for name, field in kind.model_fields.items()}
+    return tuple(name for name, field in kinds.items() if inspect.isclass(field) and hasattr(field, "model_fields"))

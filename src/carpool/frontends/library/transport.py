@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import AsyncIterator, Awaitable, Coroutine, Mapping
+from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 from typing import Any, Self, TypeVar
@@ -76,29 +77,21 @@ def transport(
     return Transport(defaults, chosen, store, tuple(hooks), prices, through, close_timeout, vendor)
 
 
+@dataclass(eq=False, repr=False)
 class Transport:
     """Responds with the HTTP library of the request. The engine of an asyncio client runs on that client's loop,
     that of a blocking client in a separate thread; the first request decides."""
 
-    def __init__(
-        self,
-        defaults: Options,
-        policy: RoutingPolicy,
-        store: str | Path | None,
-        hooks: tuple[Hook, ...],
-        prices: PriceBook | None,
-        through: Any,
-        close_timeout: float,
-        vendor: str | None,
-    ) -> None:
-        self._defaults = defaults
-        self._policy = policy
-        self._store = store
-        self._hooks = hooks
-        self._prices = prices
-        self._through = through
-        self._close_timeout = close_timeout
-        self._vendor = vendor
+    _defaults: Options
+    _policy: RoutingPolicy
+    _store: str | Path | None
+    _hooks: tuple[Hook, ...]
+    _prices: PriceBook | None
+    _through: Any
+    _close_timeout: float
+    _vendor: str | None
+
+    def __post_init__(self) -> None:
         self._clock = SystemClock()
         self._engine: Engine | None = None
         self._http_client: HttpClient

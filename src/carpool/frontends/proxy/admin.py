@@ -6,8 +6,7 @@ import asyncio
 import hashlib
 import hmac
 import os
-from collections import deque
-from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from enum import StrEnum
 from typing import Any, TypeVar
@@ -24,13 +23,7 @@ from carpool.engine import Engine, Event
 from carpool.engine.events import EventHooks
 from carpool.frontends.proxy.http.responses import Disconnected
 from carpool.frontends.proxy.parse_head import CALLS, PREFIX
-from carpool.frontends.proxy.request import (
-    EVENT_STREAM,
-    JSON,
-    Receive,
-    RequestContext,
-    read_body,
-)
+from carpool.frontends.proxy.request import EVENT_STREAM, JSON, Receive, RequestContext, read_body
 from carpool.frontends.proxy.tickets import TicketRoutes, send_bought, send_too_late
 from carpool.planners.access.providers import is_forwarded
 from carpool.planners.access.virtual_keys import virtual_key
@@ -40,6 +33,7 @@ PAGE = 100
 LONGEST_PAGE = 1000
 OPEN = frozenset({"healthz", "readyz"})  # for health checks; they show no calls
 TOKEN_HEADER = "x-carpool-admin"  # noqa: S105  a header's name
+NO_STORE = (("cache-control", "no-store"),)
 TOKEN_NEEDED = (
     "This page needs the admin token. Send it as Authorization: Bearer … or x-carpool-admin: …; it is in the "  # noqa: S105
     "environment variable that server.admin_token_env names."
@@ -64,12 +58,12 @@ class Admin:
         self.news = EventStream(engine.event_hooks)
         self.draining = False
         self._routes: dict[str, Route] = {
-            "healthz": self._healthz,
+            "healthz": lambda query, request, viewer: request.send_json({"status": "ok"}),
             "readyz": self._readyz,
             "stats": self._stats,
             "calls": self._calls,
             "batches": self._batches,
-            "events": self._events,
+            "events": lambda query, request, viewer: self.news.listen(request, viewer),
         }
 
     async def answer(self, method: str, path: str, query: str, headers: Headers, request: RequestContext) -> None:
@@ -111,23 +105,23 @@ class Admin:
 
     # ------------------------------------------------------------ health and statistics
 
-    async def _healthz(self, query: str, request: RequestContext, viewer: Viewer) -> None:
-        await request.send_json({"status": "ok"})
-
     async def _readyz(self, query: str, request: RequestContext, viewer: Viewer) -> None:
         reasons = ["carpool is stopping."] if self.draining else []
         if not self._engine.alive:
             reasons.append("The engine is not running.")
         if (trouble := await self._engine.overview.trouble()) is not None:
             reasons.append(trouble)
-        await _json(request, {"ready": not reasons, "reasons": reasons}, 503 if reasons else 200)
+        await request.send_json({"ready": not reasons, "reasons": reasons}, 503 if reasons else 200, NO_STORE)
 
     async def _stats(self, query: str, request: RequestContext, viewer: Viewer) -> None:
         """The counters of this process, the contents of the store, and all costs by lane and kind. For a key only its
         own costs."""
         if viewer is not None:
             lanes = await self._engine.overview.totals(viewer)
-            await _json(request, {"money": _money(LedgerSummary.of(lanes)), "lanes": lanes})
+            summed = LedgerSummary.of(lanes)
+            paid, would, saved = (nano / 1e9 for nano in (summed.paid, summed.would_have_paid, summed.saved))
+            money = {"paid_usd": paid, "would_have_paid_usd": would, "saved_usd": saved}
+            await request.send_json({"money": money, "lanes": lanes}, 200, NO_STORE)
             return
         stats, summary = self._engine.stats, await self._engine.overview.summary()
         money = {"paid_usd": stats.paid_usd, "would_have_paid_usd": stats.would_have_paid_usd}
@@ -141,7 +135,7 @@ class Admin:
             "pressure": summary.pressure,
             "store": summary.counts,
         }
-        await _json(request, {**stats.metrics(), **stats.apart(), **details})
+        await request.send_json({**stats.metrics(), **stats.apart(), **details}, 200, NO_STORE)
 
     # ------------------------------------------------------------ lists, newest first
 
@@ -150,7 +144,7 @@ class Admin:
         at = None if before is None else ticket_number(before)
         rows = await self._engine.overview.calls(at, state, limit, viewer)
         next_page = ticket_text(rows[-1].ticket) if len(rows) == limit else None
-        await _json(request, {"calls": [_call(row) for row in rows], "next": next_page})
+        await request.send_json({"calls": [_call(row) for row in rows], "next": next_page}, 200, NO_STORE)
 
     async def _batches(self, query: str, request: RequestContext, viewer: Viewer) -> None:
         limit, before, state = _page(query, BatchState)
@@ -158,12 +152,8 @@ class Admin:
         rows = await self._engine.overview.batches(at, state, limit, viewer)
         now, whose = self._clock.now(), self._engine.credential
         next_page = str(rows[-1].id) if len(rows) == limit else None
-        await _json(
-            request, {"batches": [_batch(row, whose(row.key.credential), now) for row in rows], "next": next_page}
-        )
-
-    async def _events(self, query: str, request: RequestContext, viewer: Viewer) -> None:
-        await self.news.listen(request, viewer)
+        batches = [_batch(row, whose(row.key.credential), now) for row in rows]
+        await request.send_json({"batches": batches, "next": next_page}, 200, NO_STORE)
 
     # ------------------------------------------------------------ single calls
 
@@ -186,17 +176,13 @@ class Admin:
             await self._tickets.cancel(found, request)
         elif verb:
             rows = await self._engine.overview.purchases(found.ticket)
-            await _json(request, {"call": _call(found), "purchases": rows})
+            await request.send_json({"call": _call(found), "purchases": rows}, 200, NO_STORE)
         else:
             await self._tickets.collect(found, query, request)
 
 
 def _digest(token: str) -> bytes:
     return hashlib.sha256(token.encode()).digest()
-
-
-async def _json(request: RequestContext, value: object, status: int = 200) -> None:
-    await request.send_json(value, status, (("cache-control", "no-store"),))
 
 
 def _page(query: str, states: type[S]) -> tuple[int, str | None, S | None]:
@@ -216,11 +202,6 @@ def _integer(text: str, name: str) -> int:
     if not (text.isascii() and text.isdigit() and len(text) < 19):
         raise BadCall(f"{text[:40]!r} can't be {name}: it must be a whole number.")
     return int(text)
-
-
-def _money(summary: LedgerSummary) -> dict[str, float]:
-    paid, would, saved = (nano / 1e9 for nano in (summary.paid, summary.would_have_paid, summary.saved))
-    return {"paid_usd": paid, "would_have_paid_usd": would, "saved_usd": saved}
 
 
 def _call(row: CallRow) -> dict[str, Any]:
@@ -260,73 +241,55 @@ TOO_SLOW = b": %d events were missed, because they were not read in time. Connec
 GOOD_BYE = b": carpool is stopping.\n\n"
 
 
-class _Subscriber:
-    """One client. `viewer`: the credentials whose events it may see; None: all."""
-
-    def __init__(self, viewer: Collection[str] | None) -> None:
-        self._viewer = viewer
-        self.unread: deque[Event] = deque()
-        self.missed = 0
-        self.woken = asyncio.Event()
-
-    def tell(self, event: Event) -> None:
-        if self._viewer is not None and event.credential not in self._viewer:
-            return
-        if len(self.unread) < MOST_UNREAD and not self.missed:
-            self.unread.append(event)
-        else:
-            self.missed += 1
-        self.woken.set()
-
-
 class EventStream:
-    """Sends events to subscribers. Hooks into the engine only while there are any."""
+    """Sends events to listeners, each with a hook of its own into the engine."""
 
     def __init__(self, event_hooks: EventHooks) -> None:
         self._event_hooks = event_hooks
-        self._subscribers: set[_Subscriber] = set()
+        self._woken: set[asyncio.Event] = set()  # of each listener
         self._stopping = False
 
-    def _publish(self, event: Event) -> None:
-        for subscriber in self._subscribers:
-            subscriber.tell(event)
-
     def stop(self) -> None:
-        """Ends every subscriber's stream."""
+        """Ends every listener's stream."""
         self._stopping = True
-        for subscriber in self._subscribers:
-            subscriber.woken.set()
+        for woken in self._woken:
+            woken.set()
 
-    async def listen(self, request: RequestContext, viewer: Collection[str] | None = None) -> None:
-        subscriber = _Subscriber(viewer)
-        if not self._subscribers:
-            self._event_hooks.add(self._publish)
-        self._subscribers.add(subscriber)
+    async def listen(self, request: RequestContext, viewer: Viewer = None) -> None:
+        unread: list[Event] = []
+        missed, woken = 0, asyncio.Event()
+
+        def tell(event: Event) -> None:
+            nonlocal missed
+            if viewer is not None and event.credential not in viewer:
+                return
+            if len(unread) < MOST_UNREAD and not missed:
+                unread.append(event)
+            else:
+                missed += 1
+            woken.set()
+
+        self._event_hooks.add(tell)
+        self._woken.add(woken)
+        request.leaving.add_done_callback(lambda _: woken.set())
         try:
             await request.send_head(200, [EVENT_STREAM, ("cache-control", "no-cache")])
-            await self._pump(subscriber, request)
+            while not request.gone:
+                chunk = b"".join(map(_encoded, unread)) or KEEP_ALIVE
+                unread.clear()
+                await _send_in_time(request, chunk)
+                if self._stopping or (missed and not unread):
+                    last = TOO_SLOW % missed if missed and not unread else GOOD_BYE
+                    await _send_in_time(request, last, more=False)
+                    return
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(SILENCE_S):
+                        await woken.wait()
+                    woken.clear()
+            raise Disconnected
         finally:
-            self._subscribers.discard(subscriber)
-            if not self._subscribers:
-                self._event_hooks.remove(self._publish)
-
-    async def _pump(self, subscriber: _Subscriber, request: RequestContext) -> None:
-        request.leaving.add_done_callback(lambda _: subscriber.woken.set())
-        while not request.gone:
-            chunk = b"".join(map(_encoded, subscriber.unread)) or KEEP_ALIVE
-            subscriber.unread.clear()
-            await _send_in_time(request, chunk)
-            if subscriber.missed and not subscriber.unread:
-                await _send_in_time(request, TOO_SLOW % subscriber.missed, more=False)
-                return
-            if self._stopping:
-                await _send_in_time(request, GOOD_BYE, more=False)
-                return
-            with suppress(TimeoutError):
-                async with asyncio.timeout(SILENCE_S):
-                    await subscriber.woken.wait()
-                subscriber.woken.clear()
-        raise Disconnected
+            self._woken.discard(woken)
+            self._event_hooks.remove(tell)
 
 
 async def _send_in_time(request: RequestContext, chunk: bytes, *, more: bool = True) -> None:
@@ -340,10 +303,7 @@ async def _send_in_time(request: RequestContext, chunk: bytes, *, more: bool = T
 def _encoded(event: Event) -> bytes:
     name = type(event).__name__
     fields = {"type": name, **msgspec.to_builtins(event), "credential": event.credential[:8]}
-    return b"event: %b\ndata: %b\n\n" % (
-        name.encode(),
-        msgspec.json.encode(fields),
-    )
+    return b"event: %b\ndata: %b\n\n" % (name.encode(), msgspec.json.encode(fields))
 
 
 # ------------------------------------------------------------ webhooks

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from types import MappingProxyType
 from typing import Any, Literal
@@ -18,7 +18,7 @@ from carpool.engine import Engine, Upstream
 from carpool.frontends.proxy.admin import HOOKS, Admin, Hooks
 from carpool.frontends.proxy.calls import MAX_BODY, PASSED, CallHandler, ParsedHead, pass_through
 from carpool.frontends.proxy.http.connection import KnownHeads
-from carpool.frontends.proxy.http.responses import Disconnected, RequestRefused
+from carpool.frontends.proxy.http.responses import Disconnected
 from carpool.frontends.proxy.log import Note, RequestLog, Tell, no_log
 from carpool.frontends.proxy.parse_head import LOCAL_ONLY, HeadFacts, HeadParser, Scope, request_headers
 from carpool.frontends.proxy.request import (
@@ -88,7 +88,9 @@ class Proxy:
         self._head_parser = HeadParser(self._upstreams, frozenset(defaults), HouseKeys(keys), hosts, key_access)
         self._first = next(iter(self._upstreams.values())).dialect
         self._guard = DisconnectGuard()
+        self.aclose = self._guard.aclose  # runs after the engine has closed and woken its waiters
         self._request_log = RequestLog(clock, hosts, note)
+        self.refused = self._request_log.refused  # called by `BoundedProtocol` for a request that it refused itself
         patience = patience or Patience()
         self._calls = CallHandler(
             engine, clock, self._guard, self._request_log, on_disconnect, patience, tell, book, max_body
@@ -108,17 +110,6 @@ class Proxy:
         address = self._hosts.client(scope.get("client"), scope["headers"])
         method, query, headers = scope["method"], scope["query_string"].decode("latin-1"), head.headers_of(scope)
         return ParsedHead(self._calls, self._serve, head, method, query, headers, address)
-
-    def refused(
-        self,
-        refused: RequestRefused,
-        method: str,
-        target: bytes,
-        headers: Sequence[tuple[bytes, bytes]],
-        peer: tuple[str, int] | None,
-    ) -> None:
-        """Called by `BoundedProtocol` for a request that it refused itself."""
-        self._request_log.refused(refused, method, target, headers, peer)
 
     # ------------------------------------------------------------ requests with a task
 
@@ -239,7 +230,3 @@ class Proxy:
         if under_way:
             await asyncio.wait(under_way, timeout=timeout)
         await self._guard.cut()
-
-    async def aclose(self) -> None:
-        """Ends what is left. Runs after the engine has closed and woken its waiters."""
-        await self._guard.aclose()

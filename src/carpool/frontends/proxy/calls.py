@@ -26,15 +26,7 @@ from carpool.frontends.proxy.http.connection import ClientResponse, Connection
 from carpool.frontends.proxy.http.responses import Disconnected, RequestRefused
 from carpool.frontends.proxy.log import CLIENT_LEFT, LogLine, RequestLog, Tell, redacted, waiting
 from carpool.frontends.proxy.parse_head import HeadFacts, Scope
-from carpool.frontends.proxy.request import (
-    JSON,
-    DecidedCall,
-    DisconnectGuard,
-    Receive,
-    RequestContext,
-    Send,
-    advice,
-)
+from carpool.frontends.proxy.request import JSON, DecidedCall, DisconnectGuard, Receive, RequestContext, Send, advice
 from carpool.frontends.proxy.waiting import Patience, WaitingCall, informed
 from carpool.planners.access.rules import RuleApplier, RuleBook, understand
 from carpool.planners.routing import Decision, must_be_kept

@@ -255,6 +255,7 @@ class DisconnectGuard:
         await _stop(self.passing)
 
     async def aclose(self) -> None:
+        """Ends what is left."""
         await _stop(self._others)
         await self.cut()
         await self.background.rest(timeout=0.1)

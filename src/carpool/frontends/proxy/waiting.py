@@ -38,11 +38,7 @@ from carpool.frontends.intake import NO_RETRY, answer_headers, carpool_headers, 
 from carpool.frontends.proxy.http.liveness import ConnectionLost
 from carpool.frontends.proxy.http.responses import Disconnected
 from carpool.frontends.proxy.log import CLIENT_LEFT, RequestLog
-from carpool.frontends.proxy.request import (
-    EVENT_STREAM,
-    JSON,
-    RequestContext,
-)
+from carpool.frontends.proxy.request import EVENT_STREAM, JSON, RequestContext
 from carpool.frontends.proxy.tickets import send_accepted
 
 ACCEPTED = 202
@@ -239,41 +235,36 @@ async def _pauses(
 
 
 async def _send_reply(reply: Reply, waiting_call: WaitingCall, request: RequestContext) -> None:
-    if waiting_call.signs is not None:
-        await _send_stream(reply, waiting_call.dialect, waiting_call.signs, waiting_call.wish, request)
-    elif not request.begun:
-        await _send_whole_reply(reply, request)
-    elif reply.outcome.status == 200:
-        await request.send_chunk(reply.outcome.body, more=False)
-    else:  # the 200 is sent, and an error body would be taken for an answer
-        text = ticket_text(reply.ticket)
-        raise CallFailed(f"Call {text} failed with status {reply.outcome.status} while its client waited.", text)
-
-
-async def _send_whole_reply(reply: Reply, request: RequestContext) -> None:
-    headers, refused = answer_headers(reply), reply.outcome.status in KEY_REFUSED
-    advised = (NO_RETRY,) if refused and not any(name == NO_RETRY[0] for name, _ in headers) else ()
-    await request.send_whole(reply.outcome.status, (*headers, *advised), reply.outcome.body)
+    outcome, dialect, signs = reply.outcome, waiting_call.dialect, waiting_call.signs
+    if not request.begun and (signs is None or outcome.status != 200):
+        headers = answer_headers(reply)
+        if outcome.status in KEY_REFUSED and NO_RETRY[0] not in dict(headers):
+            headers = (*headers, NO_RETRY)
+        await request.send_whole(outcome.status, headers, outcome.body)
+    elif signs is None:
+        if outcome.status != 200:  # the 200 is sent, and an error body would be taken for an answer
+            text = ticket_text(reply.ticket)
+            raise CallFailed(f"Call {text} failed with status {outcome.status} while its client waited.", text)
+        await request.send_chunk(outcome.body, more=False)
+    elif outcome.status != 200:
+        await request.send_chunk(dialect.stream_error(outcome.body), more=False)
+    else:
+        await _send_stream(reply, dialect, signs, waiting_call.wish, request)
 
 
 async def _send_stream(reply: Reply, dialect: Dialect, signs: Vigil, wish: str, request: RequestContext) -> None:
-    outcome = reply.outcome
-    if not request.begun:
-        if outcome.status != 200:
-            await _send_whole_reply(reply, request)
-            return
-        events = dialect.replay(outcome.body, wish)
-        await request.send_head(200, [EVENT_STREAM, *carpool_headers(reply)])
-    elif outcome.status != 200:
-        await request.send_chunk(dialect.stream_error(outcome.body), more=False)
+    try:
+        events = dialect.replay(reply.outcome.body, wish)
+        if request.begun:
+            events = signs.rest(events)
+    except Garbled as error:
+        if not request.begun:
+            raise
+        body = dialect.error(error.status, error.code, str(error))
+        await request.send_chunk(dialect.stream_error(body), more=False)
         return
-    else:
-        try:
-            events = signs.rest(dialect.replay(outcome.body, wish))
-        except Garbled as error:
-            body = dialect.error(error.status, error.code, str(error))
-            await request.send_chunk(dialect.stream_error(body), more=False)
-            return
+    if not request.begun:
+        await request.send_head(200, [EVENT_STREAM, *carpool_headers(reply)])
     held = b""  # clients may disconnect right after the last event, so it is sent together with the end of the body
     for event in events:
         if held:

@@ -50,7 +50,6 @@ def call_of(
     ticket: int = 0,
     credential: str = "",
     payer: str = "",
-    fingerprint: int = 0,
 ) -> Call:
     """The call of a parsed request, after the rules."""
     deadline = options.deadline
@@ -80,7 +79,6 @@ def call_of(
         on_disconnect=options.on_disconnect,
         flexible=parsed.flexible,
         payer=payer,
-        fingerprint=fingerprint,
     )
 
 

@@ -16,7 +16,7 @@ from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from carpool.config import ConnectionLimits
-from carpool.frontends.proxy.http.liveness import pace_of
+from carpool.frontends.proxy.http.liveness import check_idle
 from carpool.frontends.proxy.http.responses import MALFORMED, Cycle, RequestRefused
 
 LONGEST_NAME = 256  # of a header name, in characters; names are cached
@@ -60,7 +60,7 @@ class BoundedProtocol(HttpToolsProtocol):
             if many > limits.max_connections + limits.max_connections // 4 + 16:  # too many even to send refusals
                 transport.abort()
         connections: Any = self.connections
-        pace_of(self.server_state, connections, limits.slow_sender_s, limits.slow_reader_s).keep(self.loop)
+        check_idle(self.server_state, connections, limits.slow_sender_s, limits.slow_reader_s)
 
     def data_received(self, data: bytes) -> None:
         if self._refused is not None:
@@ -190,12 +190,10 @@ class BoundedProtocol(HttpToolsProtocol):
         if cycle is None or cycle.response_complete:
             self._note(refused, target, headers)
             self._send_refusal(response)
-        elif not cycle.more_body:
-            self._last_words = response
+        elif self.pipeline or not cycle.more_body:
             self._note(refused, target, headers)
-        elif self.pipeline:  # not started yet, unlike those before it
-            self._note(refused, target, headers)
-            self.pipeline.popleft()
+            if cycle.more_body:  # not started yet, unlike those before it
+                self.pipeline.popleft()
             self._last_words = response
         elif cycle.response_started:
             self.transport.abort()

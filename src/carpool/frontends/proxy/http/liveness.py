@@ -30,7 +30,7 @@ import termios
 from collections.abc import Callable, Collection
 from socket import SHUT_WR, SO_ERROR, SOL_SOCKET, socket
 from typing import Any, Protocol
-from weakref import WeakKeyDictionary
+from weakref import WeakSet
 
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.002, 0.5  # between polls of the unacknowledged bytes
 LONGEST_CLOSE_S = 60.0  # for the client to read the rest of a response that closes its connection
@@ -140,33 +140,23 @@ class Looked(Protocol):
         ...
 
 
-class IdleChecks:
-    """Checks the connections of one server as long as there are any."""
-
-    def __init__(self, connections: Collection[Looked], sender_s: float, reader_s: float) -> None:
-        self._connections = connections
-        self._every = min(sender_s / LOOKS, reader_s / LOOKS, SELDOM_S)
-        self._sender, self._reader = math.ceil(sender_s / self._every), math.ceil(reader_s / self._every)
-        self._timer: asyncio.TimerHandle | None = None
-
-    def keep(self, loop: asyncio.AbstractEventLoop) -> None:
-        if self._timer is None:
-            self._timer = loop.call_later(self._every, self._check, loop)
-
-    def _check(self, loop: asyncio.AbstractEventLoop) -> None:
-        self._timer = None
-        for connection in list(self._connections):
-            connection.look(self._sender, self._reader)
-        if self._connections:
-            self.keep(loop)
+_CHECKED: WeakSet[Any] = WeakSet()  # the servers with a timer
 
 
-_CHECKS: WeakKeyDictionary[Any, IdleChecks] = WeakKeyDictionary()
+def check_idle(server: Any, connections: Collection[Looked], sender_s: float, reader_s: float) -> None:
+    """Checks the connections of a server, which is identified by its state object, as long as there are any."""
+    if server in _CHECKED:
+        return
+    _CHECKED.add(server)
+    loop, every = asyncio.get_running_loop(), min(sender_s / LOOKS, reader_s / LOOKS, SELDOM_S)
+    sender, reader = math.ceil(sender_s / every), math.ceil(reader_s / every)
 
+    def check() -> None:
+        for connection in list(connections):
+            connection.look(sender, reader)
+        if connections:
+            loop.call_later(every, check)
+        else:
+            _CHECKED.discard(server)
 
-def pace_of(server: Any, connections: Collection[Looked], sender_s: float, reader_s: float) -> IdleChecks:
-    """The idle checks of a server, which is identified by its state object."""
-    checks = _CHECKS.get(server)
-    if checks is None:
-        checks = _CHECKS[server] = IdleChecks(connections, sender_s, reader_s)
-    return checks
+    loop.call_later(every, check)
