@@ -8,18 +8,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from carpool.core.lifecycle import BatchState, TicketState
-from carpool.core.model import Batch, Due, Lane, OpenCalls, PoolKey
+from carpool.core.model import Batch, Due, Lane, OpenCalls, PoolKey, TicketView
 from carpool.core.ports import BatchReport
 from carpool.planners.policy import RoutingPolicy
 from carpool.planners.tracking import (
     ReconcilePlan,
     RescuePlan,
     early_start,
-    must_retry,
     next_look,
     next_poll,
     reconcile,
     rescue_plan,
+    retry_lane,
 )
 
 NOW = 1_800_000_000.0
@@ -232,9 +232,8 @@ def reconciled(
     now: float = NOW,
     offset: float = 0.0,
     grace: float = 3600.0,
-    pressed: bool = False,
 ) -> ReconcilePlan:
-    return reconcile(batch, listed, set(known), suspects or {}, now, offset, grace=grace, pressed=pressed)
+    return reconcile(batch, listed, set(known), suspects or {}, now, offset, grace=grace)
 
 
 def test_a_batch_that_fits_by_count_and_time_is_a_suspect() -> None:
@@ -306,19 +305,15 @@ def test_a_suspect_without_results_can_prove_nothing() -> None:
     assert reconciled(a_report(**ENDED, archived=True), grace=1).inspect == ()
 
 
-def test_when_the_slack_presses_it_is_given_up_with_suspects_still_running() -> None:
-    assert reconciled(a_report(), pressed=True).give_up
-
-
 def test_proof_that_is_one_request_away_is_fetched_first() -> None:
-    plan = reconciled(a_report(**ENDED), pressed=True)
+    plan = reconciled(a_report(**ENDED), grace=1)
     assert plan.inspect == ("b1",)
     assert not plan.give_up
 
 
-def test_an_abandoned_batch_is_watched_for_a_day_pressed_or_not() -> None:
+def test_an_abandoned_batch_is_watched_for_a_day() -> None:
     abandoned = replace(UNKNOWN, state=BatchState.ABANDONED)
-    plan = reconciled(a_report("late", **ENDED), batch=abandoned, pressed=True, grace=1)
+    plan = reconciled(a_report("late", **ENDED), batch=abandoned, grace=1)
     assert plan.new_suspects == plan.inspect == ("late",)
     assert not plan.give_up
     assert not reconciled(batch=abandoned, grace=1, now=NOW - 570 + DAY - 1).give_up
@@ -328,11 +323,11 @@ def test_an_abandoned_batch_is_watched_for_a_day_pressed_or_not() -> None:
 
 
 @settings(deadline=None)
-@given(st.floats(-100, 2 * DAY), st.booleans(), st.booleans(), st.floats(0, 1000))
-def test_reconciling_never_spins(after: float, suspected: bool, pressed: bool, grace: float) -> None:
+@given(st.floats(-100, 2 * DAY), st.booleans(), st.floats(0, 1000))
+def test_reconciling_never_spins(after: float, suspected: bool, grace: float) -> None:
     suspects = {"b1": "watched"} if suspected else {}
     now = NOW - 570 + after
-    plan = reconciled(suspects=suspects, now=now, pressed=pressed, grace=grace)
+    plan = reconciled(suspects=suspects, now=now, grace=grace)
     assert plan.give_up == (plan.wake is None)
     assert plan.wake is None or plan.wake > now
 
@@ -340,15 +335,11 @@ def test_reconciling_never_spins(after: float, suspected: bool, pressed: bool, g
 # ---------------------------------------------------------------- retry
 
 
-def retried(
-    attempts: int = 1, deadline_in: float | None = None, *, retryable: bool = True, awaited: bool = True
-) -> Lane | None:
+def retried(attempts: int = 1, deadline_in: float | None = None, *, awaited: bool = True) -> Lane | None:
     deadline = None if deadline_in is None else NOW + deadline_in
-    return must_retry(retryable, attempts, RoutingPolicy(max_attempts=3), deadline, NOW, 10.0, awaited=awaited)
-
-
-def test_a_callers_mistake_comes_back() -> None:
-    assert retried(retryable=False) is None
+    rescue_at = None if deadline is None else deadline - 10.0
+    view = TicketView(1, TicketState.BOARDED, attempts - 1, rescue_at, deadline, awaited)
+    return retry_lane(view, RoutingPolicy(max_attempts=3), NOW)
 
 
 def test_attempts_are_bounded() -> None:

@@ -227,7 +227,6 @@ class World:
             self.now,
             0.0,
             grace=GRACE,
-            pressed=any(ride.rescue_at is not None and ride.rescue_at <= self.now for _, ride in self.open_rides(trip)),
         )
         if plan.give_up:
             trip.batch = replace(trip.batch, state=BatchState.ABANDONED, abandoned=True)

@@ -336,7 +336,7 @@ MUTANTS = (
     Mutant(
         "the calls of a denied batch are not bought again",
         f"{ENGINE}/batch/collect.py",
-        "        lane = self._retry_lane(view)\n",
+        "        lane = retry_lane(view, self._context.policy, self._context.now())\n",
         "        lane = None\n",
         test=LOST,
     ),

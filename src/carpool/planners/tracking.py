@@ -14,7 +14,7 @@ early enough that the last one is still sent in time at that rate.
 Suspects. A create whose outcome is unknown (crash, timeout, 5xx) may have been bought. A listed batch with our nonce is
 ours. Where the list shows no nonce, a batch with the same number of calls and a creation time within the clock slack is
 a *suspect*: it is watched, never cancelled, and its results prove or disprove that it is ours. Without any suspect the
-create is abandoned after `grace`, or at once if its calls are pressed for time. An abandoned batch is watched for a day
+create is abandoned after `grace`. An abandoned batch is watched for a day
 more, because late proof still has to be entered in the ledger.
 
 Denials. A provider may answer 404 or 410 for a batch that it sold, for example right after the purchase or during an
@@ -30,7 +30,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from carpool.core.lifecycle import BatchState
-from carpool.core.model import Batch, Due, Lane, OpenCalls
+from carpool.core.model import Batch, Due, Lane, OpenCalls, TicketView
 from carpool.core.ports import BatchReport
 from carpool.planners.policy import RoutingPolicy
 from carpool.planners.routing import RESCUE_MARGIN
@@ -153,10 +153,9 @@ def reconcile(
     offset: float,
     *,
     grace: float,
-    pressed: bool,
 ) -> ReconcilePlan:
     """Compare a create with unknown outcome with the provider's LIST. The plan never cancels: a suspect may belong to
-    somebody else. `offset` is the provider's clock minus ours; `pressed` means that the batch's calls can't wait."""
+    somebody else. `offset` is the provider's clock minus ours."""
     proven = next((report.provider_id for report in listed if report.nonce == batch.nonce), None)
     if proven is not None:
         return ReconcilePlan((), (), False, None, proven)
@@ -173,7 +172,7 @@ def reconcile(
     inspect = tuple(report.provider_id for report in ended if _readable(report))
     # A suspect that ended without results can no longer prove anything.
     undecided = watched.difference(report.provider_id for report in ended if not _readable(report))
-    give_up_at = _give_up_at(batch, bool(undecided), bool(inspect), grace, pressed)
+    give_up_at = _give_up_at(batch, bool(undecided), bool(inspect), grace)
     if give_up_at <= now:
         return ReconcilePlan(new, inspect, True, None)
     pace = min(SLOW, max(QUICK, (now - _unknown_since(batch)) / 4))
@@ -197,37 +196,26 @@ def _unknown_since(batch: Batch) -> float:
     return batch.intended_at if batch.sent_at is None else batch.sent_at
 
 
-def _give_up_at(batch: Batch, suspected: bool, readable: bool, grace: float, pressed: bool) -> float:
+def _give_up_at(batch: Batch, suspected: bool, readable: bool, grace: float) -> float:
     since = _unknown_since(batch)
     if batch.state is BatchState.ABANDONED:
         return since + WATCH + (WATCH_SLACK if suspected else 0.0)
     if readable:  # one request gives the proof; giving up now could buy every call twice
         return since + WATCH + WATCH_SLACK
-    if pressed:
-        return -math.inf
     return since + (WATCH + WATCH_SLACK if suspected else grace)
 
 
 # ---------------------------------------------------------------- retry
 
 
-def must_retry(
-    retryable: bool,
-    attempts: int,
-    policy: RoutingPolicy,
-    deadline: float | None,
-    now: float,
-    sync_seconds: float,
-    *,
-    awaited: bool = True,
-) -> Lane | None:
+def retry_lane(view: TicketView, policy: RoutingPolicy, now: float) -> Lane | None:
     """The lane for another attempt of a call whose result line failed; None when the client gets the error."""
-    if not retryable:
-        return None
-    if attempts >= policy.max_attempts:  # no more batches; a client that still waits may get a response on `now`
+    deadline, awaited = view.deadline, view.awaited
+    if view.requeues + 1 >= policy.max_attempts:  # no more batches; a client that still waits may get it on `now`
         return Lane.NOW if awaited and deadline is not None and now < deadline else None
     # A call without a waiting client is not urgent: it takes the cheap lane, even past its deadline.
-    if deadline is None or not awaited or deadline - sync_seconds - RETRY_ROOM > now:
+    rescue_at = deadline if view.rescue_at is None else view.rescue_at
+    if deadline is None or rescue_at is None or not awaited or rescue_at - RETRY_ROOM > now:
         return Lane.BATCH
     return Lane.NOW if now < deadline else None
 

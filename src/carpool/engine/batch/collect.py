@@ -27,7 +27,7 @@ from carpool.core.upstream import Upstream, WholeResponse, whole
 from carpool.engine.batch.api import BatchApi
 from carpool.engine.context import LATE, PRESSED, EngineContext
 from carpool.engine.events import BatchCollected, BatchLost, FailureRateHigh
-from carpool.planners.tracking import Denials, must_retry
+from carpool.planners.tracking import Denials, retry_lane
 
 CHUNK = 8192  # lines per transaction; more would write fewer pages, but delay the first answers
 CHUNK_BYTES = 16_000_000
@@ -223,21 +223,12 @@ class Collector:
         entry = self._entry(batch, upstream, ticket, line, now)
         if line.retryable and batch.abandoned:
             return Settlement(ticket, entry=entry)  # the call was requeued when the batch was abandoned
-        if line.retryable and view is not None and (lane := self._retry_lane(view)) is not None:
+        if line.retryable and view is not None and (lane := retry_lane(view, self._context.policy, now)) is not None:
             late = lane is Lane.NOW and line.result == "canceled" and batch.note == PRESSED
             return Settlement(ticket, entry=entry, requeue=lane, reason=LATE if late else entry.reason)
         kind = _KINDS[line.result]
         outcome = Outcome(kind, line.status, line.body, now, Lane.BATCH, batch=batch.provider_id)
         return Settlement(ticket, outcome, entry)
-
-    def _retry_lane(self, view: TicketView) -> Lane | None:
-        """The lane on which an unanswered call is bought again; None if the failure is its outcome."""
-        context = self._context
-        retry_seconds = 0.0 if view.deadline is None or view.rescue_at is None else view.deadline - view.rescue_at
-        attempts = view.requeues + 1
-        return must_retry(
-            True, attempts, context.policy, view.deadline, context.now(), retry_seconds, awaited=view.awaited
-        )
 
     def _entry(self, batch: Batch, upstream: Upstream, ticket: int, line: ResultLine, now: float) -> Entry:
         key, usage = batch.key, line.usage
@@ -289,7 +280,7 @@ class Collector:
         )
         if view is None or view.state is TicketState.SENDING:
             return Settlement(ticket, entry=entry)
-        lane = self._retry_lane(view)
+        lane = retry_lane(view, self._context.policy, self._context.now())
         if lane is not None:
             return Settlement(
                 ticket, entry=entry, requeue=None if staying and lane is Lane.BATCH else lane, reason=reason

@@ -81,7 +81,6 @@ class Reconciler:
             asked,
             self._api.offsets.get(upstream.provider, batch.clock_offset),
             grace=GRACE_S,
-            pressed=False,  # urgent calls are rescued one by one, so the batch can wait for proof
         )
         if plan.found is not None:
             await self._adopt(batch, plan.found)
