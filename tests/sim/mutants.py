@@ -532,8 +532,8 @@ MUTANTS = (
     Mutant(
         "a message that was started early is started again",
         "src/carpool/dialects/keep_alive.py",
-        '            if event.startswith(b"event: message_start\\n"):\n',
-        '            yield event\n            if event.startswith(b"event: message_start\\n"):\n',
+        '            if each.startswith(b"event: message_start\\n"):\n',
+        '            yield each\n            if each.startswith(b"event: message_start\\n"):\n',
         test="tests/dialects/test_keep_alive.py",
     ),
     Mutant(

@@ -7,8 +7,7 @@ response has arrived, `rest()` of its replay (`dialects.*.replay`). Clients diff
 - The SDKs skip SSE comments and pings, and any bytes keep their connection alive: `Pings` sends those of the dialect.
   They carry no content, so the whole replay follows.
 - Claude Code treats a stream with nothing but pings as silent after a while. `EarlyMessage` sends a `message_start`,
-then
-  `message_delta` events that change nothing.
+  then `message_delta` events that change nothing.
 - Codex counts parsed events only. `EarlyResponse` sends `response.created`, then `response.in_progress`.
 
 The two early variants have to invent parts of the beginning: an id, derived from the ticket so that it is stable, and
@@ -28,12 +27,9 @@ from collections.abc import Iterator
 from enum import StrEnum
 from typing import Any, NamedTuple, Protocol
 
-import msgspec
-
 from carpool.core.model import Headers, ticket_text
+from carpool.dialects.events import MEMBERS, Members, event
 
-_Members = dict[str, msgspec.Raw]
-_MEMBERS = msgspec.json.Decoder(_Members)
 _FRESH = {"input_tokens": 0, "cache_creation_input_tokens": 0, "cache_read_input_tokens": 0, "output_tokens": 0}
 
 
@@ -88,22 +84,22 @@ class EarlyMessage:
             "stop_sequence": None,
             "usage": _FRESH,
         }
-        return _event("message_start", {"message": message})
+        return event("message_start", message=message)
 
     def again(self) -> bytes:
         delta = {"stop_reason": None, "stop_sequence": None}
-        return _event("message_delta", {"delta": delta, "usage": {"output_tokens": 0}})
+        return event("message_delta", delta=delta, usage={"output_tokens": 0})
 
     def rest(self, events: Iterator[bytes]) -> Iterator[bytes]:
-        usage: _Members = {}
-        for event in events:
-            if event.startswith(b"event: message_start\n"):
-                usage = _MEMBERS.decode(_MEMBERS.decode(_data(event)["message"])["usage"])
-            elif event.startswith(b"event: message_delta\n"):
-                data = _data(event)
-                yield _event("message_delta", {**data, "usage": usage | _MEMBERS.decode(data["usage"])})
+        usage: Members = {}
+        for each in events:
+            if each.startswith(b"event: message_start\n"):
+                usage = MEMBERS.decode(MEMBERS.decode(_data(each)["message"])["usage"])
+            elif each.startswith(b"event: message_delta\n"):
+                data = _data(each)
+                yield event("message_delta", **{**data, "usage": usage | MEMBERS.decode(data["usage"])})
             else:
-                yield event
+                yield each
 
 
 class EarlyResponse:
@@ -144,27 +140,24 @@ class EarlyResponse:
         return self._next_event("response.in_progress")
 
     def rest(self, events: Iterator[bytes]) -> Iterator[bytes]:
-        for event in events:
-            if event.startswith(self._OPENING):
+        for each in events:
+            if each.startswith(self._OPENING):
                 continue
-            if not event.startswith(b"event: "):  # a comment, or the end marker of the stream
-                yield event
+            if not each.startswith(b"event: "):  # a comment, or the end marker of the stream
+                yield each
                 continue
             self._number += 1
-            yield _event(event[7 : event.index(b"\n")].decode(), _data(event) | {"sequence_number": self._number})
+            name = each[7 : each.index(b"\n")].decode()
+            yield event(name, **(_data(each) | {"sequence_number": self._number}))
 
     def _next_event(self, name: str) -> bytes:
         self._number += 1
-        return _event(name, {"response": self._response, "sequence_number": self._number})
+        return event(name, response=self._response, sequence_number=self._number)
 
 
-def _data(event: bytes) -> dict[str, Any]:
-    """The members of an event's data, each as its original bytes."""
-    return dict(_MEMBERS.decode(event.partition(b"data: ")[2]))
-
-
-def _event(name: str, fields: dict[str, Any]) -> bytes:
-    return b"event: %b\ndata: %b\n\n" % (name.encode(), msgspec.json.encode({"type": name, **fields}))
+def _data(each: bytes) -> dict[str, Any]:
+    """The members of an event's data except its type, each as its original bytes."""
+    return {name: raw for name, raw in MEMBERS.decode(each.partition(b"data: ")[2]).items() if name != "type"}
 
 
 # ------------------------------------------------------------ kinds of clients

@@ -4,8 +4,7 @@ A batch returns a complete message, but the client may have asked for a stream. 
 from a live stream for the SDKs, which assemble the events again, and the result must equal the original message:
 
 - `message_start` has the message without its content and without what is known only at the end (stop reason,
-container).
-  Like a live stream it starts with about one output token.
+  container). Like a live stream it starts with about one output token.
 - Each content block becomes a start, deltas and a stop. Text, thinking and the input of tools start empty, and their
   deltas of 2,048 characters give the original when joined. Every other block type starts complete and has no deltas, so
   new block types work unchanged.
@@ -27,37 +26,24 @@ import msgspec
 
 from carpool.core.errors import Garbled
 from carpool.dialects.anthropic import errors
+from carpool.dialects.events import LIST, MEMBERS, NULL, TEXT, VALUES, Members, event, one_line, opens, pieces
 
 PING = b'event: ping\ndata: {"type":"ping"}\n\n'
 
-_PIECE = 2048  # characters in a delta
-_NULL = msgspec.Raw(b"null")
 _EMPTY = msgspec.Raw(b'""')
 _AT_THE_END = ("stop_reason", "stop_sequence", "stop_details", "container")
 _OUTPUT_SIDE = ("output_tokens", "output_tokens_details")
-_DELTA_USAGE = (
-    "input_tokens",
-    "cache_creation_input_tokens",
-    "cache_read_input_tokens",
-    *_OUTPUT_SIDE,
-    "server_tool_use",
-)
-
-Members = dict[str, msgspec.Raw]
-
-_MEMBERS = msgspec.json.Decoder(Members)
-_BLOCKS = msgspec.json.Decoder(list[Members])
-_TEXT = msgspec.json.Decoder(str)
-_LIST = msgspec.json.Decoder(list[msgspec.Raw])
+_INPUT_SIDE = ("input_tokens", "cache_creation_input_tokens", "cache_read_input_tokens")
+_DELTA_USAGE = (*_INPUT_SIDE, *_OUTPUT_SIDE, "server_tool_use")
 
 
 def replay(body: bytes, wish: str = "") -> Iterator[bytes]:
     """The events of a finished message. Raises `Garbled` before the first event."""
     try:
         body.decode()
-        message = _MEMBERS.decode(_one_line(body))
-        blocks = _BLOCKS.decode(message["content"])
-        usage = _MEMBERS.decode(message["usage"]) if _opens(message, "usage", b"{") else {}
+        message = MEMBERS.decode(one_line(body))
+        blocks = LIST.decode(message["content"])
+        usage = MEMBERS.decode(message["usage"]) if opens(message, "usage", b"{") else {}
         events = [list(_block(index, block)) for index, block in enumerate(blocks)]
     except (KeyError, ValueError, RecursionError) as error:
         raise Garbled(f"The provider's message can't be told as a stream: {error}.") from None
@@ -69,37 +55,24 @@ def stream_error(body: bytes) -> bytes:
     that the client can parse."""
     parsed = errors.read(body)
     shown = parsed.body if parsed else errors.error(502, "api_error", "The provider's answer could not be understood.")
-    return b"event: error\ndata: %b\n\n" % _one_line(shown)
+    return b"event: error\ndata: %b\n\n" % one_line(shown)
 
 
 def _events(message: Members, usage: Members, blocks: list[list[bytes]]) -> Iterator[bytes]:
-    yield _start(message, usage)
+    opening: dict[str, Any] = {**message, "content": [], "stop_reason": None, "stop_sequence": None}
+    opening |= {name: None for name in _AT_THE_END if name in message}
+    # A live stream starts with about one output token; the final count is in `message_delta`.
+    no_output = bytes(usage.get("output_tokens", NULL)) in (b"0", b"null")
+    opening["usage"] = usage | {name: NULL for name in usage if name in _OUTPUT_SIDE}
+    opening["usage"]["output_tokens"] = msgspec.Raw(b"0" if no_output else b"1")
+    yield event("message_start", message=opening)
     for block in blocks:
         yield from block
-    yield _delta(message, usage)
-    yield _event("message_stop")
-
-
-def _start(message: Members, usage: Members) -> bytes:
-    """The message without its content and without what is known only at the end."""
-    opening: dict[str, Any] = {**message, "content": []}
-    opening |= {"stop_reason": None, "stop_sequence": None}
-    opening |= {name: None for name in _AT_THE_END if name in message}
-    opening["usage"] = usage | {name: _NULL for name in usage if name in _OUTPUT_SIDE} | _first_tokens(usage)
-    return _event("message_start", message=opening)
-
-
-def _first_tokens(usage: Members) -> Members:
-    """A live stream starts with about one output token; the final count is in `message_delta`."""
-    no_output = bytes(usage.get("output_tokens", _NULL)) in (b"0", b"null")
-    return {"output_tokens": msgspec.Raw(b"0" if no_output else b"1")}
-
-
-def _delta(message: Members, usage: Members) -> bytes:
-    end = {"stop_reason": _NULL, "stop_sequence": _NULL}
+    end = {"stop_reason": NULL, "stop_sequence": NULL}
     end |= {name: message[name] for name in _AT_THE_END if name in message}
     counts = {"output_tokens": msgspec.Raw(b"0")} | {name: usage[name] for name in _DELTA_USAGE if name in usage}
-    return _event("message_delta", delta=end, usage=counts)
+    yield event("message_delta", delta=end, usage=counts)
+    yield event("message_stop")
 
 
 # ---------------------------------------------------------------- blocks
@@ -107,20 +80,20 @@ def _delta(message: Members, usage: Members) -> bytes:
 
 def _block(index: int, block: Members) -> Iterator[bytes]:
     opening, deltas = _cut(block)
-    yield _event("content_block_start", index=index, content_block=opening)
+    yield event("content_block_start", index=index, content_block=opening)
     for delta in deltas:
-        yield _event("content_block_delta", index=index, delta=delta)
-    yield _event("content_block_stop", index=index)
+        yield event("content_block_delta", index=index, delta=delta)
+    yield event("content_block_stop", index=index)
 
 
 def _cut(block: Members) -> tuple[Members, list[dict[str, Any]]]:
     """The block as it starts, and the deltas that complete it. Block types without deltas start complete."""
-    match _TEXT.decode(block["type"]):
-        case "text" if _opens(block, "text", b'"'):
+    match TEXT.decode(block["type"]):
+        case "text" if opens(block, "text", b'"'):
             return _text(block)
-        case "thinking" if _opens(block, "thinking", b'"'):
+        case "thinking" if opens(block, "thinking", b'"'):
             return _thinking(block)
-        case "tool_use" | "server_tool_use" if _opens(block, "input", b"{"):
+        case "tool_use" | "server_tool_use" if opens(block, "input", b"{"):
             return _tool(block)
         case _:
             return block, []
@@ -129,18 +102,18 @@ def _cut(block: Members) -> tuple[Members, list[dict[str, Any]]]:
 def _text(block: Members) -> tuple[Members, list[dict[str, Any]]]:
     opening = block | {"text": _EMPTY}
     deltas: list[dict[str, Any]] = []
-    if _opens(block, "citations", b"["):
+    if opens(block, "citations", b"["):
         opening["citations"] = msgspec.Raw(b"[]")
-        deltas = [{"type": "citations_delta", "citation": citation} for citation in _LIST.decode(block["citations"])]
-    deltas += [{"type": "text_delta", "text": piece} for piece in _pieces(_TEXT.decode(block["text"]))]
+        deltas = [{"type": "citations_delta", "citation": citation} for citation in VALUES.decode(block["citations"])]
+    deltas += [{"type": "text_delta", "text": piece} for piece in pieces(TEXT.decode(block["text"]))]
     return opening, deltas
 
 
 def _thinking(block: Members) -> tuple[Members, list[dict[str, Any]]]:
     opening = block | {"thinking": _EMPTY}
-    thought = _TEXT.decode(block["thinking"])
-    deltas: list[dict[str, Any]] = [{"type": "thinking_delta", "thinking": piece} for piece in _pieces(thought)]
-    if _opens(block, "signature", b'"'):
+    thought = TEXT.decode(block["thinking"])
+    deltas: list[dict[str, Any]] = [{"type": "thinking_delta", "thinking": piece} for piece in pieces(thought)]
+    if opens(block, "signature", b'"'):
         opening["signature"] = _EMPTY
         deltas.append({"type": "signature_delta", "signature": block["signature"]})  # verified later: unchanged
     return opening, deltas
@@ -150,27 +123,5 @@ def _tool(block: Members) -> tuple[Members, list[dict[str, Any]]]:
     """The input is sent as text, so its numbers arrive as the model wrote them. The first piece is always empty."""
     opening = block | {"input": msgspec.Raw(b"{}")}
     raw = bytes(block["input"]).decode()
-    pieces = ["", *(_pieces(raw) if raw != "{}" else [])]
-    return opening, [{"type": "input_json_delta", "partial_json": piece} for piece in pieces]
-
-
-def _opens(members: Members, name: str, sign: bytes) -> bool:
-    """Whether there is a member of that name whose value starts with `sign`, that is, has this JSON type."""
-    return name in members and bytes(members[name]).startswith(sign)
-
-
-def _pieces(text: str) -> list[str]:
-    return [text[at : at + _PIECE] for at in range(0, len(text), _PIECE)]
-
-
-# ---------------------------------------------------------------- frames
-
-
-def _event(name: str, **fields: Any) -> bytes:
-    return b"event: %b\ndata: %b\n\n" % (name.encode(), msgspec.json.encode({"type": name, **fields}))
-
-
-def _one_line(body: bytes) -> bytes:
-    """Replace line breaks by spaces. JSON has them between tokens only, and in an event each would start a new
-    field."""
-    return body.replace(b"\r", b" ").replace(b"\n", b" ")
+    texts = ["", *(pieces(raw) if raw != "{}" else [])]
+    return opening, [{"type": "input_json_delta", "partial_json": text} for text in texts]

@@ -14,10 +14,10 @@ from carpool.core.errors import Garbled, Misuse
 from carpool.core.model import NONCE_LETTERS, TICKET_LETTERS, Headers, Usage
 from carpool.core.ports import Ask, BatchReport, Dialect, Parsed, RawRequest, Refusal, ResultLine, UsageTap
 from carpool.dialects import json_object, rate_limits
+from carpool.dialects.events import one_line
 from carpool.dialects.openai import errors, replay, usage, webhooks
 from carpool.dialects.openai.parse import PAYERS, claim, completed, handles, parse, secret
 from carpool.dialects.openai.providers import COMPATIBLE_PROVIDERS, DAY, HOUR, OPENAI, CompatibleProvider, recognised
-from carpool.dialects.openai.replay import one_line
 from carpool.dialects.openai.results import result_line, result_page
 from carpool.dialects.openai.shapes import NONCE_KEY, BatchShape, Shape, name_of, nonce_of, seconds
 
