@@ -8,7 +8,7 @@ import httpx2
 import pytest
 
 from carpool.core.model import OutcomeKind, ticket_text
-from carpool.frontends.proxy import waiting
+from carpool.frontends.proxy.request import RequestContext
 from carpool.frontends.proxy.waiting import Patience
 from carpool.mock import Constant, MockConfig, expected_text
 from tests.support.disconnecting import HEADERS, LARGE, MIDDLING, SMALL, Caller, answered, calling, lengthen
@@ -148,15 +148,15 @@ async def test_a_client_that_leaves_behind_the_last_event_of_a_stream_has_its_an
 ) -> None:
     """As Codex does. It does not wait for the end of the body, which would lie unread and make a reset of it."""
     asked = ask("streamed") | {"stream": True}
-    send_chunk, callers, lines = waiting.send_chunk, list[Caller](), list[Any]()
+    send_chunk, callers, lines = RequestContext.send_chunk, list[Caller](), list[Any]()
 
-    async def leave_behind_the_last_event(send: Any, body: bytes, *, more: bool) -> None:
-        await send_chunk(send, body, more=more)
+    async def leave_behind_the_last_event(request: RequestContext, body: bytes, *, more: bool) -> None:
+        await send_chunk(request, body, more=more)
         if b"message_stop" in body:
             os.read(callers[-1].writer.get_extra_info("socket").fileno(), 1 << 20)
             callers[-1].close()
 
-    monkeypatch.setattr(waiting, "send_chunk", leave_behind_the_last_event)
+    monkeypatch.setattr(RequestContext, "send_chunk", leave_behind_the_last_event)
     patience = Patience(stream_head_s=stream_head_s, ping_s=stream_head_s)
     async with stage_with(QUICK, patience=patience, note=lines.append) as stage:
         for number in range(2):

@@ -122,11 +122,7 @@ class Transport:
         return await respond(request, self._answer_on_this_loop)
 
     async def _answer_on_this_loop(self, request: Any, body: bytes) -> Flow | Whole:
-        await self._start_on_this_loop()
-        return await self._answer(request, body)
-
-    async def _start_on_this_loop(self) -> None:
-        """Starts the engine with the first request."""
+        """The first request starts the engine."""
         if self._thread is not None or self._loop not in (None, asyncio.get_running_loop()):
             raise NotStarted("This transport runs on another event loop, or in threads. Make one for each.")
         self._loop = asyncio.get_running_loop()
@@ -134,6 +130,7 @@ class Transport:
             self._check_open()
             if self._engine is None:
                 await self._start(blocking=False)
+        return await self._answer(request, body)
 
     async def __aenter__(self) -> Self:
         return self
@@ -224,8 +221,7 @@ class Transport:
         if dialect is None:
             return await _with_read_timeout(self._pass(request, kept, body), request)
         exchange = self._exchange(dialect, f"{request.url.scheme}://{request.url.netloc.decode('ascii')}{prefix}")
-        timed = options.budget is not None or options.deadline is not None
-        if not timed and options.key is None and options.lane in (None, Lane.NOW):
+        if not options.timed and options.key is None and options.lane in (None, Lane.NOW):
             # It asks nothing of carpool: then call and errors are as without carpool.
             return await _with_read_timeout(self._send_directly(exchange, raw, options, request), request)
         try:
@@ -242,8 +238,7 @@ class Transport:
             name = compatible_provider(base_url, self._vendor).name if dialect is OPENAI else dialect.name
             configured = speaking(dialect.name, base_url, name if dialect is OPENAI else None)
             provider = name if base_url == configured.home.removesuffix("/v1") else f"{name}@{base_url}"
-            upstream = Upstream(provider, base_url, configured, self._http_client)
-            self._upstreams[provider] = upstream
+            upstream = self._upstreams[provider] = Upstream(provider, base_url, configured, self._http_client)
             assert self._engine is not None
             self._exchanges[key] = InProcessExchange(self._engine, upstream, self._clock, default=Lane.NOW)
         return self._exchanges[key]
@@ -259,10 +254,8 @@ class Transport:
 
     async def _pass(self, request: Any, headers: Headers, body: bytes) -> Flow:
         """Passes a request through that carpool does not understand."""
-        timeout = _read_timeout(request) or DAY
-        response = await self._http_client.send(
-            HttpRequest(request.method, str(request.url), tuple(end_to_end(headers)), body, timeout)
-        )
+        sent, timeout = tuple(end_to_end(headers)), _read_timeout(request) or DAY
+        response = await self._http_client.send(HttpRequest(request.method, str(request.url), sent, body, timeout))
         return Flow(response.status, response.headers, response.chunks(), response.aclose)
 
 

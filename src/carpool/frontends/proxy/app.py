@@ -12,15 +12,14 @@ from typing import Any, Literal
 from msgspec.structs import replace
 
 from carpool.core.errors import BadCall, CarpoolError
-from carpool.core.ports import Clock, Dialect, RawRequest
-from carpool.dialects import below, dialect_of
+from carpool.core.ports import Clock, RawRequest
 from carpool.engine import Engine, Upstream
 from carpool.frontends.proxy.admin import HOOKS, Admin, Hooks
 from carpool.frontends.proxy.calls import MAX_BODY, PASSED, CallHandler, ParsedHead, pass_through
 from carpool.frontends.proxy.http.connection import KnownHeads
-from carpool.frontends.proxy.http.responses import Disconnected
+from carpool.frontends.proxy.http.responses import Disconnected, asked_dialect
 from carpool.frontends.proxy.log import Note, RequestLog, Tell, no_log
-from carpool.frontends.proxy.parse_head import LOCAL_ONLY, HeadFacts, HeadParser, Scope, request_headers
+from carpool.frontends.proxy.parse_head import LOCAL_ONLY, HeadFacts, HeadParser, Scope
 from carpool.frontends.proxy.request import (
     JSON,
     DisconnectGuard,
@@ -136,7 +135,11 @@ class Proxy:
             if request.begun:
                 log.warning("A begun answer breaks off: %s", error)
                 raise  # the head is sent: only a broken connection shows the failure
-            dialect = request.dialect or self._error_dialect(request.scope)
+            dialect = request.dialect
+            if dialect is None:  # no provider was chosen
+                asked = asked_dialect(request.scope["raw_path"], request.scope["headers"])
+                known = (upstream.dialect for upstream in self._upstreams.values())
+                dialect = next((candidate for candidate in known if candidate.name == asked), self._first)
             body = dialect.error(error.status, error.code, str(error))
             await request.send_whole(error.status, [JSON, *advice(error)], body)
         finally:
@@ -197,14 +200,6 @@ class Proxy:
         request.watch(lambda: gone(receive), self._guard.background)
         with self._long_wait(request):
             await self._admin.answer(method, head.path, query, headers, request)
-
-    def _error_dialect(self, scope: Scope) -> Dialect:
-        """The dialect for an error if no provider was chosen: that of the requested API."""
-        path = scope["raw_path"].decode("latin-1").partition("?")[0]
-        path = below("/" + path[1:].partition("/")[2] if path.startswith("/@") else path)
-        name = dialect_of(path, request_headers(scope["headers"]))
-        dialects = (upstream.dialect for upstream in self._upstreams.values())
-        return next((dialect for dialect in dialects if dialect.name == name), self._first)
 
     @contextmanager
     def _long_wait(self, request: RequestContext) -> Iterator[None]:

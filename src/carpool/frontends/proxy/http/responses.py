@@ -11,13 +11,13 @@ import asyncio
 import socket
 import struct
 import sys
+from collections.abc import Iterable
 from http import HTTPStatus
 from typing import Any
 
 from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
 from carpool.core.model import Headers
-from carpool.core.ports import Dialect
 from carpool.dialects import ANTHROPIC, DIALECTS, below, dialect_of
 from carpool.frontends.proxy.http.liveness import ConnectionLost, DeliveryReceipts
 
@@ -149,9 +149,8 @@ class RequestRefused(Exception):
 
     def answer(self, target: bytes, headers: list[tuple[bytes, bytes]]) -> bytes:
         """The complete response. Nothing after the refused request is read."""
-        body = _dialect_of(target, headers).error(
-            self.status, _CODES.get(self.status, "invalid_request_error"), str(self)
-        )
+        dialect = DIALECTS.get(asked_dialect(target, headers) or "", ANTHROPIC)  # clients find the message in any
+        body = dialect.error(self.status, _CODES.get(self.status, "invalid_request_error"), str(self))
         lines = [f"HTTP/1.1 {self.status} {HTTPStatus(self.status).phrase}", "content-type: application/json"]
         if self.again is not None:
             lines.append(f"retry-after: {self.again}")
@@ -165,10 +164,10 @@ MALFORMED = (
 )
 
 
-def _dialect_of(target: bytes, headers: list[tuple[bytes, bytes]]) -> Dialect:
-    """The dialect for the error, as far as the request was read. Clients find the message in either."""
+def asked_dialect(target: bytes, headers: Iterable[tuple[bytes, bytes]]) -> str | None:
+    """The name of the dialect that a request seems to use, as far as it was read: for an error without a provider."""
     path = target.decode("latin-1").partition("?")[0]
     if path.startswith("/@"):
         path = "/" + path[1:].partition("/")[2]
     decoded = tuple([(name.decode("latin-1"), value.decode("latin-1")) for name, value in headers])
-    return DIALECTS.get(dialect_of(below(path), decoded) or "", ANTHROPIC)
+    return dialect_of(below(path), decoded)
