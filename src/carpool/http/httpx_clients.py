@@ -11,9 +11,9 @@ import asyncio
 import logging
 import socket
 import threading
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator
 from concurrent.futures import Future
-from contextlib import aclosing, contextmanager, suppress
+from contextlib import aclosing, suppress
 from typing import Any, TypeVar
 
 from carpool.core.errors import NotConnected, Severed, TimedOut, WireError, WrongClient
@@ -23,6 +23,7 @@ from carpool.http.http1_client import Unmade, blocks, framed, host_of, sliced
 
 _T = TypeVar("_T")
 _CONNECTED = ("connection.connect_tcp.complete", "connection.start_tls.complete")
+_PHASES = ("connect", "read", "write", "pool")
 _log = logging.getLogger(__name__)
 
 # Raised before any byte of the request was sent.
@@ -57,10 +58,7 @@ class _HttpxAdapter:
                 request.url,
                 headers=[(name.encode("latin-1"), value.encode("latin-1")) for name, value in framed(request)],
                 content=content,
-                extensions={
-                    "timeout": dict.fromkeys(("connect", "read", "write", "pool"), request.timeout),
-                    **extensions,
-                },
+                extensions=extensions | {"timeout": dict.fromkeys(_PHASES, request.timeout)},
             )
         except Exception as error:
             raise NotConnected(f"This is no request that can be sent to {host}.") from error
@@ -110,8 +108,7 @@ class HttpxResponse:
         return b"".join([chunk async for chunk in self.chunks()])
 
     async def aclose(self) -> None:
-        with _logging_errors(self._host):
-            await self._response.aclose()
+        await _log_errors(self._response.aclose(), self._host)
 
 
 def _wire_error(error: Exception, host: str) -> WireError:
@@ -126,11 +123,10 @@ def _wire_error(error: Exception, host: str) -> WireError:
     return Severed(f"The connection to {host} broke before the whole answer was here.")
 
 
-@contextmanager
-def _logging_errors(host: str) -> Iterator[None]:
-    """Wraps the closing of a response: the connection is dropped either way, so an error is only logged."""
+async def _log_errors(closing: Awaitable[None], host: str) -> None:
+    """Closes a response: the connection is dropped either way, so an error is only logged."""
     try:
-        yield
+        await closing
     except Exception as error:  # noqa: BLE001 - httpx has no base class that both flavours share
         _log.debug("Closing a connection to %s raised %s.", host, type(error).__name__)
 
@@ -267,8 +263,7 @@ class ThreadedResponse(HttpxResponse):
     async def aclose(self) -> None:
         if not self._response.is_closed:
             self._connection.cut()
-            with _logging_errors(self._host):
-                await self._connection.run(self._response.close)
+            await _log_errors(self._connection.run(self._response.close), self._host)
 
 
 def _socket_of(stream: Any) -> socket.socket | None:

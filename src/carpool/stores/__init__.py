@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from pathlib import Path
 from types import ModuleType
 from urllib.parse import parse_qsl, unquote, urlencode, urlsplit
@@ -14,11 +14,11 @@ from carpool.core.keys import VirtualKey
 from carpool.core.model import Totals
 from carpool.core.ports import Store
 from carpool.stores.encryption import check_sealing
-from carpool.stores.operations import calls
-from carpool.stores.operations.session import Session, Transaction
+from carpool.stores.operations.calls import KeyAdmin
 from carpool.stores.secret import load_secret
 from carpool.stores.sqlite import SqliteStore
-from carpool.stores.sqlite.opening import inspect_file, is_there, look, open_alone, real_path
+from carpool.stores.sqlite.opening import inspect_file, is_there, look, real_path
+from carpool.stores.sqlite.opening import open_keys as sqlite_keys
 
 __all__ = ["KeyAdmin", "SqliteStore", "carries_password", "check_url", "inspect_store", "is_postgres", "load_secret"]
 __all__ += ["open_inline", "open_keys", "open_store", "peek", "shown", "sqlite_path", "store_exists"]
@@ -137,33 +137,9 @@ def postgres_module() -> ModuleType:
     return postgres
 
 
-# ------------------------------------------------------------ managing keys
-
-
-class KeyAdmin:
-    """Reads and changes virtual keys. `transaction` locks the keys against other writers."""
-
-    def __init__(self, session: Session, pepper: bytes, transaction: Transaction) -> None:
-        self._session = session
-        self._transaction = transaction
-        self.pepper = pepper
-
-    def standing(self) -> list[VirtualKey]:
-        return calls.all_keys(self._session)
-
-    def change(self, decide: Callable[[list[VirtualKey]], Sequence[VirtualKey]]) -> None:
-        """Passes the current keys to `decide` and writes what it returns, in one transaction. If it raises, nothing
-        changes."""
-        with self._transaction():
-            calls.write_keys(self._session, decide(self.standing()))
-
-
-@contextmanager
-def open_keys(url: str | Path | None, *, make: bool = False) -> Iterator[KeyAdmin]:
+def open_keys(url: str | Path | None, *, make: bool = False) -> AbstractContextManager[KeyAdmin]:
     """Opens the keys of a store, even while `carpool serve` uses it. A missing store is created only with `make`."""
     if is_postgres(url):
-        opening = postgres_module().open_alone(str(url), make=make)
-    else:
-        opening = open_alone(sqlite_path(url), make=make)
-    with opening as opened:
-        yield KeyAdmin(*opened)
+        keys: AbstractContextManager[KeyAdmin] = postgres_module().open_keys(str(url), make=make)
+        return keys
+    return sqlite_keys(sqlite_path(url), make=make)

@@ -181,7 +181,8 @@ class HubConnection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         for received in self._frames.feed(data):
             if received.number == UNASKED:
-                self.told.get(str(received.head), _ignore)(received.rest)
+                if (listener := self.told.get(str(received.head))) is not None:
+                    listener(received.rest)
             else:
                 self._resolve(received.number, received.head is True, received.rest)
 
@@ -190,7 +191,8 @@ class HubConnection(asyncio.Protocol):
     def ask(self, read: Callable[[msgspec.Raw], Any], name: str, *args: Any) -> asyncio.Future[Any]:
         """Sends a request before it returns, so requests are sent in the order of the calls."""
         future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-        future.add_done_callback(_retrieve_exception)  # not every caller awaits the response
+        # Not every caller awaits the response: an exception that is retrieved is not logged by asyncio.
+        future.add_done_callback(lambda done: done.cancelled() or done.exception())
         if self._transport is None or self._idle is not None:
             future.set_exception(Closed("The store is closed.") if self._idle is not None else StoreError(_LOST))
             return future
@@ -228,16 +230,6 @@ class HubConnection(asyncio.Protocol):
         if self._transport is not None:
             self._transport.close()
             await self.lost
-
-
-def _ignore(rest: msgspec.Raw) -> None:
-    """Drops a message that has no listener yet."""
-
-
-def _retrieve_exception(future: asyncio.Future[Any]) -> None:
-    """Marks an exception as retrieved, so that asyncio does not log it."""
-    if not future.cancelled():
-        future.exception()
 
 
 class RemoteStore(HintListeners):

@@ -3,7 +3,9 @@ display; virtual keys."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from typing import NamedTuple
 
 import msgspec
 
@@ -170,6 +172,23 @@ def write_keys(session: Session, changed: Sequence[VirtualKey]) -> None:
         described = (key.digest, key.uid, key.name, key.hint, key.provider, key.env, key.owner, to_json(key.profile))
         session.run("write_key", (*described, key.created_at, key.expires_at, key.ends_at, key.ended))
     session.run("next_keys_version")
+
+
+class KeyAdmin(NamedTuple):
+    """Reads and changes virtual keys. `transaction` locks the keys against other writers."""
+
+    session: Session
+    pepper: bytes
+    transaction: Callable[[], AbstractContextManager[object]]
+
+    def standing(self) -> list[VirtualKey]:
+        return all_keys(self.session)
+
+    def change(self, decide: Callable[[list[VirtualKey]], Sequence[VirtualKey]]) -> None:
+        """Passes the current keys to `decide` and writes what it returns, in one transaction. If it raises, nothing
+        changes."""
+        with self.transaction():
+            write_keys(self.session, decide(self.standing()))
 
 
 def used_keys(session: Session, uses: Mapping[str, float]) -> None:

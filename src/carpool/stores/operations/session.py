@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cache, lru_cache
 from importlib.resources import files
 from math import inf
@@ -38,7 +37,6 @@ BIGGEST = 2**63 - 1  # the largest integer that both databases can store
 
 Row = tuple[Any, ...]
 Parameters = Sequence[Any] | Mapping[str, Any]
-Transaction = Callable[[], AbstractContextManager[object]]
 Content = tuple[str, str, bytes]  # of an outcome: reason, headers, body
 
 

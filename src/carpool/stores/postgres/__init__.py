@@ -24,7 +24,7 @@ from carpool.core.model import Totals
 from carpool.stores import secret as secrets
 from carpool.stores.encryption import check_sealing, unseal
 from carpool.stores.operations import calls, ledger
-from carpool.stores.operations.session import Row, Transaction, no_store
+from carpool.stores.operations.session import Row, no_store
 from carpool.stores.operations.session import migrations as numbered_migrations
 from carpool.stores.operations.store import OperatedStore, open_in_thread
 from carpool.stores.postgres.groups import PATIENCE_S, PostgresGroups
@@ -280,15 +280,14 @@ def _set_version(connection: psycopg.Connection[Row], number: int, script: str) 
 
 
 @contextmanager
-def open_alone(url: str, *, make: bool) -> Iterator[tuple[PostgresSession, bytes, Transaction]]:
-    """Opens a session for managing keys, with its secret and a transaction that locks the keys."""
+def open_keys(url: str, *, make: bool) -> Iterator[calls.KeyAdmin]:
     address = address_of(url)
     if not make and not exists(url):
         raise StoreError(no_store(address.name))
     session, secret = _open(address, None, encrypt=False, own_clock=True)
     with closing(session.connection) as connection:
         try:
-            yield session, secret, partial(_lock_keys, connection)
+            yield calls.KeyAdmin(session, secret, partial(_lock_keys, connection))
         except psycopg.Error as error:
             raise translate(error, address.name) from None
 

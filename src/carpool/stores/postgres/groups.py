@@ -157,14 +157,10 @@ class PostgresGroups(Groups):
             self._session.connection = self._connect()
             self._session.forget()
             self.reconnects += 1
-        if self._number is None:
-            return True
-        if self._committed(self._number):
-            self._number = None
-            self.commits += 1
-            return False
+        committed = self._number is not None and self._committed(self._number)
         self._number = None
-        return True
+        self.commits += committed
+        return not committed
 
     def _committed(self, number: str) -> bool:
         """Whether that transaction was committed; raises while the server has not ended it."""

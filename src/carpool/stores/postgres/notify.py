@@ -43,8 +43,8 @@ class NotifyChannel:
         self._engines: set[str] = set()  # the engines of this process: alive as long as this connection
         self._unsigned = False
         self._lock = threading.Lock()
-        self._unsent: dict[str, dict[str, None]] = {topic: {} for topic in _LETTERS}  # names by topic, in order
-        self._unnamed: set[str] = set()  # topics with too many names to list, with none, or with a failure to send
+        self._unsent: dict[str, dict[str, None]] = {topic: {} for topic in _LETTERS}  # names by topic, in order;
+        # an empty name stands for too many names to list, for none, or for a failure to send
         self._woken = False
         self._closing = threading.Event()
         self.hears = threading.Event()  # set while the connection is up and listening
@@ -73,7 +73,7 @@ class NotifyChannel:
             unsent.update(dict.fromkeys(map(str, names)))
             if not names or len(unsent) > _FORGET_ABOVE:
                 unsent.clear()
-                self._unnamed.add(topic)
+                unsent[""] = None
             self._wake()
 
     def _wake(self) -> None:
@@ -127,11 +127,10 @@ class NotifyChannel:
             if self._woken:
                 os.read(self._reading, 1)
                 self._woken = False
-            payloads = [text for topic in _LETTERS for text in _packed(_LETTERS[topic], self._unsent[topic])]
-            payloads += [_LETTERS[topic] for topic in sorted(self._unnamed)]
+            payloads = [text for topic, letter in _LETTERS.items() for text in _packed(letter, self._unsent[topic])]
             unsigned, self._unsigned = self._unsigned, False
             engines = sorted(self._engines)
-            self._unsent, self._unnamed = {topic: {} for topic in _LETTERS}, set()
+            self._unsent = {topic: {} for topic in _LETTERS}
         try:
             if unsigned and engines:
                 connection.execute(self._sign_in, (to_json(engines),))
@@ -139,7 +138,7 @@ class NotifyChannel:
                 connection.execute("SELECT pg_notify(%s, told) FROM unnest(%s::text[]) told", (self._channel, payloads))
         except psycopg.Error:
             with self._lock:  # after the reconnect, others are told that something has happened
-                self._unnamed |= {SETTLED, POOLS}
+                self._unsent[SETTLED][""] = self._unsent[POOLS][""] = None
             raise
 
     def _hear(self, connection: psycopg.Connection[Row]) -> None:
@@ -154,9 +153,12 @@ class NotifyChannel:
 
 
 def _packed(kind: str, names: Iterable[str]) -> Iterator[str]:
-    """Packs names into as few payloads as possible."""
+    """Packs names into as few payloads as possible; an empty name is a payload without names."""
     payload = kind
     for name in names:
+        if not name:
+            yield kind
+            continue
         if len(payload) + 1 + len(name) > _PAYLOAD:
             yield payload
             payload = kind

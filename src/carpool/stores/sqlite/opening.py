@@ -23,7 +23,7 @@ from carpool.core.keys import VirtualKey
 from carpool.core.model import Entry, Totals
 from carpool.stores.encryption import check_sealing, unseal
 from carpool.stores.operations import calls, ledger
-from carpool.stores.operations.session import Transaction, migrations, no_store
+from carpool.stores.operations.session import migrations, no_store
 from carpool.stores.secret import find_secret, find_store_secret, load_secret, secret_file, settle_secret
 from carpool.stores.sqlite.session import SqliteSession, translated
 
@@ -290,9 +290,8 @@ def immediate(connection: sqlite3.Connection) -> Iterator[None]:
 
 
 @contextmanager
-def open_alone(path: str | None, *, make: bool) -> Iterator[tuple[SqliteSession, bytes, Transaction]]:
-    """Opens a session for managing keys, with its secret and a transaction that locks the keys, even while another
-    process uses the store. A missing store is created only with `make`."""
+def open_keys(path: str | None, *, make: bool) -> Iterator[calls.KeyAdmin]:
+    """Opens the keys of a store, even while another process uses it. A missing store is created only with `make`."""
     if path is None:
         raise ConfigError("Keys are kept in a store, and one in memory is gone at once. Name the store's file.")
     real = real_path(path)
@@ -306,10 +305,11 @@ def open_alone(path: str | None, *, make: bool) -> Iterator[tuple[SqliteSession,
                 if version_of(connection, real) == max(migrations()):
                     session, secret = SqliteSession(connection, real), load_secret(real)
                     settle_secret(session, secret, secret_file(real))
-                    yield session, secret, partial(immediate, connection)
+                    yield calls.KeyAdmin(session, secret, partial(immediate, connection))
                     return
         opened = open_file(real)  # creating or migrating a store requires that no other process has it open
         try:
-            yield opened[0], opened[2], partial(immediate, opened[0].connection)
+            session, _, secret = opened
+            yield calls.KeyAdmin(session, secret, partial(immediate, session.connection))
         finally:
             close(opened)
