@@ -21,7 +21,7 @@ __all__ = [
     "OpenAI",
     "below",
     "compatible_provider",
-    "dialect_of",
+    "dialect_of_request",
     "get",
     "speaking",
 ]
@@ -36,11 +36,9 @@ _UNSPOKEN = {"x-goog-api-key": "gemini"}  # key headers of providers without a d
 
 
 def get(name: str) -> Dialect:
-    try:
-        return DIALECTS[name]
-    except KeyError:
-        known = ", ".join(sorted(DIALECTS))
-        raise ConfigError(f"There is no dialect {name!r}. carpool knows: {known}.") from None
+    if name not in DIALECTS:
+        raise ConfigError(f"There is no dialect {name!r}. carpool knows: {', '.join(sorted(DIALECTS))}.")
+    return DIALECTS[name]
 
 
 def below(path: str) -> str:
@@ -48,7 +46,7 @@ def below(path: str) -> str:
     return path.removeprefix(_PREFIX) if path.startswith(f"{_PREFIX}/v1/") else path
 
 
-def dialect_of(path: str, headers: Headers) -> str | None:
+def dialect_of_request(path: str, headers: Headers) -> str | None:
     """The name of the dialect of a request, by its path, by headers that only one provider has, and by its key."""
     claims = {name: dialect.claim(path, headers) for name, dialect in DIALECTS.items()}
     name = max(claims, key=claims.__getitem__)
@@ -63,11 +61,10 @@ def compatible_provider(base_url: str, named: str | None = None) -> CompatiblePr
     """The OpenAI-compatible provider of that name, else the one with this base URL."""
     if named is None:
         return recognised(base_url)
-    try:
-        return COMPATIBLE_PROVIDERS[named]
-    except KeyError:
+    if named not in COMPATIBLE_PROVIDERS:
         known = ", ".join(sorted(COMPATIBLE_PROVIDERS))
-        raise ConfigError(f"carpool knows no OpenAI-compatible provider {named[:40]!r}, only these: {known}.") from None
+        raise ConfigError(f"carpool knows no OpenAI-compatible provider {named[:40]!r}, only these: {known}.")
+    return COMPATIBLE_PROVIDERS[named]
 
 
 def speaking(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from datetime import datetime
 from email.utils import parsedate_to_datetime
 from functools import lru_cache
@@ -15,41 +16,33 @@ _DURATION = re.compile(r"(?:(\d+)d)?(?:(\d+)h)?(?:(\d+)m(?!s))?(?:(\d+(?:\.\d+)?
 _UNITS = (86_400.0, 3600.0, 60.0, 1.0, 0.001)
 _MOST_DIGITS = 12
 
-_ANTHROPIC = "anthropic-ratelimit-"
-_OPENAI = "x-ratelimit-"
+_PARTS = ("limit", "remaining", "reset")
+_ANTHROPIC = [[f"anthropic-ratelimit-{what}-{part}" for part in _PARTS] for what in ("requests", "tokens")]
+_OPENAI = [[f"x-ratelimit-{part}-{what}" for part in _PARTS] for what in ("requests", "tokens")]
 
 
 def anthropic(headers: Headers) -> Allowances | None:
     """`anthropic-ratelimit-requests-limit`, `-remaining`, `-reset`; `tokens` is the tightest of the token limits."""
-    by_name = dict(headers)
-    requests = _anthropic(by_name, "requests")
-    tokens = _anthropic(by_name, "tokens")
-    return None if requests is None and tokens is None else Allowances(requests, tokens)
+    values = dict(headers)
+    return _allowances(values, _ANTHROPIC, lambda reset: _between(values.get("date"), reset))
 
 
 def openai(headers: Headers) -> Allowances | None:
     """`x-ratelimit-limit-requests`, `-remaining-`, `-reset-`; the reset is a duration such as `6m0s`."""
-    by_name = dict(headers)
-    requests = _openai(by_name, "requests")
-    tokens = _openai(by_name, "tokens")
-    return None if requests is None and tokens is None else Allowances(requests, tokens)
+    return _allowances(dict(headers), _OPENAI, duration)
 
 
-def _anthropic(headers: dict[str, str], what: str) -> Allowance | None:
-    limit = _number(headers.get(f"{_ANTHROPIC}{what}-limit"))
-    remaining = _number(headers.get(f"{_ANTHROPIC}{what}-remaining"))
-    if not limit or remaining is None:
-        return None
-    full_in = _between(headers.get("date"), headers.get(f"{_ANTHROPIC}{what}-reset"))
-    return Allowance(limit, min(remaining, limit), full_in)
-
-
-def _openai(headers: dict[str, str], what: str) -> Allowance | None:
-    limit = _number(headers.get(f"{_OPENAI}limit-{what}"))
-    remaining = _number(headers.get(f"{_OPENAI}remaining-{what}"))
-    if not limit or remaining is None:
-        return None
-    return Allowance(limit, min(remaining, limit), duration(headers.get(f"{_OPENAI}reset-{what}")))
+def _allowances(
+    headers: dict[str, str], names: list[list[str]], seconds: Callable[[str | None], float | None]
+) -> Allowances | None:
+    found: list[Allowance | None] = []
+    for limit_name, remaining_name, reset_name in names:
+        limit, remaining = _number(headers.get(limit_name)), _number(headers.get(remaining_name))
+        if not limit or remaining is None:
+            found.append(None)
+        else:
+            found.append(Allowance(limit, min(remaining, limit), seconds(headers.get(reset_name))))
+    return Allowances(*found) if any(found) else None
 
 
 def _number(text: str | None) -> int | None:

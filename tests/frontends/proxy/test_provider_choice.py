@@ -7,7 +7,7 @@ import pytest
 
 from carpool.core.errors import NoProvider
 from carpool.core.model import Headers
-from carpool.dialects import dialect_of
+from carpool.dialects import dialect_of_request
 from carpool.dialects import get as get_dialect
 from carpool.engine import Upstream
 from carpool.planners.access.providers import choose
@@ -84,7 +84,7 @@ ANTHROPICS = ("authorization", "Bearer sk-ant-api03-k")
     ],
 )
 def test_the_wire_tells_the_dialect(path: str, headers: Headers, expected: str | None) -> None:
-    assert dialect_of(path, headers) == expected
+    assert dialect_of_request(path, headers) == expected
     if expected in BOTH:
         assert choose(None, path, headers, BOTH).provider == expected
     else:

@@ -15,7 +15,6 @@ from carpool.dialects.anthropic import errors, usage
 from carpool.dialects.anthropic.usage import Count
 
 PATH = "/v1/messages/batches"
-MOST_LISTED = 1000
 
 _CUSTOM_ID = re.compile(r"[a-zA-Z0-9_-]{1,64}")
 _BATCH_ID = re.compile(r"[a-zA-Z0-9_:-]{1,200}")  # nothing that could change a path
@@ -51,7 +50,7 @@ def create(headers: Headers, endpoint: str, nonce: str, file_id: str | None, mod
 
 def listing(headers: Headers, after: str | None, limit: int) -> Ask:
     cursor = f"&after_id={quote(after, safe='')}" if after else ""
-    return Ask("GET", f"{PATH}?limit={min(max(limit, 1), MOST_LISTED)}{cursor}", (*headers, _IDENTITY))
+    return Ask("GET", f"{PATH}?limit={min(max(limit, 1), 1000)}{cursor}", (*headers, _IDENTITY))
 
 
 def retrieve(headers: Headers, provider_id: str) -> Ask:
@@ -174,8 +173,8 @@ _CANCELED = errors.error(409, "conflict_error", "The batch was canceled before t
 def result_line(line: bytes) -> ResultLine:
     try:
         read = _LINE.decode(line)
-    except (ValueError, RecursionError) as error:
-        raise Garbled(f"A result line can't be understood: {error}.") from None
+    except (ValueError, RecursionError) as wrong:
+        raise Garbled(f"A result line can't be understood: {wrong}.") from None
     result = read.result
     match result.type:
         case "succeeded":
@@ -185,17 +184,14 @@ def result_line(line: bytes) -> ResultLine:
             model, used = usage.model_and_usage(message)
             return ResultLine(read.custom_id, "succeeded", 200, message, model, used, False)
         case "errored":
-            return _errored(read.custom_id, bytes(result.error))
+            error = errors.read(bytes(result.error))
+            if error is None:
+                raise Garbled("A result line says that its call failed, but carries no error.")
+            status, again = errors.status_of(error), errors.is_passing(error)
+            return ResultLine(read.custom_id, "errored", status, error.body, "", None, again)
         case "expired":
             return ResultLine(read.custom_id, "expired", 504, _EXPIRED, "", None, True)
         case "canceled":
             return ResultLine(read.custom_id, "canceled", 409, _CANCELED, "", None, True)
         case other:
             raise Garbled(f"A result line is of the unknown type {other[:40]!r}.")
-
-
-def _errored(custom_id: str, raw: bytes) -> ResultLine:
-    read = errors.read(raw)
-    if read is None:
-        raise Garbled("A result line says that its call failed, but carries no error.")
-    return ResultLine(custom_id, "errored", errors.status_of(read), read.body, "", None, errors.is_passing(read))

@@ -93,13 +93,16 @@ def read(body: bytes) -> OpenAIErrorBody | None:
 
 def is_passing(status: int, error: OpenAIErrorBody | None) -> bool:
     """Whether a retry of the same call may succeed."""
-    spent = error is not None and _SPENT in (error.code, error.type)
-    return (status in (408, 409, 429) or status >= 500) and not spent
+    return (status in (408, 409, 429) or status >= 500) and not _is_spent(error)
+
+
+def _is_spent(error: OpenAIErrorBody | None) -> bool:
+    return error is not None and _SPENT in (error.code, error.type)
 
 
 def refusal(provider: CompatibleProvider, status: int, headers: Headers, body: bytes) -> Refusal:
     error = read(body)
-    spent = error is not None and _SPENT in (error.code, error.type)
+    spent = _is_spent(error)
     plain = refused(status, headers, error.message if error else "", spent=spent)
     if status in provider.busy:
         return replace(plain, retryable=not spent)
@@ -115,9 +118,8 @@ def refusal(provider: CompatibleProvider, status: int, headers: Headers, body: b
 def failure(problems: Sequence[tuple[str, str]]) -> Refusal:
     """The refusal of a batch that failed as a whole, from its codes and messages: nothing of it was bought."""
     codes = {code for code, _ in problems}
-    message = next((text for _, text in problems if text), "The provider failed the batch and did not say why.")[
-        :_LONGEST
-    ]
+    message = next((text for _, text in problems if text), "The provider failed the batch and did not say why.")
+    message = message[:_LONGEST]
     if _FULL in codes:
         holds = next((int(re.sub(r"\D", "", found[1])) for _, text in problems if (found := _HOLDS.search(text))), None)
         return Refusal(400, message, retryable=True, crowded=True, queue_tokens=holds)
@@ -128,11 +130,6 @@ def failure(problems: Sequence[tuple[str, str]]) -> Refusal:
 
 def error(status: int, code: str, message: str) -> bytes:
     valid = message.encode("utf-8", "replace").decode()  # a lone surrogate can't be encoded
-    content = {"message": valid, "type": _type(status), "param": None, "code": _CODES.get(code, code or None)}
+    kind = "requests" if status == 429 else "server_error" if status >= 500 else "invalid_request_error"
+    content = {"message": valid, "type": kind, "param": None, "code": _CODES.get(code, code or None)}
     return msgspec.json.encode({"error": content})
-
-
-def _type(status: int) -> str:
-    if status == 429:
-        return "requests"
-    return "server_error" if status >= 500 else "invalid_request_error"

@@ -56,16 +56,11 @@ _PAGED_LINE = msgspec.json.Decoder(_PagedLine)
 _PAGE = msgspec.json.Decoder(_Page)
 _UNREADABLE = (ValueError, RecursionError)
 _CLIENT_ERRORS = frozenset({"batch_client_error"})  # codes of a request that would fail in any batch
-_UNRUN = {  # as providers spell them
+_CANCELLED = ("canceled", 409, "conflict_error", "The batch was cancelled before this request was processed.")
+_UNRUN = {
     "batch_expired": ("expired", 504, "timeout_error", "The batch expired before this request was processed."),
-    "batch_cancelled": (
-        "canceled",
-        409,
-        "conflict_error",
-        "The batch was cancelled before this request was processed.",
-    ),
+    **dict.fromkeys(("batch_cancelled", "batch_canceled"), _CANCELLED),  # as providers spell it
 }
-_UNRUN["batch_canceled"] = _UNRUN["batch_cancelled"]
 
 
 def result_line(provider: CompatibleProvider, line: bytes) -> ResultLine:

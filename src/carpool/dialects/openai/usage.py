@@ -137,23 +137,19 @@ class _Event(msgspec.Struct):
 _ANSWER = msgspec.json.Decoder(_Answer)
 _EVENT = msgspec.json.Decoder(_Event)
 _USAGE = msgspec.json.Decoder(_Usage)
-_IN_THE_TAIL = re.compile(
-    rb'"usage"\s*:\s*(\{[^{}]*\})'
-)  # embeddings: the only responses of that length, and without details
+# Embeddings are the only responses of that length, and their usage has no details.
+_IN_THE_TAIL = re.compile(rb'"usage"\s*:\s*(\{[^{}]*\})')
 _RELEVANT = re.compile(rb'"(?:usage|service_tier|response|error)"')
 _DONE = b"[DONE]"
 _FINAL = frozenset({"response.completed", "response.incomplete", "response.failed"})
 
 
 def of_answer(body: bytes, apart: bool = False) -> Usage | None:
-    try:
-        return _ANSWER.decode(body).words(apart)
-    except (ValueError, RecursionError):
-        return None
+    return model_and_usage(body, apart)[1]
 
 
 def model_and_usage(body: bytes, apart: bool = False) -> tuple[str, Usage | None]:
-    """The model and the usage of a response in a batch."""
+    """The model and the usage of a response; empty and None if it can't be parsed."""
     try:
         answer = _ANSWER.decode(body)
     except (ValueError, RecursionError):

@@ -35,7 +35,11 @@ def news(secret: str, headers: Headers, body: bytes, now: float) -> WebhookEvent
     name, stamp = first(headers, "webhook-id") or "", first(headers, "webhook-timestamp") or ""
     if not name or not stamp.isascii() or not stamp.isdigit() or abs(int(stamp) - now) > TOLERANCE_S:
         raise KeyRefused("This webhook has no id, or its time is more than five minutes from now.")
-    signed = hmac.digest(_key(secret), f"{name}.{stamp}.".encode() + body, "sha256")
+    try:
+        key = base64.b64decode(secret.removeprefix(_PREFIX), validate=True)
+    except (binascii.Error, ValueError):
+        raise ConfigError("The webhook secret is not what OpenAI gives: whsec_ and base 64.") from None
+    signed = hmac.digest(key, f"{name}.{stamp}.".encode() + body, "sha256")
     if not any(hmac.compare_digest(signed, one) for one in _signatures(first(headers, "webhook-signature") or "")):
         raise KeyRefused("The signature of this webhook is not good: is the secret the one that its endpoint has?")
     try:
@@ -43,13 +47,6 @@ def news(secret: str, headers: Headers, body: bytes, now: float) -> WebhookEvent
     except (ValueError, RecursionError):
         raise BadCall("This webhook does not carry an event.") from None
     return WebhookEvent(name, event.data.id if event.type.startswith("batch.") else None)
-
-
-def _key(secret: str) -> bytes:
-    try:
-        return base64.b64decode(secret.removeprefix(_PREFIX), validate=True)
-    except (binascii.Error, ValueError):
-        raise ConfigError("The webhook secret is not what OpenAI gives: whsec_ and base 64.") from None
 
 
 def _signatures(text: str) -> list[bytes]:

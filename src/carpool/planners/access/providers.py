@@ -19,7 +19,7 @@ from urllib.parse import urlsplit
 from carpool.core.errors import BadCall, Misdirected, NoProvider
 from carpool.core.model import Headers
 from carpool.core.upstream import Upstream, versioned
-from carpool.dialects import dialect_of
+from carpool.dialects import dialect_of_request
 
 # ---------------------------------------------------------------- providers
 
@@ -47,7 +47,7 @@ def choose(
         return upstreams[wanted]
     if len(upstreams) == 1:
         return next(iter(upstreams.values()))
-    dialect = dialect_of(path, headers)
+    dialect = dialect_of_request(path, headers)
     if dialect is None:
         raise NoProvider(
             f"Nothing in this request says which provider it is for. Name one: send x-carpool-provider, or begin the "

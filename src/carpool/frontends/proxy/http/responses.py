@@ -18,7 +18,7 @@ from typing import Any
 from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
 from carpool.core.model import Headers
-from carpool.dialects import ANTHROPIC, DIALECTS, below, dialect_of
+from carpool.dialects import ANTHROPIC, DIALECTS, below, dialect_of_request
 from carpool.frontends.proxy.http.liveness import ConnectionLost, DeliveryReceipts
 
 Leaving = asyncio.Future[None]  # done when the client has disconnected
@@ -170,4 +170,4 @@ def asked_dialect(target: bytes, headers: Iterable[tuple[bytes, bytes]]) -> str 
     if path.startswith("/@"):
         path = "/" + path[1:].partition("/")[2]
     decoded = tuple([(name.decode("latin-1"), value.decode("latin-1")) for name, value in headers])
-    return dialect_of(below(path), decoded)
+    return dialect_of_request(below(path), decoded)
