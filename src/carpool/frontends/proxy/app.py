@@ -40,8 +40,7 @@ from carpool.planners.access.virtual_keys import VirtualKeyAccess
 log = logging.getLogger("carpool.proxy")
 
 NO_RULES = RuleBook()
-NO_KEYS: Mapping[str, tuple[str, str]] = MappingProxyType({})
-NO_SECRETS: Mapping[str, str] = MappingProxyType({})
+NONE: Mapping[str, Any] = MappingProxyType({})
 
 
 class Proxy:
@@ -71,12 +70,12 @@ class Proxy:
         note: Note = no_log,
         tell: Tell = no_log,
         book: RuleBook = NO_RULES,
-        keys: Mapping[str, tuple[str, str]] = NO_KEYS,
+        keys: Mapping[str, tuple[str, str]] = NONE,
         keys_required: bool = False,
         max_body: int = MAX_BODY,
         hosts: Hosts = LOCAL_ONLY,
         admin_token: str | None = None,
-        hook_secrets: Mapping[str, str] = NO_SECRETS,
+        hook_secrets: Mapping[str, str] = NONE,
     ) -> None:
         self.heads = KnownHeads()
         self._max_body = max_body

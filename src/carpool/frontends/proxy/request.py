@@ -176,13 +176,9 @@ class Upload:
 
 def _content_length(headers: Headers) -> int | None:
     """The length of the body; None if it is unknown, 0 if no header announces a body."""
-    length: int | None = 0
-    for name, value in headers:
-        if name == "transfer-encoding":
-            return None
-        if name == "content-length":
-            length = int(value) if value.isdecimal() else None
-    return length
+    by_name = dict(headers)
+    length = "" if "transfer-encoding" in by_name else by_name.get("content-length", "0")
+    return int(length) if length.isdecimal() else None
 
 
 async def gone(receive: Receive) -> None:

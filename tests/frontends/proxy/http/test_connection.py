@@ -336,6 +336,21 @@ async def test_a_virtual_key_that_was_revoked_is_refused_under_a_known_head() ->
         assert b"was revoked" in answer.body
 
 
+async def test_a_virtual_key_that_is_revoked_while_its_call_arrives_is_refused() -> None:
+    async with asyncio.timeout(PATIENCE), hosting() as stage, dialled(stage.url) as (reader, writer):
+        store, guests = stage.engine._context.store, stage.engine.guests
+        mine = await give(stage, "mine")
+        sent = call(body=numbered(1)).replace(b"X-Api-Key: k", b"X-Api-Key: " + mine.encode())
+        writer.write(sent[:-5])
+        await stage.until(lambda: guests.find(mine).used)
+        found = await store.keys(None)
+        assert found is not None
+        await store.write_keys(revoked(list(found[1]), "mine", stage.engine._context.now()))
+        await guests._read()
+        writer.write(sent[-5:])
+        assert (await read_message(reader)).status == 401
+
+
 # ---------------------------------------------------------------- rules under a known head
 
 
