@@ -60,7 +60,7 @@ class BoundedProtocol(HttpToolsProtocol):
             if many > limits.max_connections + limits.max_connections // 4 + 16:  # too many even to send refusals
                 transport.abort()
         connections: Any = self.connections
-        check_idle(self.server_state, connections, limits.slow_sender_s, limits.slow_reader_s)
+        check_idle(self.loop, self.server_state, connections, limits.slow_sender_s, limits.slow_reader_s)
 
     def data_received(self, data: bytes) -> None:
         if self._refused is not None:

@@ -143,12 +143,14 @@ class Looked(Protocol):
 _CHECKED: WeakSet[Any] = WeakSet()  # the servers with a timer
 
 
-def check_idle(server: Any, connections: Collection[Looked], sender_s: float, reader_s: float) -> None:
+def check_idle(
+    loop: asyncio.AbstractEventLoop, server: Any, connections: Collection[Looked], sender_s: float, reader_s: float
+) -> None:
     """Checks the connections of a server, which is identified by its state object, as long as there are any."""
     if server in _CHECKED:
         return
     _CHECKED.add(server)
-    loop, every = asyncio.get_running_loop(), min(sender_s / LOOKS, reader_s / LOOKS, SELDOM_S)
+    every = min(sender_s / LOOKS, reader_s / LOOKS, SELDOM_S)
     sender, reader = math.ceil(sender_s / every), math.ceil(reader_s / every)
 
     def check() -> None:
