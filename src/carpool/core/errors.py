@@ -84,16 +84,14 @@ class Misdirected(BadCall):
     status = 421
 
 
-class BadParams(BadCall, TypeError):
-    pass
+class BadParams(BadCall, TypeError): ...
 
 
 class Misuse(CarpoolError):
     fault: ClassVar[Fault] = "caller"
 
 
-class NotStarted(Misuse):
-    pass
+class NotStarted(Misuse): ...
 
 
 class Closed(Misuse):
@@ -110,8 +108,7 @@ class Crowded(Closed):
     code = "rate_limit_error"
 
 
-class WrongClient(Misuse, TypeError):
-    pass
+class WrongClient(Misuse, TypeError): ...
 
 
 class KeyUnready(CarpoolError):
@@ -128,8 +125,7 @@ class StoreError(CarpoolError):
     status = 503
 
 
-class StoreUnwritable(StoreError):
-    pass
+class StoreUnwritable(StoreError): ...
 
 
 class StoreLocked(StoreError):
@@ -140,16 +136,13 @@ class StoreAway(StoreError):
     retryable = True
 
 
-class StoreCorrupt(StoreError):
-    pass
+class StoreCorrupt(StoreError): ...
 
 
-class StoreTooNew(StoreError):
-    pass
+class StoreTooNew(StoreError): ...
 
 
-class WrongSecret(StoreError):
-    pass
+class WrongSecret(StoreError): ...
 
 
 class Undecided(StoreError):
@@ -166,8 +159,7 @@ class WireError(CarpoolError):
     status = 502
 
 
-class NotConnected(WireError):
-    pass
+class NotConnected(WireError): ...
 
 
 class TooBusy(NotConnected):
@@ -188,8 +180,7 @@ class Unwell(NotConnected):
         self.retry_after = retry_after
 
 
-class Severed(WireError):
-    pass
+class Severed(WireError): ...
 
 
 class TimedOut(Severed):
@@ -202,8 +193,7 @@ class Garbled(CarpoolError):
     status = 502
 
 
-class ResultsGone(Garbled):
-    pass
+class ResultsGone(Garbled): ...
 
 
 class CallFailed(CarpoolError):
@@ -231,8 +221,7 @@ class CallCancelled(CallFailed):
     code = "conflict_error"
 
 
-class CallLost(CallFailed):
-    pass
+class CallLost(CallFailed): ...
 
 
 class DeadlineMissed(CallFailed):

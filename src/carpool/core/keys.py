@@ -130,12 +130,12 @@ def new_key(
 ) -> tuple[VirtualKey, str]:
     """Returns a new key and its secret. The secret is not stored and can't be recovered."""
     check_name(name)
-    secret = PREFIX + secrets.token_urlsafe(32)
+    digest, hint, secret = _new_secret(pepper)
     return VirtualKey(
-        digest=digest_of(pepper, secret),
+        digest=digest,
         uid=secrets.token_hex(16),
         name=name,
-        hint=secret[len(PREFIX) :][:HINT],
+        hint=hint,
         provider=provider,
         env=env,
         owner=owner,
@@ -143,6 +143,12 @@ def new_key(
         created_at=now,
         expires_at=expires_at,
     ), secret
+
+
+def _new_secret(pepper: bytes) -> tuple[str, str, str]:
+    """Returns the digest and the hint of a new secret, and the secret."""
+    secret = PREFIX + secrets.token_urlsafe(32)
+    return digest_of(pepper, secret), secret[len(PREFIX) :][:HINT], secret
 
 
 # ---------------------------------------------------------------- changes: current keys and time in, changed rows out
@@ -165,16 +171,8 @@ def rotated(
     """Returns the changed rows and the new secret. The previous secret stays valid for `grace` seconds."""
     live_keys = _live_keys_named(keys, name, now)
     latest = max(live_keys, key=lambda key: key.created_at)
-    secret = PREFIX + secrets.token_urlsafe(32)
-    fresh = replace(
-        latest,
-        digest=digest_of(pepper, secret),
-        hint=secret[len(PREFIX) :][:HINT],
-        created_at=now,
-        ends_at=None,
-        ended="",
-        last_used=None,
-    )
+    digest, hint, secret = _new_secret(pepper)
+    fresh = replace(latest, digest=digest, hint=hint, created_at=now, ends_at=None, ended="", last_used=None)
     until = now + grace
     ending = [
         replace(key, ends_at=until if key.ends_at is None else min(key.ends_at, until), ended=str(KeyState.ROTATED))
@@ -200,10 +198,6 @@ def _live_keys_named(keys: Iterable[VirtualKey], name: str, now: float) -> list[
 # ---------------------------------------------------------------- headers that carry a key
 
 
-def _header(name: str, key: str) -> tuple[str, str]:
-    return name, f"Bearer {key}" if name == BEARER else key
-
-
 def bare(name: str, value: str) -> str | None:
     """Returns the key in a key header; None for an authorization scheme other than Bearer."""
     if name != BEARER:
@@ -220,7 +214,7 @@ def the_key(headers: Headers) -> str | None:
 
 def sent_in(names: Sequence[str], key: str) -> list[Headers]:
     """Returns one set of headers per name, each carrying the key."""
-    return [(_header(name, key),) for name in names]
+    return [((name, f"Bearer {key}" if name == BEARER else key),) for name in names]
 
 
 def plain(secret: Headers) -> Headers:
@@ -229,7 +223,7 @@ def plain(secret: Headers) -> Headers:
     if key is None:
         return secret
     names = {name for name, value in secret if name in KEY_HEADERS and bare(name, value)}
-    return _in_all(sorted(names), key) + _other_headers(secret)
+    return (*_in_all(sorted(names), key), *_other_headers(secret))
 
 
 def forms(secret: Headers, names: Sequence[str]) -> list[Headers]:
@@ -244,7 +238,7 @@ def forms(secret: Headers, names: Sequence[str]) -> list[Headers]:
 
 
 def _in_all(names: Sequence[str], key: str) -> Headers:
-    return tuple([_header(name, key) for name in names])
+    return tuple([header for headers in sent_in(names, key) for header in headers])
 
 
 def _other_headers(secret: Headers) -> Headers:
