@@ -193,12 +193,18 @@ class Client(NamedTuple):
 
 def recognise(headers: Headers) -> Client:
     relevant = {name: value for name, value in headers if name in _RELEVANT}
-    agent = relevant.get("user-agent", "")
-    language = relevant.get("x-stainless-lang", "").lower()
-    kind = _kind(agent, relevant, language)
+    agent, language = relevant.get("user-agent", ""), relevant.get("x-stainless-lang", "").lower()
+    if agent.startswith("claude-cli/") or "x-claude-code-session-id" in relevant:
+        kind = ClientKind.CLAUDE_CODE
+    elif agent.startswith("codex") or relevant.get("originator", "").startswith("codex"):
+        kind = ClientKind.CODEX
+    else:
+        kind = ClientKind.SDK if language else ClientKind.OTHER
     hasty = agent.startswith(HASTY)
     limit = min([HASTY_S if hasty else math.inf, *(_seconds(relevant.get(name, "")) for name in LIMITS)])
-    return Client(kind, _product(agent), hasty or language in PATIENT_WITH_1XX, relevant.get("prefer", ""), limit)
+    product = agent.partition("/")[0].partition(" ")[0][:40]  # `AsyncAnthropic/Python 2.8` is `AsyncAnthropic`
+    name = product if product.isascii() and product.isprintable() else ""
+    return Client(kind, name, hasty or language in PATIENT_WITH_1XX, relevant.get("prefer", ""), limit)
 
 
 def _seconds(text: str) -> float:
@@ -208,20 +214,6 @@ def _seconds(text: str) -> float:
     except ValueError:
         return math.inf
     return seconds if seconds > 0 else math.inf  # NaN is not
-
-
-def _kind(agent: str, relevant: dict[str, str], language: str) -> ClientKind:
-    if agent.startswith("claude-cli/") or "x-claude-code-session-id" in relevant:
-        return ClientKind.CLAUDE_CODE
-    if agent.startswith("codex") or relevant.get("originator", "").startswith("codex"):
-        return ClientKind.CODEX
-    return ClientKind.SDK if language else ClientKind.OTHER
-
-
-def _product(agent: str) -> str:
-    """The first word of a user agent without its version: `AsyncAnthropic/Python 2.8` is `AsyncAnthropic`."""
-    word = agent.partition("/")[0].partition(" ")[0][:40]
-    return word if word.isascii() and word.isprintable() else ""
 
 
 def vigil(ping: bytes, endpoint: str, client: Client, model: str, ticket: int, now: float) -> Vigil:

@@ -229,7 +229,8 @@ class OpenAI(Dialect):
         paged = self.provider.pages_results
         if ended and not files and not paged and state == "completed" and done:
             ended = False  # the batch has results but does not name their files yet
-        source = _checked_id(batch.input_file_id) if batch.input_file_id else None
+        uploaded = batch.source()
+        source = _checked_id(uploaded) if uploaded else None
         places = [f"{FILES}/{name}/content" for name in files]
         if paged:
             places = [f"{self.provider.batches}/{_checked_id(batch.id)}/results?limit={_RESULTS_PAGE}"]

@@ -12,7 +12,7 @@ from carpool.core.model import Headers
 from carpool.core.ports import Claim, Parsed, RawRequest
 from carpool.dialects import json_object
 from carpool.dialects.headers import DROPPED, DROPPED_PREFIXES, travelling
-from carpool.dialects.openai.providers import OPENAI, CompatibleProvider
+from carpool.dialects.openai.providers import CHAT, EMBEDDINGS, MODERATIONS, OPENAI, RESPONSES, CompatibleProvider
 
 # ------------------------------------------------------------ headers
 # Which of a client's headers are sent to OpenAI with its call.
@@ -50,11 +50,7 @@ def secret(headers: Headers) -> Headers:
     return pairs if any(name in _KEYS for name, _ in pairs) else ()
 
 
-CHAT = "/v1/chat/completions"
-RESPONSES = "/v1/responses"
-EMBEDDINGS = "/v1/embeddings"
 COMPLETIONS = "/v1/completions"
-MODERATIONS = "/v1/moderations"
 
 # The output limit of each endpoint; all of them are optional.
 _LIMITS: Mapping[str, tuple[str, ...]] = {

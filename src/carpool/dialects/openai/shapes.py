@@ -70,7 +70,7 @@ class BatchShape(msgspec.Struct, kw_only=True):
     output_file_id: str | None = None
     error_file_id: str | None = None
     request_counts: _Counts | None = None
-    errors: _Problems | None = None
+    errors: _Problems | list[_Problem] | None = None
     metadata: dict[str, msgspec.Raw] | None = None
 
     def batch(self) -> BatchShape:
@@ -79,6 +79,10 @@ class BatchShape(msgspec.Struct, kw_only=True):
     def state(self) -> str:
         plain = self.status.lower()
         return _SPELLINGS.get(plain, plain)
+
+    def source(self) -> str | None:
+        """The uploaded file."""
+        return self.input_file_id
 
     def nonce(self) -> str:
         try:
@@ -93,37 +97,24 @@ class BatchShape(msgspec.Struct, kw_only=True):
 
     def problems(self) -> list[tuple[str, str]]:
         """Codes and messages."""
-        return [(item.code or "", item.message or "") for item in (self.errors or _Problems()).data or ()]
+        listed = self.errors.data if isinstance(self.errors, _Problems) else self.errors
+        return [(item.code or "", item.message or "") for item in listed or ()]
 
 
-class MistralShape(msgspec.Struct):
+class MistralShape(BatchShape, kw_only=True):
     """A job, which may have several input files and states no expiry time."""
 
-    id: str
-    status: str
-    created_at: Time
     input_files: list[str] | None = None
-    output_file: str | None = None
-    error_file: str | None = None
-    errors: list[_Problem] | None = None
-    completed_at: Time = None
+    output_file_id: str | None = msgspec.field(default=None, name="output_file")
+    error_file_id: str | None = msgspec.field(default=None, name="error_file")
     total_requests: int = 0
     completed_requests: int = 0
-    metadata: dict[str, msgspec.Raw] | None = None
 
-    def batch(self) -> BatchShape:
-        return BatchShape(
-            id=self.id,
-            status=self.status,
-            created_at=self.created_at,
-            completed_at=self.completed_at,
-            input_file_id=self.input_files[0] if self.input_files else None,
-            output_file_id=self.output_file,
-            error_file_id=self.error_file,
-            request_counts=_Counts(self.total_requests, self.completed_requests),
-            errors=_Problems(self.errors),
-            metadata=self.metadata,
-        )
+    def source(self) -> str | None:
+        return self.input_files[0] if self.input_files else None
+
+    def counts(self) -> tuple[int, int]:
+        return self.total_requests, self.completed_requests
 
 
 class TogetherShape(BatchShape, kw_only=True):
@@ -180,7 +171,7 @@ class XaiShape(msgspec.Struct):
         return "completed" if self.state.num_requests else "validating"
 
 
-Shape = BatchShape | MistralShape | XaiShape
+Shape = BatchShape | XaiShape
 
 
 def seconds(time: Time) -> float | None:
