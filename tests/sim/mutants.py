@@ -628,8 +628,8 @@ MUTANTS = (
     Mutant(
         "a refusal overtakes the answer before it",
         f"{PROXY}/http/bounds.py",
-        "        elif not cycle.more_body:\n            self._last_words = response\n",
-        "        elif not cycle.more_body:\n            self._send_refusal(response)\n",
+        "            self._last_words = response\n",
+        "            self._send_refusal(response)\n",
         test=LIMITS.format("test_what_was_asked_before_is_answered_first"),
     ),
     Mutant(
