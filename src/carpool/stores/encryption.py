@@ -64,7 +64,14 @@ class Sealing(PlainContents):
         return self._encrypt_text(text) if self._encrypting else super().text_in(text)
 
     def text_out(self, text: str) -> str:
-        return self._decrypt_text(text) if text[:2] == _SEALED_TEXT else super().text_out(text)
+        if text[:2] != _SEALED_TEXT:
+            return super().text_out(text)
+        try:
+            raw = base64.b64decode(text[2:])
+            opened: bytes = self._cipher.decrypt(raw[:_NONCE], raw[_NONCE:], _SEALED_TEXT.encode())
+            return opened.decode("utf-8", "surrogatepass")
+        except (self._invalid, ValueError):
+            raise StoreCorrupt("A word that the store keeps was changed, and can't be read.") from None
 
     def key_forms(self, key: str) -> list[str]:
         digest = hmac.digest(self._words, b"key\n" + key.encode("utf-8", "surrogatepass"), "sha256")
@@ -90,14 +97,6 @@ class Sealing(PlainContents):
         nonce = hmac.digest(self._words, raw, "sha256")[:_NONCE]
         sealed = self._cipher.encrypt(nonce, raw, _SEALED_TEXT.encode())
         return _SEALED_TEXT + base64.b64encode(nonce + sealed).decode()
-
-    def _decrypt_text(self, text: str) -> str:
-        try:
-            raw = base64.b64decode(text[2:])
-            opened: bytes = self._cipher.decrypt(raw[:_NONCE], raw[_NONCE:], _SEALED_TEXT.encode())
-            return opened.decode("utf-8", "surrogatepass")
-        except (self._invalid, ValueError):
-            raise StoreCorrupt("A word that the store keeps was changed, and can't be read.") from None
 
 
 def unseal(session: Session, secret: bytes, *, encrypt: bool) -> None:

@@ -62,11 +62,7 @@ class LedgerWriter:
         self._session.insert("insert_entries", new)
         if replaced:
             self._session.insert("complete_entries", [self._rows[identity] for identity in replaced])
-        sums = [(*group, *sums) for group, sums in self._changes(replaced).items() if any(sums)]
-        self._session.insert("add_totals", sums)
-
-    def _changes(self, replaced: set[tuple[int, int]]) -> dict[tuple[int, str, str], list[int]]:
-        """Computes the changes of the totals: written entries are added, the ones they replace are subtracted."""
+        # The changes of the totals: written entries are added, the ones they replace are subtracted.
         lines = [(row[6], _LedgerLine(row[3], row[4], row[9], row[10]), 1) for row in self._rows.values()]
         lines += [(self._rows[identity][6], self._stored[identity], -1) for identity in replaced]
         sums: dict[tuple[int, str, str], list[int]] = {}
@@ -78,7 +74,7 @@ class LedgerWriter:
             else:
                 group_sums[2] += sign * line.paid
             group_sums[3] += sign * (line.would_have_paid or 0)
-        return sums
+        self._session.insert("add_totals", [(*group, *changes) for group, changes in sums.items() if any(changes)])
 
 
 def _writer(session: Session, tickets: set[int]) -> LedgerWriter:

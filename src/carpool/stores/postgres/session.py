@@ -212,7 +212,9 @@ def state_of(error: BaseException) -> str:
 
 
 def translate(error: BaseException, name: str) -> StoreError:
-    state, message = state_of(error), _first_line(error)
+    primary = error.diag.message_primary if isinstance(error, psycopg.Error) else None
+    lines = (primary or str(error)).strip().splitlines()  # only the first one is shown: further lines may quote rows
+    state, message = state_of(error), lines[0].rstrip(".") if lines else type(error).__name__
     if state == "53100" or any(text in message for text in _NO_ROOM):
         return StoreUnwritable(f"The store {name} can't grow: the disk is full. Free some space; nothing was lost.")
     if state in ("25006", "42501"):
@@ -230,10 +232,3 @@ def translate(error: BaseException, name: str) -> StoreError:
     if isinstance(error, psycopg.OperationalError):
         return StoreAway(f"The store {name} can't be reached ({message}). Check its address and that the server runs.")
     return StoreError(f"The store {name} failed: {message}.")
-
-
-def _first_line(error: BaseException) -> str:
-    """Returns the first line of the message only: further lines may quote rows."""
-    primary = error.diag.message_primary if isinstance(error, psycopg.Error) else None
-    text = (primary or str(error)).strip()
-    return text.splitlines()[0].rstrip(".") if text else type(error).__name__
