@@ -7,17 +7,22 @@ from __future__ import annotations
 
 import re
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 from carpool.core import errors
-from carpool.core.lifecycle import BATCH_MOVES, TICKET_MOVES, diagram
+from carpool.core.lifecycle import BATCH_MOVES, TICKET_MOVES, BatchState, TicketState
 
 DOCS = Path(__file__).resolve().parent
 PART = re.compile(r"(?P<open><!-- drawn: (?P<name>\w+) -->\n).*?(?P<close><!-- end of (?P=name) -->)", re.DOTALL)
 
 
-def mermaid(text: str) -> str:
-    return f"```mermaid\n{text}\n```\n"
+def diagram(moves: Mapping[TicketState, frozenset[TicketState]] | Mapping[BatchState, frozenset[BatchState]]) -> str:
+    """Renders a transition table as a Mermaid state diagram."""
+    lines = ["```mermaid", "stateDiagram-v2", f"    [*] --> {next(iter(moves))}"]
+    for source, targets in moves.items():
+        lines += [f"    {source} --> {target}" for target in sorted(targets) or ["[*]"]]
+    return "\n".join([*lines, "```\n"])
 
 
 def error_table() -> str:
@@ -30,8 +35,8 @@ def error_table() -> str:
 
 
 PARTS = {
-    "tickets": lambda: mermaid(diagram(TICKET_MOVES)),
-    "batches": lambda: mermaid(diagram(BATCH_MOVES)),
+    "tickets": lambda: diagram(TICKET_MOVES),
+    "batches": lambda: diagram(BATCH_MOVES),
     "errors": error_table,
 }
 

@@ -13,7 +13,6 @@ from carpool.core.lifecycle import (
     BatchState,
     TicketState,
     check_batch_move,
-    diagram,
 )
 
 TABLES = [
@@ -87,15 +86,3 @@ def test_an_abandoned_batch_can_still_prove_itself():
 def test_the_groups_are_of_unfinished_batches_and_do_not_overlap():
     assert BOUGHT | UNRESOLVED | {BatchState.SUBMITTING} == UNFINISHED
     assert not BOUGHT & UNRESOLVED
-
-
-@pytest.mark.parametrize(("states", "moves"), TABLES)
-def test_the_diagram_says_what_the_table_says(states, moves):
-    head, *lines = diagram(moves).splitlines()
-    drawn = {tuple(line.strip().split(" --> ")) for line in lines}
-    told = {(str(source), str(target)) for source, targets in moves.items() for target in targets}
-    told |= {(str(state), "[*]") for state in states if not moves[state]}
-    told.add(("[*]", str(next(iter(moves)))))
-    assert head == "stateDiagram-v2"
-    assert drawn == told
-    assert len(lines) == len(drawn)

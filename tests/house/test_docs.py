@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import importlib.util
 import re
+from collections.abc import Mapping
 from dataclasses import fields
 from pathlib import Path
 from types import ModuleType
@@ -60,10 +61,20 @@ def test_every_part_is_drawn_somewhere() -> None:
 def test_a_stale_part_is_redrawn() -> None:
     stale = "a\n<!-- drawn: tickets -->\nold\n<!-- end of tickets -->\nb"
     fresh = load_draw().redraw(stale)
-    assert lifecycle.diagram(lifecycle.TICKET_MOVES) in fresh
+    assert load_draw().diagram(lifecycle.TICKET_MOVES) in fresh
     assert "old" not in fresh
     assert fresh.startswith("a\n")
     assert fresh.endswith("\nb")
+
+
+@pytest.mark.parametrize("moves", [lifecycle.TICKET_MOVES, lifecycle.BATCH_MOVES])
+def test_a_diagram_says_what_the_table_says(moves: Mapping[str, frozenset[str]]) -> None:
+    fence, head, *lines, end = load_draw().diagram(moves).splitlines()
+    drawn = {tuple(line.strip().split(" --> ")) for line in lines}
+    told = {(str(source), str(target)) for source, targets in moves.items() for target in targets or ["[*]"]}
+    assert (fence, head, end) == ("```mermaid", "stateDiagram-v2", "```")
+    assert drawn == told | {("[*]", str(next(iter(moves))))}
+    assert len(lines) == len(drawn)
 
 
 # ---------------------------------------------------------------- words

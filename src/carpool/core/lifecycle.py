@@ -108,15 +108,3 @@ UNRESOLVED: frozenset[BatchState] = frozenset({BatchState.UNKNOWN, BatchState.AB
 def check_batch_move(source: BatchState, target: BatchState) -> None:
     if target not in BATCH_MOVES[source]:
         raise IllegalMove(f"A batch can't move from {source} to {target}.")
-
-
-def diagram(moves: dict[TicketState, frozenset[TicketState]] | dict[BatchState, frozenset[BatchState]]) -> str:
-    """Renders a transition table as a Mermaid state diagram."""
-    lines = ["stateDiagram-v2"]
-    first = next(iter(moves))
-    lines.append(f"    [*] --> {first}")
-    for source, targets in moves.items():
-        lines += [f"    {source} --> {target}" for target in sorted(targets)]
-        if not targets:
-            lines.append(f"    {source} --> [*]")
-    return "\n".join(lines)
