@@ -224,10 +224,19 @@ def test_what_the_config_says_of_a_model_holds(told: Any) -> None:
     ("request_", "said"),
     [
         ([], "must be a JSON object"),
-        ({"path": "/v1/messages", "bdoy": {}}, "has 'bdoy', which is none of body, headers, method, path."),
-        ({"path": "/@soon/v1/messages", "body": BODY}, "would be refused: 'soon' in the path is not an option"),
-        ({"headers": {"x-carpool-budget": "soon"}, "body": BODY}, "would be refused: 'soon' is not a budget"),
-        ({"headers": [1], "body": BODY}, "Its headers must be names with values."),
+        (
+            {"path": "/v1/messages", "bdoy": {}},
+            "unknown field `bdoy`. It must be a JSON object: the body of a call, or method, path, headers and body.",
+        ),
+        (
+            {"path": "/@soon/v1/messages", "body": BODY},
+            "would be refused with status 400: 'soon' in the path is not an option",
+        ),
+        (
+            {"headers": {"x-carpool-budget": "soon"}, "body": BODY},
+            "would be refused with status 400: 'soon' is not a budget",
+        ),
+        ({"headers": [1], "body": BODY}, "Expected `object | null`, got `array` - at `$.headers`"),
         ({"path": "/v1/messages", "body": {"model": 5}}, "would be refused with status 400: "),
         ({"path": "/somewhere", "body": {}}, "would be refused with status 404: "),
         ({"path": "/@provider=nobody/v1/messages", "body": BODY}, "There is no provider 'nobody' here."),

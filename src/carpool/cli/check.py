@@ -18,11 +18,12 @@ from rich.text import Text
 from carpool.cli.console import complain, console
 from carpool.cli.listen import exposed
 from carpool.cli.setup import defaults_of, upstreams_of
-from carpool.config import Config
+from carpool.config import Config, ConnectionLimits, Serving, Tls
 from carpool.core.clock import SystemClock
-from carpool.core.errors import BadCall, CarpoolError, ConfigError
+from carpool.core.errors import CarpoolError, ConfigError
 from carpool.core.model import Lane
-from carpool.core.ports import HttpRequest, HttpResponse, RawRequest
+from carpool.core.ports import RawRequest
+from carpool.http import Http1Client
 from carpool.planners.access.options import PREFIX, Options, from_headers, split_path
 from carpool.planners.access.providers import choose
 from carpool.planners.access.rules import Rule, apply_rules, call_of, understand
@@ -37,7 +38,6 @@ _INHERITED = {"proxy": "server.outgoing_proxy", "ca_file": "server.ca_file"}  # 
 _SPANS = ("default_budget", "window")  # in seconds here, with a unit in a file
 _MAY = "It may take this lane."
 _NO_FLEX = "Its endpoint, its own service tier or its key keeps it from this lane."
-_REQUEST_KEYS = frozenset({"method", "path", "headers", "body"})
 
 
 def run_check(
@@ -52,13 +52,11 @@ def run_check(
             explained = explain(config, raw, options, SystemClock().now())
         except ConfigError as error:
             errors.append(error)
+        except CarpoolError as error:
+            errors.append(ConfigError(f"This request would be refused with status {error.status}: {error}"))
     settings = _settings(config, os.environ)
     if as_json:
-        messages = [str(error) for error in errors]
-        document: dict[str, Any] = {"ok": not errors}
-        if errors:
-            document |= {"error": messages[0], "errors": messages}
-        document |= {
+        document = _verdict(errors) | {
             "settings": {setting.path: setting.document() for setting in settings},
             "rules": [_rule_document(rule) for rule in config.book.rules],
             "notes": list(notes),
@@ -85,7 +83,12 @@ def run_check(
 
 def refuse_json(error: CarpoolError) -> None:
     """Report a config that could not be parsed, as JSON."""
-    _print_json({"ok": False, "error": str(error), "errors": [str(error)]})
+    _print_json(_verdict([error]))
+
+
+def _verdict(errors: Sequence[CarpoolError]) -> dict[str, Any]:
+    messages = [str(error) for error in errors]
+    return {"ok": False, "error": messages[0], "errors": messages} if errors else {"ok": True}
 
 
 def _print_json(document: dict[str, Any]) -> None:
@@ -129,38 +132,33 @@ class Setting(NamedTuple):
 
 
 def _settings(config: Config, environ: Mapping[str, str]) -> list[Setting]:
-    rows: list[tuple[str, Any]] = []
-    for provider in config.providers:
-        values = {field.name: getattr(provider, field.name) for field in fields(provider) if field.name != "name"}
-        values["models"] = {pattern: dict(row) for pattern, row in provider.models.items()}
-        values |= {"vendor": provider.vendor or None, "api_version": provider.api_version or None}
-        rows += [(f"providers.{provider.name}.{key}", value) for key, value in values.items()]
-    tls = config.serving.tls
-    rows += [("server.tls.cert", tls and tls.cert), ("server.tls.key", tls and tls.key)]
-    for field in fields(config.serving):
-        if field.name != "tls":
-            value = getattr(config.serving, field.name)
-            rows.append((f"server.{field.name}", list(value) if isinstance(value, tuple) else value))
-    rows += [
-        ("routing.default_budget", config.book.default_budget),
-        ("routing.timezone", config.timezone),
-        ("routing.rules", [rule.name for rule in config.book.rules]),
-        *((".".join(places(field.name)[-1]), getattr(config.policy, field.name)) for field in fields(config.policy)),
-        ("caching.mode", config.caching),
-        ("limits.max_body_mb", config.max_body_mb),
-        *((f"limits.{field.name}", getattr(config.limits, field.name)) for field in fields(config.limits)),
-        ("observability.otlp_endpoint", config.otlp_endpoint),
-        ("store.url", shown(config.store)),
-        ("store.encrypt", config.encrypt),
-        ("keys.required", config.keys_required),
+    """The settings as the config's table has them."""
+    rows = [
+        *((f"providers.{row.name}", row, name) for row in config.providers for name in _names(row) if name != "name"),
+        *(("server.tls", config.serving.tls, name) for name in _names(Tls)),
+        *(("server", config.serving, name) for name in _names(Serving) if name != "tls"),
+        *(("limits", config.limits, name) for name in _names(ConnectionLimits)),
     ]
-    rows.sort(key=lambda row: _SECTIONS.index(row[0].partition(".")[0]))
-    return [
-        Setting(path, value, _origin(config, path, value), bool(environ.get(value)))
-        if path.endswith("_env") and value is not None
-        else Setting(path, value, _origin(config, path, value))
-        for path, value in rows
-    ]
+    values = {f"{section}.{name}": getattr(row, name, None) for section, row, name in rows}
+    values |= {field.metadata["at"]: getattr(config, field.name) for field in fields(Config) if field.metadata}
+    values |= {".".join(places(name)[-1]): getattr(config.policy, name) for name in _names(config.policy)}
+    values |= {
+        "routing.default_budget": config.book.default_budget,
+        "routing.rules": [rule.name for rule in config.book.rules],
+        "store.url": shown(config.store),
+    }
+    paths = sorted(values, key=lambda path: _SECTIONS.index(path.partition(".")[0]))
+    return [_setting(path, values[path], config, environ) for path in paths]
+
+
+def _names(table: Any) -> list[str]:
+    return [field.name for field in fields(table)]
+
+
+def _setting(path: str, value: Any, config: Config, environ: Mapping[str, str]) -> Setting:
+    value = None if value == "" else list(value) if isinstance(value, tuple) else value
+    is_set = bool(environ.get(value)) if path.endswith("_env") and value is not None else None
+    return Setting(path, value, _origin(config, path, value), is_set)
 
 
 def _origin(config: Config, path: str, value: object) -> str:
@@ -238,41 +236,34 @@ def _effects(rule: Rule) -> str:
 # How a request would be routed: the provider, the rule and the lane. Nothing is sent.
 
 
+class RequestFile(msgspec.Struct, forbid_unknown_fields=True):
+    method: str = "POST"
+    path: str | None = None
+    headers: dict[str, Any] | None = None
+    body: Any = None
+
+
 def read_request(path: Path) -> tuple[RawRequest, Options]:
-    """`{"method", "path", "headers", "body"}`, or the bare body of a call. Returns the options in its path and headers
-    beside it."""
+    """The request of a `RequestFile`, or of a file with the bare body of a call; and the options in its path and
+    headers."""
     try:
-        document = msgspec.json.decode(path.read_bytes())
+        content = msgspec.json.decode(path.read_bytes(), type=dict[str, Any])
+        asked = msgspec.convert(content if content.keys() & {"path", "body"} else {"body": content}, RequestFile)
     except (OSError, ValueError) as error:
-        raise ConfigError(f"The request in {path} can't be read: {error}.") from error
-    if not isinstance(document, dict):
-        raise ConfigError(f"The request in {path} must be a JSON object: a body, or method, path, headers and body.")
-    if not document.keys() & {"path", "body"}:
-        document = {"body": document}
-    if unknown := sorted(document.keys() - _REQUEST_KEYS):
         raise ConfigError(
-            f"The request in {path} has {unknown[0][:60]!r}, which is none of {', '.join(sorted(_REQUEST_KEYS))}."
-        )
-    try:
-        return _request(document)
-    except BadCall as error:
-        raise ConfigError(f"The request in {path} would be refused: {error}") from error
-
-
-def _request(document: dict[str, Any]) -> tuple[RawRequest, Options]:
-    body, headers = document.get("body"), document.get("headers") or {}
-    if not isinstance(headers, dict):
-        raise BadCall("Its headers must be names with values.")
-    pairs = [(str(name).lower(), str(value)) for name, value in headers.items()]
-    url, _, query = str(document.get("path") or _guessed_path(body)).partition("?")
-    options, path = split_path(url)
-    asked = tuple(pair for pair in pairs if pair[0].startswith(PREFIX))
-    kept = tuple(pair for pair in pairs if not pair[0].startswith(PREFIX))
-    if path == "/v1/messages" and not any(name == "anthropic-version" for name, _ in kept):
+            f"The request in {path} can't be read: {error}. It must be a JSON object: the body of a call, or method, "
+            "path, headers and body."
+        ) from error
+    headers = tuple((name.lower(), str(value)) for name, value in (asked.headers or {}).items())
+    url, _, query = (asked.path or _guessed_path(asked.body)).partition("?")
+    options, url = split_path(url)
+    kept = tuple(pair for pair in headers if not pair[0].startswith(PREFIX))
+    if url == "/v1/messages" and not any(name == "anthropic-version" for name, _ in kept):
         kept = (*kept, ("anthropic-version", "2023-06-01"))
-    content = body.encode() if isinstance(body, str) else b"" if body is None else msgspec.json.encode(body)
-    raw = RawRequest(str(document.get("method") or "POST").upper(), path, query, kept, content)
-    return raw, from_headers(asked).over(options)
+    body = asked.body.encode() if isinstance(asked.body, str) else b""
+    if not isinstance(asked.body, str | None):
+        body = msgspec.json.encode(asked.body)
+    return RawRequest(asked.method.upper(), url, query, kept, body), from_headers(headers).over(options)
 
 
 def _guessed_path(body: Any) -> str:
@@ -286,16 +277,7 @@ def _guessed_path(body: Any) -> str:
 def explain(config: Config, raw: RawRequest, options: Options, now: float) -> dict[str, Any]:
     """What would become of a request: the engine's decision for a conversation that is not warm, without anything
     learned from refusals."""
-    try:
-        return _explain(config, raw, options, now)
-    except ConfigError:
-        raise
-    except CarpoolError as error:
-        raise ConfigError(f"This request would be refused with status {error.status}: {error}") from error
-
-
-def _explain(config: Config, raw: RawRequest, options: Options, now: float) -> dict[str, Any]:
-    upstreams = upstreams_of(config, lambda provider: _NoHttpClient())
+    upstreams = upstreams_of(config, lambda provider: Http1Client())  # nothing is sent
     upstream = choose(options.provider, raw.path, raw.headers, upstreams, defaults_of(config))
     model = rule = no_batch = no_flex = None
     verdicts: list[dict[str, Any]] = []
@@ -327,16 +309,6 @@ def _explain(config: Config, raw: RawRequest, options: Options, now: float) -> d
         "flex": no_flex,
         "rules": verdicts,
     }
-
-
-class _NoHttpClient:
-    """An HTTP client that sends nothing, for upstreams that are only inspected."""
-
-    async def send(self, request: HttpRequest) -> HttpResponse:
-        raise ConfigError("Nothing is sent while the config is checked.")
-
-    async def aclose(self) -> None:
-        return None
 
 
 def _print_explained(out: Console, explained: Mapping[str, Any]) -> None:
