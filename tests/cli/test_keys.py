@@ -105,9 +105,7 @@ def test_a_key_lives_turns_and_ends(tmp_path: Path) -> None:
     assert [(key["hint"], key["state"]) for key in listed(tmp_path)] == [(third[:8], "active")]
     assert "The key ci is revoked" in keys(tmp_path, "revoke", "ci")
     assert listed(tmp_path) == []
-    assert keys(tmp_path, "list") == (
-        "No key is good now: all 3 that were made have ended. carpool keys list --all shows what was."
-    )
+    assert keys(tmp_path, "list") == ("No key is valid: all 3 have ended. carpool keys list --all shows them.")
     assert "The key ci is revoked already" in carpool(tmp_path, "keys", "revoke", "ci").stderr
     assert "revoked" in keys(tmp_path, "list", "--all")
     assert [key["state"] for key in listed(tmp_path, "--all")] == ["rotated", "rotated", "revoked"]
@@ -119,27 +117,27 @@ def test_a_key_lives_turns_and_ends(tmp_path: Path) -> None:
     [
         (["add", "two words"], "can't be the name of a key"),
         (["add", "x", "--provider", "nobody"], "There is no provider 'nobody'. The config has anthropic, openai."),
-        (["add", "x", "--env", HOUSE], "--env takes the name of an environment variable"),
-        (["add", "x", "--budget", "soon"], "--budget: "),
-        (["add", "x", "--lanes", "fast"], "--lanes can't be 'fast': a key's lanes are now and batch."),
-        (["add", "x", "--lanes", "flex"], "--lanes can't be 'flex'"),
-        (["add", "x", "--lane", "merge"], "--lane can't be 'merge': a key's lanes are now and batch."),
+        (["add", "x", "--env", HOUSE], "--env is not the name of an environment variable: write a name such as"),
+        (["add", "x", "--budget", "soon"], "--budget is 'soon'; it must be a budget"),
+        (["add", "x", "--lanes", "fast"], "--lanes is 'fast'; it must be now or batch."),
+        (["add", "x", "--lanes", "flex"], "--lanes is 'flex'"),
+        (["add", "x", "--lane", "merge"], "--lane is 'merge'; it must be now or batch."),
         (["add", "x", "--lanes", "now", "--lane", "batch"], "is not among --lanes now"),
         (["add", "x", "--budget", "2h", "--max-budget", "1h"], "more than --max-budget"),
-        (["add", "x", "--refuse-over"], "give that, too"),
+        (["add", "x", "--refuse-over"], "set that, too"),
         (["add", "x", "--tag", "team"], "is not a tag"),
-        (["add", "x", "--expires", "2020-01-01"], "is past"),
-        (["add", "x", "--expires", "yesterday"], "--expires 'yesterday' is no length of time: write one such as 90m, "),
-        (["add", "x", "--expires", "0d"], "--expires '0d' is no length of time"),
-        (["add", "x", "--expires", "-1d"], "--expires '-1d' is no length of time"),
-        (["add", "x", "--expires", "9" * 400 + "d"], "is no length of time"),
+        (["add", "x", "--expires", "2020-01-01"], "is in the past"),
+        (["add", "x", "--expires", "yesterday"], "--expires is 'yesterday'; it must be a duration, such as 90m, "),
+        (["add", "x", "--expires", "0d"], "--expires is '0d'; it must be a duration"),
+        (["add", "x", "--expires", "-1d"], "--expires is '-1d'; it must be a duration"),
+        (["add", "x", "--expires", "9" * 400 + "d"], "it must be a duration"),
         (["add", "-x"], "No such option"),
         (["add", "x", "--store", "typo.db"], "There is no store at typo.db. Name the one that carpool serve uses, or"),
         (["add", "x", "--store", "mysql://me:word@db/x"], "mysql:// is not a store. Name a path such as carpool.db"),
         (["add", "there"], "There is a key there already"),
         (["revoke", "x"], "There is no key 'x'. The keys are there."),
         (["rotate", "x"], "There is no key 'x'"),
-        (["rotate", "there", "--grace", "long"], "--grace 'long' is no length of time"),
+        (["rotate", "there", "--grace", "long"], "--grace is 'long'; it must be a duration"),
         (["list", "--store", "nowhere.db"], "There is no store at nowhere.db"),
         (["add", "x", "--store", ":memory:"], "in memory"),
     ],

@@ -22,18 +22,18 @@ from carpool.core.errors import CarpoolError, safe_traceback
 app = typer.Typer(
     name="carpool",
     help="Buys every model call of your agents at the lowest price that its deadline allows.\n\n"
-    "See it work, without a key or a bill: carpool demo",
+    "Try it without an API key and without cost: carpool demo",
     no_args_is_help=True,
     add_completion=False,  # typer's own would guess the shell
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-app.command(short_help="Serve the proxy that your agents' base URL points at.")(serve)
-app.add_typer(keys, name="keys", short_help="Give out virtual keys with bounds, list and end them.")
-app.command(short_help="Serve a stand-in provider, to try things without a bill.")(mock)
-app.command(short_help="Show what was paid, and what would have been.")(stats)
-app.command(short_help="Watch a small fleet at work, in 20 seconds.")(demo)
+app.command(short_help="Run the proxy that your agents use as their base URL.")(serve)
+app.add_typer(keys, name="keys", short_help="Create, list, rotate and revoke virtual keys.")
+app.command(short_help="Run a mock provider, to try things without cost.")(mock)
+app.command(short_help="Show what was paid, and what it would have cost without carpool.")(stats)
+app.command(short_help="Watch 60 calls of a small fleet, in 20 seconds.")(demo)
 
 
 def _print_version(wanted: bool) -> None:
@@ -42,28 +42,20 @@ def _print_version(wanted: bool) -> None:
         raise typer.Exit
 
 
+_SHOW = "Print a completion script for bash, zsh or fish, and exit."
+_INSTALL = "Install that script for the shell, and exit."
+
+
 @app.callback()
 def root(
     version: Annotated[
-        bool, typer.Option("--version", help="Print the version and exit.", is_eager=True, callback=_print_version)
+        bool, flags.option(None, "Print the version and exit.", "--version", is_eager=True, callback=_print_version)
     ] = False,
     show_completion: Annotated[
-        flags.Shell | None,
-        typer.Option(
-            metavar="SHELL",
-            help="Print what makes bash, zsh or fish complete carpool's commands, and exit.",
-            is_eager=True,
-            callback=flags.show_completion,
-        ),
+        flags.Shell | None, flags.option("SHELL", _SHOW, is_eager=True, callback=flags.show_completion)
     ] = None,
     install_completion: Annotated[
-        flags.Shell | None,
-        typer.Option(
-            metavar="SHELL",
-            help="Put that where the shell reads it when it starts, and exit.",
-            is_eager=True,
-            callback=flags.install_completion,
-        ),
+        flags.Shell | None, flags.option("SHELL", _INSTALL, is_eager=True, callback=flags.install_completion)
     ] = None,
 ) -> None:
     """Options of carpool itself."""
@@ -81,5 +73,5 @@ def main() -> None:
         complain([error])
         sys.exit(2)
     except Exception as error:  # noqa: BLE001  told here, because the interpreter would show the words of it too
-        sys.stderr.write(f"carpool broke here, which is a mistake of its own:\n{safe_traceback(error)}\n")
+        sys.stderr.write(f"This is a bug in carpool:\n{safe_traceback(error)}\n")
         sys.exit(1)

@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from carpool.cli.console import complain, console
+from carpool.cli.console import complain, console, print_json
 from carpool.cli.listen import exposed
 from carpool.cli.setup import defaults_of, upstreams_of
 from carpool.config import Config, ConnectionLimits, Serving, Tls
@@ -63,7 +63,7 @@ def run_check(
         }
         if explained is not None:
             document["request"] = explained
-        _print_json(document)
+        print_json(document)
     else:
         out = console()
         _print_settings(out, settings, everything)
@@ -83,16 +83,12 @@ def run_check(
 
 def refuse_json(error: CarpoolError) -> None:
     """Report a config that could not be parsed, as JSON."""
-    _print_json(_verdict([error]))
+    print_json(_verdict([error]))
 
 
 def _verdict(errors: Sequence[CarpoolError]) -> dict[str, Any]:
     messages = [str(error) for error in errors]
     return {"ok": False, "error": messages[0], "errors": messages} if errors else {"ok": True}
-
-
-def _print_json(document: dict[str, Any]) -> None:
-    typer.echo(msgspec.json.format(msgspec.json.encode(document), indent=2).decode())
 
 
 # ---------------------------------------------------------------- settings

@@ -10,6 +10,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import msgspec
+import typer
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Column, Table
@@ -44,6 +46,10 @@ def titled(title: str, *columns: Column | str) -> Table:
 def figures(*headings: str) -> list[Column]:
     """Columns of numbers, which are aligned on the right and never wrapped."""
     return [Column(heading, justify="right", no_wrap=True) for heading in headings]
+
+
+def print_json(document: object) -> None:
+    typer.echo(msgspec.json.format(msgspec.json.encode(document), indent=2).decode())
 
 
 def complain(errors: Iterable[Exception]) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from typer.completion import get_completion_script, install  # type: ignore[attr-defined]
@@ -33,7 +33,7 @@ def show_completion(shell: Shell | None) -> None:
 def install_completion(shell: Shell | None) -> None:
     if shell is not None:
         _, path = install(shell=shell.value, prog_name=PROGRAM, complete_var=VARIABLE)
-        typer.echo(f"Completion for {shell} is in {path}. It works in shells that are started from now on.")
+        typer.echo(f"Completion for {shell} is in {path}. It works in new shells.")
         raise typer.Exit
 
 
@@ -53,6 +53,10 @@ def key_names(ctx: typer.Context, incomplete: str) -> list[str]:
     return complete_from(*sorted({key.name for key in keys if key.live(now)}))(incomplete)
 
 
+def option(metavar: str | None, text: str, *names: str, **settings: Any) -> Any:
+    return typer.Option(*names, metavar=metavar, help=text, **settings)
+
+
 # ---------------------------------------------------------------- options of `carpool serve`, and shared ones
 
 
@@ -63,100 +67,55 @@ class LogFormat(StrEnum):
 
 
 Host = Annotated[
-    str,
-    typer.Option(metavar="ADDRESS", help="Address to listen on. Others than this machine's need keys and a token."),
+    str, option("ADDRESS", "Address to listen on. One that other machines can reach needs keys and a token.")
 ]
-Port = Annotated[int, typer.Option(metavar="PORT", help="Port to listen on; 0 takes a free one.", min=0, max=65535)]
-Upstream = Annotated[
-    str | None, typer.Option(metavar="URL", help="Anthropic's base URL; CARPOOL_UPSTREAM says the same.")
-]
-Providers = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--provider",
-        metavar="NAME=URL",
-        help="Base URL of a provider, as in openai=https://api.openai.com/v1; NAME=DIALECT:URL for a new one. "
-        "May be repeated.",
-    ),
-]
-Store = Annotated[
-    str | None,
-    typer.Option(
-        "--store",
-        metavar="URL",
-        help="Where calls are kept: a path, sqlite:///path or postgresql://user@host/database; carpool.db otherwise.",
-    ),
-]
-ConfigFile = Annotated[
-    Path | None,
-    typer.Option("--config", metavar="FILE", help="A YAML file with providers, rules and other settings."),
-]
-TlsCert = Annotated[str | None, typer.Option(metavar="FILE", help="A certificate in PEM form, to serve HTTPS.")]
-TlsKey = Annotated[str | None, typer.Option(metavar="FILE", help="The key of that certificate.")]
-Check = Annotated[
-    bool, typer.Option("--check", help="Say whether carpool can start and what was set, and end without starting.")
-]
-All = Annotated[bool, typer.Option("--all", help="With --check: also show the settings that have their defaults.")]
-CheckJson = Annotated[bool, typer.Option("--json", help="With --check: write JSON, for programs.")]
-Json = Annotated[bool, typer.Option("--json", help="Write JSON, for programs.")]
+Port = Annotated[int, option("PORT", "Port to listen on; 0 takes a free one.", min=0, max=65535)]
+Upstream = Annotated[str | None, option("URL", "Base URL of Anthropic's API; CARPOOL_UPSTREAM sets it, too.")]
+PROVIDERS = "Base URL of a provider, such as openai=https://api.openai.com/v1. NAME=DIALECT:URL adds one. Repeatable."
+Providers = Annotated[list[str] | None, option("NAME=URL", PROVIDERS, "--provider")]
+STORE = "Where calls are kept: a path, sqlite:///path or postgresql://user@host/database; carpool.db unless set."
+Store = Annotated[str | None, option("URL", STORE, "--store")]
+ConfigFile = Annotated[Path | None, option("FILE", "YAML file with providers, rules and other settings.", "--config")]
+TlsCert = Annotated[str | None, option("FILE", "Certificate in PEM form, to serve HTTPS.")]
+TlsKey = Annotated[str | None, option("FILE", "Private key of that certificate.")]
+Check = Annotated[bool, option(None, "Check whether carpool can start, show the settings that are set, and exit.")]
+All = Annotated[bool, option(None, "With --check: also show settings that have their defaults.", "--all")]
+CheckJson = Annotated[bool, option(None, "With --check: print JSON, for scripts.", "--json")]
+Json = Annotated[bool, option(None, "Print JSON, for scripts.", "--json")]
 Request = Annotated[
     Path | None,
-    typer.Argument(metavar="REQUEST", help="With --check: a JSON file with a request, to see what would become of it."),
+    typer.Argument(metavar="REQUEST", help="With --check: JSON file with a request, to see how it would be routed."),
 ]
-Drain = Annotated[float, typer.Option(metavar="SECONDS", help="Time given to open calls when stopping.", min=0)]
-Log = Annotated[
-    LogFormat, typer.Option("--log-format", metavar="FORMAT", help="What is written for every call: text, json or off.")
-]
+Drain = Annotated[float, option("SECONDS", "How long open calls may go on when carpool stops.", min=0)]
+Log = Annotated[LogFormat, option("FORMAT", "Format of the log line of every call: text, json or off.", "--log-format")]
 WorkerCount = Annotated[
-    int, typer.Option("--workers", metavar="COUNT", help="Processes that share the port and the work.", min=1, max=64)
+    int, option("COUNT", "Number of processes that share the port and the work.", "--workers", min=1, max=64)
 ]
 PatienceScale = Annotated[
-    float, typer.Option("--patience", help="Scales how long clients wait in silence.", min=0, hidden=True)
+    float, option(None, "Scales how long clients wait in silence.", "--patience", min=0, hidden=True)
 ]
-HubPath = Annotated[str | None, typer.Option("--hub", help="Where a worker finds the others.", hidden=True)]
+HubPath = Annotated[str | None, option(None, "Socket of the supervising process.", "--hub", hidden=True)]
 
 
 # ---------------------------------------------------------------- options of `carpool keys add`
 
-Provider = Annotated[
-    str | None, typer.Option(metavar="NAME", help="The provider it buys from; the config's first one otherwise.")
-]
+_LANES = complete_from("now", "batch")
+
+Provider = Annotated[str | None, option("NAME", "Provider to buy from; the first one of the config unless set.")]
 Env = Annotated[
-    str | None,
-    typer.Option(metavar="VARIABLE", help="The variable that holds the provider's key; api_key_env otherwise."),
+    str | None, option("VARIABLE", "Environment variable that holds the provider's key; its api_key_env unless set.")
 ]
-Owner = Annotated[str, typer.Option(metavar="WHO", help="Whom to ask about it.")]
-Budget = Annotated[
-    str | None, typer.Option(metavar="DURATION", help="The budget of calls that ask for nothing, such as 10m.")
-]
-Lane = Annotated[
-    str | None,
-    typer.Option(
-        metavar="LANE",
-        help="The lane of calls that ask for nothing: now or batch.",
-        autocompletion=complete_from("now", "batch"),
-    ),
-]
-MaxBudget = Annotated[
-    str | None, typer.Option(metavar="DURATION", help="The largest budget; larger ones are cut to it.")
-]
-RefuseOver = Annotated[bool, typer.Option("--refuse-over", help="Refuse larger budgets, do not cut them.")]
+Owner = Annotated[str, option("WHO", "Whom to ask about the key.")]
+Budget = Annotated[str | None, option("DURATION", "Budget of calls that set none, such as 10m.")]
+Lane = Annotated[str | None, option("LANE", "Lane of calls that set none: now or batch.", autocompletion=_LANES)]
+MaxBudget = Annotated[str | None, option("DURATION", "Largest budget; larger ones are reduced to it.")]
+RefuseOver = Annotated[bool, option(None, "Refuse larger budgets instead of reducing them.", "--refuse-over")]
 Lanes = Annotated[
-    str | None,
-    typer.Option(
-        metavar="LANES",
-        help="The lanes it may take, such as now or now,batch.",
-        autocompletion=complete_from("now", "batch"),
-    ),
+    str | None, option("LANES", "Lanes that its calls may take, such as now or now,batch.", autocompletion=_LANES)
 ]
-Tag = Annotated[
-    list[str] | None,
-    typer.Option(metavar="NAME=VALUE", help="A tag that all its calls bear: team=ci. May be repeated."),
-]
-Expires = Annotated[
-    str | None, typer.Option(metavar="WHEN", help="How long it is good: 12h, 30d, or until a date: 2027-01-31.")
-]
+Tag = Annotated[list[str] | None, option("NAME=VALUE", "Tag of all its calls, such as team=ci. Repeatable.")]
+Expires = Annotated[str | None, option("WHEN", "When it expires: after 12h or 30d, or on a date such as 2027-01-31.")]
 WholeAccount = Annotated[
-    bool, typer.Option("--whole-account", help="Let it also reach batches, files and all else of the account.")
+    bool, option(None, "Also allow batches, files and everything else of the account.", "--whole-account")
 ]
-Create = Annotated[bool, typer.Option("--create", help="Make the store that --store names, if missing.")]
+Create = Annotated[bool, option(None, "Create the store that --store names, if it is missing.", "--create")]

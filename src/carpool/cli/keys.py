@@ -11,27 +11,29 @@ from typing import Annotated, Any
 import msgspec
 import typer
 from rich.box import SIMPLE_HEAD
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
 from carpool.cli import flags
-from carpool.cli.console import console
+from carpool.cli.console import console, print_json
 from carpool.cli.setup import gather
 from carpool.config import Config, Provider
+from carpool.config.values import variable as read_variable
 from carpool.core.clock import SystemClock
 from carpool.core.errors import CarpoolError, ConfigError
 from carpool.core.keys import PREFIX, KeyState, Profile, VirtualKey, check_free, check_name, new_key, revoked, rotated
 from carpool.core.model import Lane
+from carpool.core.settings import Choice, check
 from carpool.dialects import DIALECTS
+from carpool.planners.access.read_rules import read_budget
 from carpool.planners.policy import DAY, parse_budget, span
 from carpool.stores import open_keys, shown, store_exists
 
 # ------------------------------------------------------------ key profiles
 # Parse and check the options of `carpool keys`. Errors name the option.
 
-OFFERED = (Lane.NOW, Lane.BATCH)  # the lanes that a profile may have
 LONGEST = 36_500 * DAY
-_VARIABLE = re.compile(r"[A-Z_][A-Z0-9_]{0,99}")
+_LANE = Choice((Lane.NOW, Lane.BATCH), "now or batch")
 _DAYS = re.compile(r"\s*(\d+(?:\.\d+)?)\s*d\s*", re.ASCII)
 _TAG = re.compile(r"[^\s=,]{1,60}=[^,]{1,200}")
 
@@ -45,25 +47,14 @@ def find_provider(config: Config, name: str | None) -> Provider:
 
 
 def key_variable(provider: Provider, given: str | None) -> str:
-    """The environment variable with the provider's key. A wrong name is not shown: it is most likely a key."""
+    """The environment variable with the provider's key."""
     variable = given or provider.api_key_env or (provider.name in DIALECTS and DIALECTS[provider.name].key_variable)
     if not variable:
         raise ConfigError(
-            f"Nothing says which key of {provider.name} to buy with: name the variable that holds it with --env, or "
-            f"set providers.{provider.name}.api_key_env."
+            f"It is not known which key of {provider.name} to buy with: name the variable that holds it with --env, "
+            f"or set providers.{provider.name}.api_key_env."
         )
-    if not _VARIABLE.fullmatch(variable):
-        raise ConfigError(
-            "--env takes the name of an environment variable, such as ANTHROPIC_API_KEY, not the key itself."
-        )
-    return variable
-
-
-def parse_limit(text: str | None, flag: str) -> float | None:
-    try:
-        return None if text is None else parse_budget(text)
-    except CarpoolError as error:
-        raise ConfigError(f"{flag}: {error}") from error
+    return str(read_variable("ANTHROPIC_API_KEY")(variable, "--env"))
 
 
 def parse_duration(text: str, flag: str) -> float:
@@ -73,8 +64,8 @@ def parse_duration(text: str, flag: str) -> float:
     except CarpoolError:
         seconds = 0.0
     if not 0 < seconds <= LONGEST:
-        date = ", or a date to come such as 2030-01-31" if flag == "--expires" else ""
-        raise ConfigError(f"{flag} {text[:40]!r} is no length of time: write one such as 90m, 12h or 30d{date}.")
+        date = ", or a future date such as 2030-01-31" if flag == "--expires" else ""
+        raise ConfigError(f"{flag} is {text[:40]!r}; it must be a duration, such as 90m, 12h or 30d{date}.")
     return seconds
 
 
@@ -85,14 +76,13 @@ def parse_expiry(text: str, now: float) -> float:
         return now + parse_duration(text, "--expires")
     at = (until if until.tzinfo else until.replace(tzinfo=UTC)).timestamp()
     if at <= now:
-        raise ConfigError(f"--expires {text} is past. Name a time to come, such as 30d.")
+        raise ConfigError(f"--expires {text} is in the past. Write a future date, or a duration such as 30d.")
     return at
 
 
 def parse_lane(text: str, flag: str) -> Lane:
     name = text.strip().lower()
-    if name not in OFFERED:
-        raise ConfigError(f"{flag} can't be {text[:40]!r}: a key's lanes are {' and '.join(OFFERED)}.")
+    check(_LANE, name, flag)
     return Lane(name)
 
 
@@ -110,11 +100,11 @@ def check_profile(profile: Profile) -> None:
     if most is not None and profile.budget is not None and profile.budget > most:
         raise ConfigError(f"--budget is {span(profile.budget)}, which is more than --max-budget, {span(most)}.")
     if profile.refuse_over and most is None:
-        raise ConfigError("--refuse-over says what becomes of budgets over --max-budget: give that, too.")
+        raise ConfigError("--refuse-over refuses budgets over --max-budget: set that, too.")
 
 
 keys = typer.Typer(
-    help="Give out virtual keys: each buys with your provider's key, within bounds that its client can't change.\n\n"
+    help="Virtual keys: each buys with your provider's key, within limits that its client can't change.\n\n"
     "KEY=$(carpool keys add ci --owner platform --tag team=ci --max-budget 1h)",
     no_args_is_help=True,
     rich_markup_mode=None,
@@ -127,7 +117,7 @@ Name = Annotated[str, typer.Argument(metavar="NAME", help="The key's name.", aut
 # ---------------------------------------------------------------- commands
 
 
-@keys.command(short_help="Make a key. It is shown once.")
+@keys.command(short_help="Create a key. It is printed once.")
 def add(
     name: Annotated[str, typer.Argument(metavar="NAME", help="The key's name.")],
     provider: flags.Provider = None,
@@ -146,19 +136,17 @@ def add(
     config: flags.ConfigFile = None,
     as_json: flags.Json = False,
 ) -> None:
-    """Make a virtual key. Clients send it where they would send the provider's key.
+    """Create a virtual key. Clients send it instead of the provider's key.
 
-    The key is printed once, and kept as a hash only. It works at once, also where carpool serve is running; the
-    variable that it names must be set there.
+    The key is printed once, and stored as a hash only. A running carpool serve accepts it at once; the variable with
+    the provider's key must be set there.
     """
     profile = Profile(
-        budget=parse_limit(budget, "--budget"),
+        budget=None if budget is None else read_budget(budget, "--budget"),
         lane=None if lane is None else parse_lane(lane, "--lane"),
-        max_budget=parse_limit(max_budget, "--max-budget"),
+        max_budget=None if max_budget is None else read_budget(max_budget, "--max-budget"),
         refuse_over=refuse_over,
-        lanes=tuple(dict.fromkeys(parse_lane(part, "--lanes") for part in lanes.split(",")))
-        if lanes is not None
-        else (),
+        lanes=() if lanes is None else tuple(dict.fromkeys(parse_lane(part, "--lanes") for part in lanes.split(","))),
         tags=parse_tags(tag or ()),
         whole_account=whole_account,
     )
@@ -183,7 +171,7 @@ def _insert(store: str, make: Callable[[bytes], tuple[VirtualKey, str]], *, may_
     fresh = not store_exists(store)
     if fresh and not may_create:
         raise ConfigError(
-            f"There is no store at {shown(store)}. Name the one that carpool serve uses, or add --create to make it."
+            f"There is no store at {shown(store)}. Name the one that carpool serve uses, or add --create to create it."
         )
     with open_keys(store, make=True) as admin:
         key, secret = make(admin.pepper)
@@ -198,52 +186,52 @@ def _insert(store: str, make: Callable[[bytes], tuple[VirtualKey, str]], *, may_
     return key, secret
 
 
-@keys.command("list", short_help="Show the keys, never their secrets.")
+@keys.command("list", short_help="List the keys, without their secrets.")
 def list_keys(
-    everything: Annotated[bool, typer.Option("--all", help="Also those that are not good any more.")] = False,
+    everything: Annotated[bool, typer.Option("--all", help="Also list keys that are no longer valid.")] = False,
     store: flags.Store = None,
     config: flags.ConfigFile = None,
     as_json: flags.Json = False,
 ) -> None:
-    """Show who has a key, what it may do, and when it was last used (to the minute)."""
+    """List the keys: the owner, the limits, and when it was last used (to the minute)."""
     now = SystemClock().now()
     with open_keys(gather(config, None, (), store).store) as admin:
         existing = admin.standing()
     chosen = [key for key in existing if everything or key.live(now)]
     chosen.sort(key=lambda key: (key.name, key.created_at))
     if as_json:
-        typer.echo(msgspec.json.format(msgspec.json.encode([_document(key, now) for key in chosen]), indent=2).decode())
+        print_json([_document(key, now) for key in chosen])
     elif chosen:
         console().print(_table(chosen, now))
     elif existing:
         count = len(existing)
-        ended = "the one that was made has ended" if count == 1 else f"all {count} that were made have ended"
-        typer.echo(f"No key is good now: {ended}. carpool keys list --all shows what was.")
+        ended = "the only one has ended" if count == 1 else f"all {count} have ended"
+        typer.echo(f"No key is valid: {ended}. carpool keys list --all shows them.")
     else:
-        typer.echo("No keys yet: carpool keys add NAME makes one.")
+        typer.echo("No keys yet: carpool keys add NAME creates one.")
 
 
-@keys.command(short_help="End a key at once.")
+@keys.command(short_help="Revoke a key at once.")
 def revoke(name: Name, store: flags.Store = None, config: flags.ConfigFile = None, as_json: flags.Json = False) -> None:
-    """End a key: within two seconds nobody gets in with it. What was bought with it is still collected."""
+    """Revoke a key: within two seconds it is refused. Batches that were bought with it are still collected."""
     now = SystemClock().now()
     with open_keys(gather(config, None, (), store).store) as admin:
         admin.change(lambda existing: revoked(existing, name, now))
-    message = f"The key {name} is revoked. Calls that wait with it are still bought, and wait for nobody."
+    message = f"The key {name} is revoked. Its waiting calls are still bought, but nobody can fetch their answers."
     typer.echo(msgspec.json.encode({"name": name, "state": "revoked"}).decode() if as_json else message)
 
 
-@keys.command(short_help="Give a key a new secret. It is shown once.")
+@keys.command(short_help="Replace the secret of a key. It is printed once.")
 def rotate(
     name: Name,
     grace: Annotated[
-        str, typer.Option(metavar="DURATION", help="How long the earlier secret stays good, such as 1h.")
+        str, typer.Option(metavar="DURATION", help="How long the previous secret stays valid, such as 1h.")
     ] = "0",
     store: flags.Store = None,
     config: flags.ConfigFile = None,
     as_json: flags.Json = False,
 ) -> None:
-    """Give a key a new secret. Its profile, its calls and their answers stay its own."""
+    """Replace the secret of a key. Its profile, calls and answers stay."""
     now = SystemClock().now()
     seconds = 0.0 if grace.strip() in ("0", "0s") else parse_duration(grace, "--grace")
     with open_keys(gather(config, None, (), store).store) as admin:
@@ -256,9 +244,9 @@ def rotate(
 
         admin.change(decide)
     key, secret = made[0]
-    until = f"is good for {span(seconds)} more" if seconds else "is not good any more"
+    until = f"stays valid for {span(seconds)}" if seconds else "is no longer valid"
     _show_secret(
-        key, secret, f"The key {name} has a new secret, which is not shown again. The earlier one {until}.", as_json
+        key, secret, f"The key {name} has a new secret, which is not shown again. The previous one {until}.", as_json
     )
 
 
@@ -269,7 +257,7 @@ def _show_secret(key: VirtualKey, secret: str, message: str, as_json: bool) -> N
     """Print only the key to stdout, so that KEY=$(carpool keys add NAME) works."""
     typer.echo(message, err=True)
     if not os.environ.get(key.env):
-        typer.echo(f"{key.env} is not set here. It must be where carpool serve runs.", err=True)
+        typer.echo(f"{key.env} is not set here. It must be set where carpool serve runs.", err=True)
     if as_json:
         typer.echo(msgspec.json.encode(_document(key, key.created_at) | {"key": secret}).decode())
     else:
@@ -295,9 +283,10 @@ def _document(key: VirtualKey, now: float) -> dict[str, Any]:
 
 def _table(keys: Sequence[VirtualKey], now: float) -> Table:
     """Four columns of a few lines each, so that the table fits into 80 columns."""
-    table = Table(box=SIMPLE_HEAD, pad_edge=False)
-    for head in ("name", "buys with", "profile", "state"):
-        table.add_column(head, overflow="fold", no_wrap=head != "profile")
+    columns = [
+        Column(name, overflow="fold", no_wrap=name != "profile") for name in ("name", "buys with", "profile", "state")
+    ]
+    table = Table(*columns, box=SIMPLE_HEAD, pad_edge=False)
     for key in keys:
         owner = f"\n{key.owner}" if key.owner else ""
         unset = "" if os.environ.get(key.env) else "\nnot set here"
@@ -310,7 +299,7 @@ def _table(keys: Sequence[VirtualKey], now: float) -> Table:
             Text.assemble((key.name, "bold"), owner, (f"\n{PREFIX}{key.hint}…", "dim")),
             Text.assemble(key.provider, (f"\n{key.env}{unset}", "dim")),
             Text(_described(key.profile)),
-            Text.assemble((f"{state}{left}", style), (f"\n{used}\nmade {since}", "dim")),
+            Text.assemble((f"{state}{left}", style), (f"\n{used}\ncreated {since}", "dim")),
             end_section=True,
         )
     return table

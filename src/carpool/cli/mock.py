@@ -13,6 +13,7 @@ from rich.table import Column, Table
 
 from carpool.cli import flags
 from carpool.cli.console import console, figures, titled
+from carpool.cli.flags import option
 from carpool.cli.listen import listen
 from carpool.core.errors import ConfigError
 from carpool.mock import FAULTS, LENGTHS, VENDORS, Faults, MockConfig, MockServer, OpenAIConfig, parse_latency, run
@@ -28,7 +29,7 @@ def _list_faults(wanted: bool) -> None:
     typer.echo("Faults, each with its chance from 0 to 1, as in --fault create_500=0.1:\n")
     for name, description in FAULTS.items():
         typer.echo(f"  {name:{width}}  {description}")
-    typer.echo("\nHow long, in seconds, as in --fault hang_s=10:\n")
+    typer.echo("\nDurations in seconds, as in --fault hang_s=10:\n")
     for name, description in LENGTHS.items():
         typer.echo(f"  {name:{width}}  {description}; {getattr(Faults(), name):g} unless given")
     raise typer.Exit
@@ -38,57 +39,28 @@ def _complete_fault(incomplete: str) -> list[tuple[str, str]]:
     return [(f"{name}=", description) for name, description in FAULTS.items() if name.startswith(incomplete)]
 
 
-Host = Annotated[str, typer.Option(metavar="ADDRESS", help="Address to listen on.")]
-Port = Annotated[int, typer.Option(metavar="PORT", help="Port to listen on.", min=1, max=65535)]
+Host = Annotated[str, option("ADDRESS", "Address to listen on.")]
+Port = Annotated[int, option("PORT", "Port to listen on.", min=1, max=65535)]
 BatchLatency = Annotated[
-    str,
-    typer.Option(
-        metavar="SECONDS",
-        help="How long batches take: constant:2, uniform:1,5, lognormal:median=100,sigma=0.5 …",
-    ),
+    str, option("SECONDS", "How long a batch takes: constant:2, uniform:1,5, lognormal:median=100,sigma=0.5 …")
 ]
-SyncLatency = Annotated[str, typer.Option(metavar="SECONDS", help="How long synchronous calls take, written likewise.")]
-Fault = Annotated[
-    list[str] | None,
-    typer.Option(
-        help="A fault and its chance, as in create_500=0.1. May be repeated.",
-        metavar="NAME=CHANCE",
-        autocompletion=_complete_fault,
-    ),
-]
+SyncLatency = Annotated[str, option("SECONDS", "How long a synchronous call takes, in the same form.")]
+FAULT = "Fault to inject and its probability, such as create_500=0.1. Repeatable."
+Fault = Annotated[list[str] | None, option("NAME=CHANCE", FAULT, autocompletion=_complete_fault)]
 ListFaults = Annotated[
-    bool,
-    typer.Option("--faults", help="List the faults, a line each, and exit.", is_eager=True, callback=_list_faults),
+    bool, option(None, "List the faults and exit.", "--faults", is_eager=True, callback=_list_faults)
 ]
-BatchRpm = Annotated[
-    float, typer.Option(metavar="COUNT", help="Requests per minute on the batch endpoints.", min=0.001)
-]
+BatchRpm = Annotated[float, option("COUNT", "Rate limit of the batch endpoints, in requests per minute.", min=0.001)]
 SyncRpm = Annotated[
-    float | None,
-    typer.Option(
-        metavar="COUNT", help="Requests per minute on the synchronous endpoints; no limit unless given.", min=0.001
-    ),
+    float | None, option("COUNT", "The same for the synchronous endpoints; no limit unless set.", min=0.001)
 ]
 EnqueuedTokens = Annotated[
-    int | None,
-    typer.Option(
-        metavar="COUNT",
-        help="OpenAI: prompt tokens that may wait in batches of one model; no limit unless given.",
-        min=1,
-    ),
+    int | None, option("COUNT", "OpenAI: prompt tokens that batches of a model may queue; no limit unless set.", min=1)
 ]
-Vendor = Annotated[
-    str,
-    typer.Option(
-        metavar="NAME",
-        help="Whose habits OpenAI's part has: openai, azure, groq, together, mistral or xai.",
-        autocompletion=flags.complete_from(*VENDORS),
-    ),
-]
-WebhookUrl = Annotated[
-    str | None, typer.Option(metavar="URL", help="OpenAI: where to post signed events about ended batches.")
-]
-Seed = Annotated[int, typer.Option(metavar="NUMBER", help="Seed of everything random.")]
+VENDOR = "OpenAI-compatible provider to imitate: openai, azure, groq, together, mistral or xai."
+Vendor = Annotated[str, option("NAME", VENDOR, autocompletion=flags.complete_from(*VENDORS))]
+WebhookUrl = Annotated[str | None, option("URL", "OpenAI: where to post signed events about ended batches.")]
+Seed = Annotated[int, option("NUMBER", "Seed of the random numbers.")]
 
 
 def mock(
@@ -105,11 +77,11 @@ def mock(
     webhook_url: WebhookUrl = None,
     seed: Seed = 0,
 ) -> None:
-    """Serve a stand-in for the APIs of Anthropic and OpenAI: limits, timing, faults, and a bill of its own.
+    """Run a mock of the APIs of Anthropic and OpenAI, with limits, latencies, faults and a bill.
 
-    It takes any key. Point an SDK, or carpool serve --upstream, at http://127.0.0.1:8788. At
-    http://127.0.0.1:8788/v1 it stands in for OpenAI, with files, batches, the flex tier and webhooks; with --vendor
-    for another OpenAI-compatible provider. GET /mock/bill shows what it has sold, and so does its end.
+    It accepts any key. Point an SDK, or carpool serve --upstream, at http://127.0.0.1:8788. The API of OpenAI is at
+    http://127.0.0.1:8788/v1, with files, batches, the flex tier and webhooks; --vendor imitates another
+    OpenAI-compatible provider. GET /mock/bill shows the bill, which is also printed at the end.
     """
     if webhook_url is not None and not webhook_url.startswith(("http://", "https://")):
         raise ConfigError(f"--webhook-url is {webhook_url[:60]!r}: write a URL, such as http://127.0.0.1:9000/hooks.")
@@ -132,7 +104,7 @@ def mock(
             ),
         )
     except ValueError as error:
-        raise ConfigError(f"The stand-in can't be set up like this: {error}.") from error
+        raise ConfigError(f"The mock provider can't be set up like this: {error}.") from error
     _serve(config, host, port)
 
 
@@ -162,7 +134,7 @@ def _serve(config: MockConfig, host: str, port: int) -> None:
 
     def ready(server: MockServer) -> None:
         served.append(server)
-        typer.echo(f"A stand-in for the APIs of Anthropic and OpenAI listens on {server.url}. Stop it with Ctrl-C.")
+        typer.echo(f"A mock of the APIs of Anthropic and OpenAI listens on {server.url}. Stop it with Ctrl-C.")
         if own.webhook_url is not None:
             typer.echo(f"It posts events to {own.webhook_url}, signed with {own.webhook_secret}.")
 

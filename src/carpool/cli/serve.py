@@ -47,7 +47,6 @@ from carpool.cli.setup import (
     gather,
     hook_secrets_of,
     house_keys,
-    keys_of,
     lender_of,
     problems,
     upstreams_of,
@@ -171,7 +170,8 @@ async def _serve(listener: socket.socket, config: Config, options: ServeOptions)
         note=note,
         tell=note,
         book=config.book,
-        keys=keys_of(config, os.environ) if alone else {},  # house keys are for local clients only
+        # The provider keys of `api_key_env` are for local clients only.
+        keys={name: secret[0] for name, secret in house_keys(config, os.environ).items()} if alone else {},
         keys_required=config.keys_required if config.keys_required is not None else not alone,
         max_body=config.max_body,
         hosts=Hosts(local=local, allowed=config.serving.allowed_hosts, trusted=config.serving.trusted_proxies),
@@ -230,7 +230,7 @@ async def _engine(
     try:
         await engine.guests.open(lender_of(config, os.environ))
         check_keys(host, config.serving, configured=engine.guests.expected and config.keys_required is not False)
-        for provider, secret in house_keys(config, os.environ):  # to continue batches that were bought with them
+        for provider, secret in house_keys(config, os.environ).items():  # to continue their batches
             engine.enrol(provider, secret)
         if line is not None:
             engine.on_secret = Handover(line, engine.enrol).give

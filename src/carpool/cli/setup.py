@@ -149,21 +149,16 @@ def lender_of(config: Config, environ: Mapping[str, str]) -> SecretLookup:
     return lend
 
 
-def house_keys(config: Config, environ: Mapping[str, str]) -> list[tuple[str, Headers]]:
+def house_keys(config: Config, environ: Mapping[str, str]) -> dict[str, Headers]:
     """The keys in `api_key_env` variables, as secrets of their providers."""
     keys = [(provider, secret_in(provider.api_key_env, environ)) for provider in config.providers]
-    return [(provider.name, sent_in(dialect_of(provider).key_headers, key)[0]) for provider, key in keys if key]
+    return {provider.name: sent_in(dialect_of(provider).key_headers, key)[0] for provider, key in keys if key}
 
 
 def hook_secrets_of(config: Config, environ: Mapping[str, str]) -> dict[str, str]:
     """The webhook secrets of providers whose variable is set."""
     secrets = {provider.name: secret_in(provider.webhook_secret_env, environ) for provider in config.providers}
     return {name: secret for name, secret in secrets.items() if secret}
-
-
-def keys_of(config: Config, environ: Mapping[str, str]) -> dict[str, tuple[str, str]]:
-    """The key header of each provider whose variable is set."""
-    return {name: secret[0] for name, secret in house_keys(config, environ)}
 
 
 # ------------------------------------------------------------ preconditions

@@ -134,7 +134,7 @@ async def test_a_crash_at_the_start_ends_with_1_and_the_places(tmp_path: Path) -
     async with serve(MockConfig()) as upstream, breaking("start", tmp_path, upstream, "text") as (process, url):
         out, err = await process.communicate()
         assert (process.returncode, url, out) == (1, "", b"")
-        assert b"carpool broke here" in err
+        assert b"This is a bug in carpool" in err
         assert b"breaking.py:" in err
         assert b"KeyError" in err
         assert SECRET.encode() not in err
