@@ -238,6 +238,9 @@ class RequestFile(msgspec.Struct, forbid_unknown_fields=True):
     headers: dict[str, Any] | None = None
     body: Any = None
 
+    def __repr__(self) -> str:  # never the content
+        return f"RequestFile({self.method})"
+
 
 def read_request(path: Path) -> tuple[RawRequest, Options]:
     """The request of a `RequestFile`, or of a file with the bare body of a call; and the options in its path and
