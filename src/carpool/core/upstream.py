@@ -90,5 +90,5 @@ def clock_offset(headers: Headers, now: float) -> float | None:
         return None
     try:
         return parsedate_to_datetime(text).timestamp() - now
-    except ValueError:
+    except (ValueError, OverflowError):
         return None
