@@ -78,7 +78,9 @@ Store = Annotated[str | None, option("URL", STORE, "--store")]
 ConfigFile = Annotated[Path | None, option("FILE", "YAML file with providers, rules and other settings.", "--config")]
 TlsCert = Annotated[str | None, option("FILE", "Certificate in PEM form, to serve HTTPS.")]
 TlsKey = Annotated[str | None, option("FILE", "Private key of that certificate.")]
-Check = Annotated[bool, option(None, "Check whether carpool can start, show the settings that are set, and exit.")]
+Check = Annotated[
+    bool, option(None, "Check whether carpool can start, show the settings that are set, and exit.", "--check")
+]
 All = Annotated[bool, option(None, "With --check: also show settings that have their defaults.", "--all")]
 CheckJson = Annotated[bool, option(None, "With --check: print JSON, for scripts.", "--json")]
 Json = Annotated[bool, option(None, "Print JSON, for scripts.", "--json")]
