@@ -64,7 +64,7 @@ ABROAD = ["--host", "0.0.0.0"]
 CASES: dict[str, tuple[Prepare, list[str], dict[str, str], str]] = {
     "a secret that is too short": (nothing, [], {"CARPOOL_SECRET": "short"}, "CARPOOL_SECRET is too short"),
     "another secret": (a_store, [], {"CARPOOL_SECRET": "quite another secret"}, "was made with another secret"),
-    "no secret any more": (a_store, [], {}, "Set CARPOOL_SECRET to it or put"),
+    "no secret any more": (a_store, [], {}, "Set CARPOOL_SECRET to the same value"),
     "encryption without its package": (
         without("cryptography"),
         [],
