@@ -13,6 +13,7 @@ import pytest
 import zstandard
 
 from carpool.core.model import Entry, Lane, Usage, ticket_number
+from carpool.frontends.proxy.request import DisconnectGuard
 from tests.support.sockets import PATIENCE, House, Peer, ask, dialled, provider, proxied, request
 
 from .test_pass_through import ANSWER, SSE
@@ -262,3 +263,24 @@ async def test_a_refusal_whose_client_leaves_is_free(way: tuple[str, ...]) -> No
     refusal = head(kind="application/json").replace(b"200 OK", b"400 Bad Request")
     line, entry = await Scene(refusal, chunk(body)).play(MESSAGES, MESSAGES.call(*way), body)
     assert (line.status, entry.paid) == (400, 0)
+
+
+async def test_a_client_that_leaves_in_the_moment_in_which_its_work_ends_cancels_nothing_else() -> None:
+    """The callback of `leaving` may be on its way when the work returns; the task is at something else by then."""
+    guard = DisconnectGuard()
+    leaving: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+    admitted: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+
+    async def work() -> str:
+        return await admitted
+
+    async def request() -> str:
+        result = await guard.unless_gone(work(), leaving)
+        await asyncio.sleep(0.01)  # as `respond-async` holds its answer back
+        return result
+
+    answering = asyncio.create_task(request())
+    await asyncio.sleep(0)
+    admitted.set_result("on disk")
+    leaving.set_result(None)
+    assert await answering == "on disk"

@@ -260,20 +260,21 @@ class DisconnectGuard:
 class _ClientWork:
     """Work for one client, in the task of its request. Records the reason why this module cancelled it."""
 
-    __slots__ = ("_reason", "task")
+    __slots__ = ("_ended", "_reason", "task")
 
     def __init__(self) -> None:
         task = asyncio.current_task()
         assert task is not None
         self.task = task
         self._reason: Exception | None = None
+        self._ended = False
 
     def left(self, leaving: Leaving) -> None:
         if not leaving.cancelled():
             self.cancel(Disconnected())
 
     def cancel(self, reason: Exception) -> None:
-        if self._reason is None:
+        if self._reason is None and not self._ended:  # a client may leave in the moment in which its work ends
             self._reason = reason
             self.task.cancel()
 
@@ -283,6 +284,7 @@ class _ClientWork:
             raise self._reason from None
 
     def end(self) -> None:
+        self._ended = True
         if self._reason is not None:
             self._reason = None  # breaks the cycle: the raised exception holds the frames that hold this
             self.task.uncancel()
