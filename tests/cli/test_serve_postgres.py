@@ -302,7 +302,7 @@ async def test_a_webhook_wakes_the_leader_wherever_it_is(postgres: Server, tmp_p
         httpx2.AsyncClient(timeout=PATIENCE_S) as client,
     ):
         for one in (leader, other):  # whoever sees the key first leads its account
-            await hooking.enrol(client, one.url)
+            await hooking.add_secret(client, one.url)
             await until(lambda: _leads(leader))
         assert not await _leads(other)
         url = f"{leader.url}/@lane=batch/v1/chat/completions"

@@ -201,7 +201,7 @@ async def test_a_webhook_wakes_the_leader_whichever_worker_it_reaches(tmp_path: 
             while len(clients) < 3 or not leads:
                 client, worker = await stack.enter_async_context(at_one_worker(made))
                 clients.setdefault(worker, client)
-                await hooking.enrol(client, made.url)
+                await hooking.add_secret(client, made.url)
                 if (await client.get(f"{made.url}/carpool/stats")).json()["leads"]:
                     leads.add(worker)
         [leader] = leads

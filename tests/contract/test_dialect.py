@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from carpool import dialects
-from carpool.core.errors import BadCall, CarpoolError, ConfigError, Garbled, Misuse
+from carpool.core.errors import BadCall, CarpoolError, ConfigError, MalformedResponse, Misuse
 from carpool.core.model import custom_id
 from carpool.core.ports import BatchReport, Seen
 from tests.support.dialect_cases import ALL, CASES, COMPATIBLE_CASES, Case, canonical
@@ -177,7 +177,7 @@ def test_lines_are_uploaded_where_a_create_does_not_carry_them(case: Case) -> No
     assert b"n" * 10 in create.body or case.dialect.naming(()) is not None
     assert b"n" * 10 in case.dialect.frame("n" * 10)[0]
     for garbled in (b"", b"{}", b'{"id":"../batches"}', b'{"id":".."}'):
-        with pytest.raises(Garbled):
+        with pytest.raises(MalformedResponse):
             case.dialect.uploaded(garbled)
     with pytest.raises(Misuse):
         case.dialect.create((), case.path, "n" * 10, None)
@@ -244,7 +244,7 @@ def test_an_answer_comes_back_as_it_was(case: Case) -> None:
 
 @pytest.mark.parametrize("text", [b"", b"{}", b"[]", b'{"custom_id":"a"}', b"<html>"])
 def test_a_garbled_line_is_said_to_be_so(case: Case, text: bytes) -> None:
-    with pytest.raises(Garbled):
+    with pytest.raises(MalformedResponse):
         case.dialect.result_line(text)
 
 
@@ -279,7 +279,7 @@ def test_no_id_turns_a_request_elsewhere(case: Case, name: str) -> None:
     for ask in (case.dialect.retrieve, case.dialect.cancel):
         with pytest.raises(Misuse):
             ask((), name)
-    with pytest.raises(Garbled):
+    with pytest.raises(MalformedResponse):
         _done(case, **{case.id_field: name})
 
 
@@ -322,7 +322,7 @@ def test_a_replay_is_a_stream_of_whole_events_with_the_same_usage(case: Case) ->
 
 
 def test_what_is_no_answer_can_not_be_replayed(case: Case) -> None:
-    with pytest.raises(Garbled):
+    with pytest.raises(MalformedResponse):
         case.dialect.replay(b'{"type":"error"}')
 
 

@@ -15,7 +15,7 @@ import httpx2
 import psutil
 import pytest
 
-from carpool.core.errors import NotConnected, Severed, TimedOut, WireError
+from carpool.core.errors import ConnectionBroken, NotConnected, TimedOut, WireError
 from carpool.core.ports import HttpClient, HttpRequest, StreamedBody
 from carpool.http import Http1Client, HttpxClient, ThreadedHttpxClient
 
@@ -248,7 +248,7 @@ async def test_a_body_of_another_length_than_announced_is_broken_off(wire: HttpC
         await peer.say(OK)
 
     async with serving(handler) as url:
-        with pytest.raises(Severed, match="announced"):
+        with pytest.raises(ConnectionBroken, match="announced"):
             await wire.send(post(url, StreamedBody(length, pieces(4, b"x" * 100_000))))
     assert not answered
 
@@ -263,7 +263,7 @@ async def test_a_body_that_cannot_be_made_is_broken_off(wire: HttpClient) -> Non
         await peer.say(OK)
 
     async with serving(handler) as url:
-        with pytest.raises(Severed) as caught:
+        with pytest.raises(ConnectionBroken) as caught:
             await wire.send(post(url, StreamedBody(200_000, failing())))
     assert "secret" not in str(caught.value)
 
@@ -354,7 +354,7 @@ async def test_a_connection_cut_before_the_answer_is_severed(
 
     body = StreamedBody(len(BODY), pieces(20, BODY[: len(BODY) // 20])) if streamed else BODY
     async with serving(handler) as url:
-        with pytest.raises(Severed) as caught:
+        with pytest.raises(ConnectionBroken) as caught:
             await wire.send(post(url + "/path?secret", body))
         await asyncio.sleep(0.02)
     assert not isinstance(caught.value, TimedOut)
@@ -441,7 +441,7 @@ async def test_half_an_answer_is_severed(wire: HttpClient, answer: bytes, end: C
         chunks = response.chunks()
         assert await anext(chunks) == b"half"
         got.set()
-        with pytest.raises(Severed):
+        with pytest.raises(ConnectionBroken):
             await anext(chunks)
         await response.aclose()
 
@@ -452,13 +452,13 @@ async def test_an_answer_that_is_not_http_is_severed(wire: HttpClient) -> None:
         await peer.say(b"SSH-2.0-hello\r\n\r\n")
 
     async with serving(handler) as url:
-        with pytest.raises(Severed):
+        with pytest.raises(ConnectionBroken):
             await wire.send(post(url))
 
 
 @pytest.mark.parametrize("rest", [0.0, 0.03])
 async def test_a_connection_closed_while_idle_is_never_sent_on_twice(wire: HttpClient, rest: float) -> None:
-    """With and without time for the client to notice. Either it connects anew, or it says Severed."""
+    """With and without time for the client to notice. Either it connects anew, or it says ConnectionBroken."""
     received = 0
 
     async def handler(peer: Peer) -> None:
@@ -471,7 +471,7 @@ async def test_a_connection_closed_while_idle_is_never_sent_on_twice(wire: HttpC
     sent = 0
     async with serving(handler) as url:
         for _ in range(6):
-            with suppress(Severed):
+            with suppress(ConnectionBroken):
                 await (await wire.send(post(url))).read()
             sent += 1
             await asyncio.sleep(rest)
@@ -493,7 +493,7 @@ async def test_a_kept_connection_cut_after_the_second_request_is_severed(wire: H
 
     async with serving(handler) as url:
         await (await wire.send(post(url))).read()
-        with pytest.raises(Severed):
+        with pytest.raises(ConnectionBroken):
             await wire.send(post(url))
         await asyncio.sleep(0.02)
     assert (connections, requests) == (1, 2)

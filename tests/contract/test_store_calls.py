@@ -8,7 +8,7 @@ import pytest
 
 from carpool.core.errors import Closed, KeyConflict, StoreError
 from carpool.core.lifecycle import BatchState, TicketState
-from carpool.core.model import Intent, Lane, Parcel, Settled, Settlement, TicketView
+from carpool.core.model import Intent, Lane, SendableCall, Settled, Settlement, TicketView
 from carpool.core.ports import Store
 from tests.support.stores import (
     CRED,
@@ -168,7 +168,7 @@ async def test_a_ticket_number_used_twice_is_a_store_error_for_its_caller_only(s
 async def test_what_is_admitted_comes_back_as_it_was(store: Store) -> None:
     body = b'{"text": "\xc3\xa9\\u0000"}'
     await admit(store, 1, body=body, reason="why", model="claude")
-    assert await store.parcel(1) == Parcel(1, pool(model="claude"), body, "claude", 0, "why")
+    assert await store.parcel(1) == SendableCall(1, pool(model="claude"), body, "claude", 0, "why")
     assert await store.parcel(99) is None
     await store.settle([Settlement(1, outcome())], T0)
     assert await store.parcel(1) is None

@@ -99,6 +99,6 @@ def test_a_closed_dispatcher_names_the_ticket_that_it_kept():
 
 
 def test_an_unknown_outcome_is_never_mistaken_for_nothing_sent():
-    assert not issubclass(errors.Severed, errors.NotConnected)
-    assert not issubclass(errors.NotConnected, errors.Severed)
-    assert issubclass(errors.TimedOut, errors.Severed)
+    assert not issubclass(errors.ConnectionBroken, errors.NotConnected)
+    assert not issubclass(errors.NotConnected, errors.ConnectionBroken)
+    assert issubclass(errors.TimedOut, errors.ConnectionBroken)

@@ -4,7 +4,7 @@ import pytest
 
 from carpool.core.keys import forms, plain, the_key
 from carpool.core.model import Headers
-from carpool.dialects import ANTHROPIC, OPENAI, speaking
+from carpool.dialects import ANTHROPIC, OPENAI, configured_dialect
 
 KEY = ("x-api-key", "k")
 BEARER = ("authorization", "Bearer k")
@@ -49,7 +49,7 @@ def test_what_is_not_one_key_has_no_other_form(secret: Headers) -> None:
 
 
 def test_who_pays_stays_beside_the_key() -> None:
-    azure = speaking("openai", "https://x.openai.azure.com/openai/v1").key_headers
+    azure = configured_dialect("openai", "https://x.openai.azure.com/openai/v1").key_headers
     assert forms((PAYER, BEARER), OPENAI.key_headers) == [(BEARER, PAYER)] == [plain((PAYER, BEARER))]
     assert forms((AZURE, PAYER), OPENAI.key_headers) == [(BEARER, PAYER), (AZURE, PAYER)]
     assert forms((BEARER, PAYER), azure) == [(AZURE, PAYER), (BEARER, PAYER), (AZURE, BEARER, PAYER)]

@@ -54,9 +54,13 @@ BUFFERS: dict[int, bytes] = {}
 
 
 def early_stream(signs: int) -> list[dict[str, Any]]:
-    vigil = EarlyMessage("claude-haiku-4-5", "0123456789abc")
+    events_of_kind = EarlyMessage("claude-haiku-4-5", "0123456789abc")
     replayed = get("anthropic").replay(json.dumps(MESSAGE).encode())
-    stream = vigil.first() + b"".join(vigil.again() for _ in range(signs)) + b"".join(vigil.rest(replayed))
+    stream = (
+        events_of_kind.first()
+        + b"".join(events_of_kind.again() for _ in range(signs))
+        + b"".join(events_of_kind.rest(replayed))
+    )
     return told(stream)
 
 
@@ -88,9 +92,9 @@ def test_an_early_message_has_an_id_like_the_providers_own() -> None:
 
 
 def test_pings_leave_the_answer_as_it_is() -> None:
-    vigil = Pings(b"event: ping\ndata: {}\n\n")
-    assert vigil.first() == b""
-    assert list(vigil.rest(iter([b"a", b"b"]))) == [b"a", b"b"]
+    events_of_kind = Pings(b"event: ping\ndata: {}\n\n")
+    assert events_of_kind.first() == b""
+    assert list(events_of_kind.rest(iter([b"a", b"b"]))) == [b"a", b"b"]
 
 
 def response_event(name: str, number: int, **more: Any) -> bytes:
@@ -98,15 +102,15 @@ def response_event(name: str, number: int, **more: Any) -> bytes:
 
 
 def test_a_response_that_began_early_is_numbered_on() -> None:
-    vigil = EarlyResponse("gpt-5.2", "0123456789abc", 1_800_000_000.5)
-    stream = vigil.first() + vigil.again() + vigil.again()
+    events_of_kind = EarlyResponse("gpt-5.2", "0123456789abc", 1_800_000_000.5)
+    stream = events_of_kind.first() + events_of_kind.again() + events_of_kind.again()
     answer = [
         response_event("response.created", 0, response={"id": "resp_true"}),
         response_event("response.in_progress", 1, response={"id": "resp_true"}),
         response_event("response.output_text.delta", 2, delta="hi", output_index=0),
         response_event("response.completed", 3, response={"id": "resp_true", "status": "completed"}),
     ]
-    events = told(stream + b"".join(vigil.rest(iter(answer))))
+    events = told(stream + b"".join(events_of_kind.rest(iter(answer))))
     assert [event["type"].removeprefix("response.") for event in events] == [
         "created",
         "in_progress",

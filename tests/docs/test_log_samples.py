@@ -8,7 +8,7 @@ from datetime import datetime
 
 import pytest
 
-from carpool.cli.console import Holding, stopped
+from carpool.cli.console import StoreContents, stopped
 from carpool.config import Config
 from carpool.engine.events import BatchCollected, BatchEnded, BatchSubmitted, TroubleBegan, TroubleOver
 from carpool.frontends.proxy.log import EventLogger, LogEvent, LogLine, Noted, as_text, waiting
@@ -83,7 +83,7 @@ def test_the_samples_are_what_is_written(caplog: pytest.LogCaptureFixture, monke
         [as_text(line).rstrip("\n") for line in REQUESTS],
         [as_text(line).rstrip("\n") for line in happened],
         [f"carpool: {message}" for message in caplog.messages],
-        stopped(Config(store=STORE), Holding(calls=12, batches=2)),
+        stopped(Config(store=STORE), StoreContents(calls=12, batches=2)),
     ]
     for shown, lines in zip(samples(), written, strict=True):
         assert len(shown) == len(lines)

@@ -283,11 +283,11 @@ async def test_a_write_that_must_not_be_forgotten_is_repeated() -> None:
     assert (told[-1].doing, told[-1].since, told[-1].tries) == ("writing", 1_790_000_000.0, 3)
     assert clock.time > 1_790_000_000.0
 
-    async def hopeless() -> None:
+    async def is_permanent() -> None:
         raise StoreError("The disk is gone.")
 
     with pytest.raises(StoreError):
-        await desk.insist("writing", hopeless)
+        await desk.insist("writing", is_permanent)
 
 
 async def test_a_refusal_of_the_batch_road_is_believed_for_a_while() -> None:

@@ -48,8 +48,8 @@ async def test_a_secret_is_enrolled_once_and_told_to_others_once() -> None:
     await engine.start()
     told: list[str] = []
     engine.on_secret = lambda provider, secret: told.append(provider)
-    name = engine.enrol("openai", SECRET)
-    assert engine.enrol("openai", SECRET) == name
+    name = engine.add_secret("openai", SECRET)
+    assert engine.add_secret("openai", SECRET) == name
     assert told == ["openai"]
     assert name in engine.names("openai", SECRET)
     await engine.close()

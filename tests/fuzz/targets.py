@@ -16,7 +16,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from carpool.config import read_config
-from carpool.core.errors import BadCall, CarpoolError, ConfigError, Garbled, NotConnected, WireError
+from carpool.core.errors import BadCall, CarpoolError, ConfigError, MalformedResponse, NotConnected, WireError
 from carpool.core.ports import HttpRequest, RawRequest
 from carpool.core.upstream import clock_offset
 from carpool.dialects import get, json_object
@@ -310,7 +310,7 @@ def streams(data: bytes) -> None:
 def batches(data: bytes) -> None:
     dialect = get("anthropic")
     for read in (dialect.report, dialect.page, dialect.result_line):
-        with suppress(Garbled):
+        with suppress(MalformedResponse):
             read(data)
     text = data.decode("latin-1")
     headers = tuple((header, text) for header in ("date", "retry-after", "retry-after-ms", "x-should-retry"))

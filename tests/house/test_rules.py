@@ -97,7 +97,10 @@ GOOD: list[tuple[str, Module]] = [
     ("unbounded_powers", snippet("most = 2**63 - 1")),
     ("swallowed", snippet("try:\n    f()\nexcept Exception:\n    log.exception('The hook failed.')")),
     ("swallowed", snippet("try:\n    f()\nexcept OSError:\n    pass")),
-    ("swallowed", snippet("try:\n    f()\nexcept Exception as error:\n    raise Garbled(str(error)) from error")),
+    (
+        "swallowed",
+        snippet("try:\n    f()\nexcept Exception as error:\n    raise MalformedResponse(str(error)) from error"),
+    ),
     ("prints", snippet("print('hello')", "carpool.cli.stats")),
     ("logged_secrets", snippet("log.info('sent %d bytes of %s', len(call.body), call.ticket)")),
     ("logged_secrets", snippet("store.log(body)")),

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import uvloop
 
-from carpool.core.errors import NotConnected, Severed
+from carpool.core.errors import ConnectionBroken, NotConnected
 from carpool.core.model import Headers
 from carpool.core.ports import HttpRequest, StreamedBody
 from carpool.http import Http1Client
@@ -143,7 +143,7 @@ async def test_what_nobody_asked_for_is_nobodys_answer(unasked: bytes) -> None:
             for _ in range(3):
                 try:
                     assert await fetched(wire, f"http://127.0.0.1:{port}/") == b"ok"
-                except Severed:
+                except ConnectionBroken:
                     assert together  # the answer itself came with a stain
                 await asyncio.sleep(0.03)
 
@@ -172,7 +172,7 @@ async def test_a_head_that_never_ends_is_severed() -> None:
             await writer.drain()
 
     async with asyncio.timeout(10), serving(script) as port, a_wire() as wire:
-        with pytest.raises(Severed):
+        with pytest.raises(ConnectionBroken):
             await fetched(wire, f"http://127.0.0.1:{port}/")
 
 

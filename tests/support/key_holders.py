@@ -25,12 +25,12 @@ async def give(stage: Stage, name: str, profile: Profile | None = None, env: str
     provider = more.pop("provider", "anthropic")
     key, secret = new_key(store.pepper, name, provider, env, now, profile=profile, **more)
     await store.write_keys([key])
-    await stage.engine.guests._read()
+    await stage.engine.virtual_key_cache._read()
     return secret
 
 
 @asynccontextmanager
 async def hosting(*arguments: Any, **more: Any) -> AsyncIterator[Stage]:
     async with staged(*arguments, **more) as stage:
-        await stage.engine.guests.open(lender)
+        await stage.engine.virtual_key_cache.open(lender)
         yield stage

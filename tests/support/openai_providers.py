@@ -13,7 +13,7 @@ from typing import Any
 from carpool.core.clock import SystemClock
 from carpool.core.model import Call, Entry, Lane
 from carpool.core.ports import RawRequest, Store
-from carpool.dialects import COMPATIBLE_PROVIDERS, speaking
+from carpool.dialects import COMPATIBLE_PROVIDERS, configured_dialect
 from carpool.engine import Engine, Keyring, Probe, Reply, Upstream
 from carpool.frontends.intake import make_call
 from carpool.http import Http1Client
@@ -105,7 +105,7 @@ async def engine_at(
 ) -> AsyncIterator[Scene]:
     store, wire = await open_store(path), Http1Client()
     base_url = mock.url + (COMPATIBLE_PROVIDERS[row.name].path or "/v1")
-    upstream = Upstream(row.name, base_url, speaking("openai", base_url, row.name, **settings), wire)
+    upstream = Upstream(row.name, base_url, configured_dialect("openai", base_url, row.name, **settings), wire)
     engine = Engine(
         store=store,
         clock=SystemClock(),

@@ -23,7 +23,7 @@ def config(upstream: MockServer) -> str:
     )
 
 
-async def enrol(client: httpx2.AsyncClient, url: str) -> None:
+async def add_secret(client: httpx2.AsyncClient, url: str) -> None:
     """The process at the other end knows the key from now on."""
     answer = await client.post(f"{url}/v1/chat/completions", headers=KEY, json=CHAT)
     assert answer.status_code == 200, answer.text

@@ -18,13 +18,13 @@ from carpool.engine import Engine, Upstream
 from carpool.frontends.library.exchange import start_engine
 from carpool.frontends.proxy import Proxy
 from carpool.frontends.proxy.http.connection import Connection
-from carpool.frontends.proxy.waiting import Patience
+from carpool.frontends.proxy.waiting import KeepAliveIntervals
 from carpool.http import Http1Client
 from carpool.mock import Constant, MockAnthropic, MockConfig, MockServer, serve
 from carpool.planners.policy import RoutingPolicy
 
 MODEL = "claude-haiku-4-5"
-IMPATIENT = Patience(stream_head_s=0.05, ping_s=0.05)  # the rest as in earnest
+IMPATIENT = KeepAliveIntervals(stream_head_s=0.05, ping_s=0.05)  # the rest as in earnest
 QUICK = RoutingPolicy(linger_ms=20, poll_interval_s=0.05)
 
 
@@ -62,7 +62,7 @@ async def staged(
     config: MockConfig | None = None,
     policy: RoutingPolicy = QUICK,
     store: Path | None = None,
-    patience: Patience = IMPATIENT,
+    patience: KeepAliveIntervals = IMPATIENT,
     beside: MockServer | None = None,
     **more: Any,
 ) -> AsyncIterator[Stage]:

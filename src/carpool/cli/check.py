@@ -18,7 +18,7 @@ from rich.text import Text
 from carpool.cli.console import complain, console, print_json
 from carpool.cli.listen import exposed
 from carpool.cli.setup import defaults_of, upstreams_of
-from carpool.config import Config, ConnectionLimits, Serving, Tls
+from carpool.config import Config, ConnectionLimits, ServerSettings, Tls
 from carpool.core.clock import SystemClock
 from carpool.core.errors import CarpoolError, ConfigError
 from carpool.core.model import Lane
@@ -132,7 +132,7 @@ def _settings(config: Config, environ: Mapping[str, str]) -> list[Setting]:
     rows = [
         *((f"providers.{row.name}", row, name) for row in config.providers for name in _names(row) if name != "name"),
         *(("server.tls", config.serving.tls, name) for name in _names(Tls)),
-        *(("server", config.serving, name) for name in _names(Serving) if name != "tls"),
+        *(("server", config.serving, name) for name in _names(ServerSettings) if name != "tls"),
         *(("limits", config.limits, name) for name in _names(ConnectionLimits)),
     ]
     values = {f"{section}.{name}": getattr(row, name, None) for section, row, name in rows}

@@ -62,7 +62,7 @@ ANY_ADDRESS = ("0.0.0.0", "[::]")  # noqa: S104  as it is shown
 BUDGET = "/@budget=30m"
 
 
-class Holding(NamedTuple):
+class StoreContents(NamedTuple):
     """The unfinished contents of a store."""
 
     calls: int = 0
@@ -71,7 +71,7 @@ class Holding(NamedTuple):
     keyless: int = 0  # calls whose provider key only their client has
 
     @classmethod
-    def of(cls, counts: Mapping[str, int], keyless: int = 0) -> Holding:
+    def of(cls, counts: Mapping[str, int], keyless: int = 0) -> StoreContents:
         calls = sum(counts.get(f"tickets.{state}", 0) for state in OPEN_CALLS)
         batches = sum(counts.get(f"batches.{state}", 0) for state in UNFINISHED)
         return cls(calls, batches, counts.get("answers.undelivered", 0), keyless)
@@ -85,7 +85,7 @@ class Holding(NamedTuple):
         return ", ".join(_many(*part) for part in parts if part[0]) or "nothing to be done"
 
 
-def started(address: str, config: Config, holding: Holding) -> list[str]:
+def started(address: str, config: Config, holding: StoreContents) -> list[str]:
     """The lines of the start message; the first has the address."""
     reached = address
     for anywhere in ANY_ADDRESS:
@@ -102,7 +102,7 @@ def started(address: str, config: Config, holding: Holding) -> list[str]:
     return lines + _block("look at", [f"{reached}/carpool/stats"])
 
 
-def stopped(config: Config, holding: Holding | None) -> list[str]:
+def stopped(config: Config, holding: StoreContents | None) -> list[str]:
     """What remains in the store, and how to get it back. `holding` None: unknown."""
     if in_memory(config.store):
         return ["carpool has stopped. Its store was in memory, so nothing is kept."]

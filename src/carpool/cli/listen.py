@@ -15,7 +15,7 @@ from pathlib import Path
 
 import uvicorn
 
-from carpool.config import Serving, Tls
+from carpool.config import ServerSettings, Tls
 from carpool.core.errors import ConfigError
 
 log = logging.getLogger("carpool.serve")
@@ -31,7 +31,7 @@ def is_local(host: str) -> bool:
         return False
 
 
-def reached(host: str, serving: Serving) -> str | None:
+def reached(host: str, serving: ServerSettings) -> str | None:
     """Why clients on other machines can connect, as the beginning of a sentence; None if they can't."""
     if not is_local(host):
         return f"{host} can be reached from outside"
@@ -40,7 +40,7 @@ def reached(host: str, serving: Serving) -> str | None:
     return None
 
 
-def admin_token(host: str, serving: Serving, environ: Mapping[str, str]) -> str | None:
+def admin_token(host: str, serving: ServerSettings, environ: Mapping[str, str]) -> str | None:
     """The token for carpool's own pages. Optional on this machine; required if other machines can connect."""
     variable = serving.admin_token_env
     token = environ.get(variable, "").strip()
@@ -57,7 +57,7 @@ def admin_token(host: str, serving: Serving, environ: Mapping[str, str]) -> str 
     return token or None
 
 
-def check_keys(host: str, serving: Serving, *, configured: bool) -> None:
+def check_keys(host: str, serving: ServerSettings, *, configured: bool) -> None:
     """Refuse to serve other machines without virtual keys."""
     if not configured and (why := reached(host, serving)):
         raise ConfigError(
@@ -66,7 +66,7 @@ def check_keys(host: str, serving: Serving, *, configured: bool) -> None:
         )
 
 
-def exposed(host: str, serving: Serving) -> list[str]:
+def exposed(host: str, serving: ServerSettings) -> list[str]:
     """Warnings about how carpool can be reached."""
     notes = []
     if not is_local(host) and serving.tls is None and not serving.trusted_proxies:

@@ -27,7 +27,7 @@ log = logging.getLogger("carpool.serve")
 _PR_SET_DUMPABLE = 4
 
 
-class Discreet(logging.Formatter):
+class SafeFormatter(logging.Formatter):
     """Formats tracebacks without the message of the exception."""
 
     def formatException(self, ei: Any) -> str:  # noqa: N802  the library's name

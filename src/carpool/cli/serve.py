@@ -18,7 +18,7 @@ import uvloop
 
 from carpool.cli import flags
 from carpool.cli.check import refuse_json, run_check
-from carpool.cli.console import Holding, complain, in_memory, say, started, stopped
+from carpool.cli.console import StoreContents, complain, in_memory, say, started, stopped
 from carpool.cli.console import place as where
 from carpool.cli.flags import LogFormat
 from carpool.cli.listen import (
@@ -33,7 +33,7 @@ from carpool.cli.listen import (
     reserve,
 )
 from carpool.cli.process import (
-    Discreet,
+    SafeFormatter,
     collect_rarely,
     give_back_large_blocks,
     keeping_quiet,
@@ -47,8 +47,8 @@ from carpool.cli.setup import (
     gather,
     hook_secrets_of,
     house_keys,
-    lender_of,
     problems,
+    secret_lookup_of,
     upstreams_of,
 )
 from carpool.cli.workers import supervise
@@ -60,12 +60,12 @@ from carpool.engine.context import BackgroundTasks
 from carpool.frontends.proxy import Proxy
 from carpool.frontends.proxy.http.connection import Connection
 from carpool.frontends.proxy.log import EventLogger, JsonFormatter, LogWriter, Noted, Tell, as_json, as_text, to_stream
-from carpool.frontends.proxy.waiting import Patience
+from carpool.frontends.proxy.waiting import KeepAliveIntervals
 from carpool.planners.access.providers import Hosts
 from carpool.planners.routing import Capabilities
 from carpool.stores import open_store, peek
-from carpool.stores.remote import Handover, RemoteStore, connect, hosted
 from carpool.stores.remote import HubConnection as WorkerLine
+from carpool.stores.remote import RemoteStore, SecretSharing, connect, hosted
 
 log = logging.getLogger("carpool.serve")
 
@@ -115,7 +115,7 @@ def serve(
     if errors:
         complain(errors)
         raise typer.Exit(2)
-    options = ServeOptions(host, log_format, drain, Patience().scaled(patience), hub)
+    options = ServeOptions(host, log_format, drain, KeepAliveIntervals().scaled(patience), hub)
     give_back_large_blocks()
     if workers > 1 and hub is None:
         _supervise(settings, options, port, workers)
@@ -130,7 +130,7 @@ class ServeOptions(NamedTuple):
     host: str
     log_format: LogFormat
     drain: float
-    patience: Patience
+    patience: KeepAliveIntervals
     hub: str | None  # the socket of the supervising process, for a worker
 
 
@@ -138,7 +138,7 @@ def _supervise(config: Config, options: ServeOptions, port: int, workers: int) -
     _, end_log = _log(options.log_format)
     begun = False
 
-    def begin(holding: Holding) -> None:
+    def begin(holding: StoreContents) -> None:
         nonlocal begun
         begun = True
         _say_started(holder, config, options, holding)
@@ -210,7 +210,7 @@ async def _engine(
     host: str,
     line: WorkerLine | None,
     tell: Tell,
-) -> tuple[Engine, Holding]:
+) -> tuple[Engine, StoreContents]:
     if line is not None and hosted(config.store):
         store = await RemoteStore.over(line)
     else:
@@ -228,21 +228,23 @@ async def _engine(
         capabilities=abilities,
     )
     try:
-        await engine.guests.open(lender_of(config, os.environ))
-        check_keys(host, config.serving, configured=engine.guests.expected and config.keys_required is not False)
+        await engine.virtual_key_cache.open(secret_lookup_of(config, os.environ))
+        check_keys(
+            host, config.serving, configured=engine.virtual_key_cache.expected and config.keys_required is not False
+        )
         for provider, secret in house_keys(config, os.environ).items():  # to continue their batches
-            engine.enrol(provider, secret)
+            engine.add_secret(provider, secret)
         if line is not None:
-            engine.on_secret = Handover(line, engine.enrol).give
+            engine.on_secret = SecretSharing(line, engine.add_secret).give
         await engine.start()
     except BaseException:
-        engine.guests.stop()
+        engine.virtual_key_cache.stop()
         await store.aclose()
         raise
-    return engine, Holding.of(counts, await engine.overview.keyless())
+    return engine, StoreContents.of(counts, await engine.overview.keyless())
 
 
-def _say_started(listener: socket.socket, config: Config, options: ServeOptions, holding: Holding) -> None:
+def _say_started(listener: socket.socket, config: Config, options: ServeOptions, holding: StoreContents) -> None:
     as_json = options.log_format is LogFormat.JSON
     place = address(listener, "http" if config.serving.tls is None else "https")
     providers = {provider.name: provider.base_url for provider in config.providers}
@@ -255,7 +257,7 @@ def _say_started(listener: socket.socket, config: Config, options: ServeOptions,
 async def _say_stopped(config: Config, options: ServeOptions) -> None:
     """Say what remains in the store. A failure to read it must not turn a clean exit into an error."""
     try:
-        holding = None if in_memory(config.store) else Holding.of((await peek(config.store))[1])
+        holding = None if in_memory(config.store) else StoreContents.of((await peek(config.store))[1])
     except CarpoolError as error:
         log.warning("%s", error)
         holding = None
@@ -273,7 +275,7 @@ async def _end(proxy: Proxy, engine: Engine, drain: float) -> None:
 def _log(log_format: LogFormat) -> tuple[Callable[[Noted], None], Callable[[], None]]:
     """The writer of the call log, and its close function. Errors go to the other stream."""
     handler = logging.StreamHandler()
-    handler.setFormatter(JsonFormatter() if log_format is LogFormat.JSON else Discreet("carpool: %(message)s"))
+    handler.setFormatter(JsonFormatter() if log_format is LogFormat.JSON else SafeFormatter("carpool: %(message)s"))
     logging.basicConfig(level=logging.WARNING, handlers=[handler])
     logging.getLogger("uvicorn.error").addFilter(_not_broken_off)
     if log_format is LogFormat.OFF:

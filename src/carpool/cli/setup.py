@@ -9,13 +9,13 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
 from carpool.cli.listen import admin_token, check_keys, listen, tls_context
-from carpool.config import Config, Flag, Provider, Serving, read_config, secret_in
+from carpool.config import Config, Flag, Provider, ServerSettings, read_config, secret_in
 from carpool.core.clock import SystemClock
 from carpool.core.errors import CarpoolError, ConfigError
 from carpool.core.keys import sent_in
 from carpool.core.model import Headers
 from carpool.core.ports import Dialect, HttpClient
-from carpool.dialects import COMPATIBLE_PROVIDERS, DIALECTS, speaking
+from carpool.dialects import COMPATIBLE_PROVIDERS, DIALECTS, configured_dialect
 from carpool.engine import Upstream
 from carpool.engine.cluster import SecretLookup
 from carpool.http import Http1Client, OutgoingProxy
@@ -75,7 +75,7 @@ def _provider(text: str) -> list[Flag]:
 class HttpClients:
     """HTTP clients: providers with equal network settings share one, and its connections."""
 
-    def __init__(self, serving: Serving, environ: Mapping[str, str]) -> None:
+    def __init__(self, serving: ServerSettings, environ: Mapping[str, str]) -> None:
         self._clients: dict[object, Http1Client] = {}
         self._login = _login(serving, environ)
 
@@ -93,7 +93,7 @@ class HttpClients:
             await http_client.aclose()
 
 
-def _login(serving: Serving, environ: Mapping[str, str]) -> str | None:
+def _login(serving: ServerSettings, environ: Mapping[str, str]) -> str | None:
     variable = serving.outgoing_proxy_auth_env
     login = environ.get(variable, "").strip() if variable else ""
     if variable and (":" not in login or not login.isascii() or not login.isprintable()):
@@ -125,7 +125,7 @@ def upstreams_of(config: Config, client_for: Callable[[Provider], HttpClient]) -
 
 
 def dialect_of(provider: Provider) -> Dialect:
-    return speaking(
+    return configured_dialect(
         provider.dialect,
         provider.base_url,
         provider.vendor or None,
@@ -138,7 +138,7 @@ def defaults_of(config: Config) -> list[str]:
     return [provider.name for provider in config.providers if provider.default]
 
 
-def lender_of(config: Config, environ: Mapping[str, str]) -> SecretLookup:
+def secret_lookup_of(config: Config, environ: Mapping[str, str]) -> SecretLookup:
     """The lookup of provider keys for virtual keys: the key in a variable, for every header its provider accepts."""
     dialects = {provider.name: dialect_of(provider) for provider in config.providers}
 

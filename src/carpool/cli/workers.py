@@ -19,11 +19,11 @@ from typing import Any, cast
 
 import msgspec
 
-from carpool.cli.console import Holding
+from carpool.cli.console import StoreContents
 from carpool.config import Config
 from carpool.core.bounded import backoff
 from carpool.core.clock import SystemClock
-from carpool.core.errors import CarpoolError, Garbled, StoreError
+from carpool.core.errors import CarpoolError, MalformedResponse, StoreError
 from carpool.core.model import Headers
 from carpool.core.ports import Clock, Store
 from carpool.engine.context import BackgroundTasks
@@ -38,9 +38,9 @@ STEADY_S = 60.0  # after so long a worker's pause is reset
 FAILED = 2
 HIGH_WATER = 8 << 20  # bytes that may be buffered for a worker before its requests and hints are held back
 
-Ready = Callable[[Holding], None]
+Ready = Callable[[StoreContents], None]
 
-_HOLDING = msgspec.msgpack.Decoder(Holding)
+_HOLDING = msgspec.msgpack.Decoder(StoreContents)
 _NUMBER = msgspec.msgpack.Decoder(tuple[int])
 _SECRET = msgspec.msgpack.Decoder(tuple[str, Headers])
 
@@ -57,14 +57,14 @@ class Workers:
         self._background = BackgroundTasks()
         self._live: set[asyncio.subprocess.Process] = set()
         self._ready = 0
-        self._found = Holding()
+        self._found = StoreContents()
         self._served = asyncio.Event()
         self._stopping = asyncio.Event()
         self.code = 0
 
     # ------------------------------------------------------------ messages
 
-    def ready(self, holding: Holding) -> None:
+    def ready(self, holding: StoreContents) -> None:
         """A worker serves. The others start only after the first one, so that an error is reported once."""
         self._ready += 1
         self._served.set()
@@ -245,7 +245,7 @@ class WorkerConnection(asyncio.Protocol):
         try:
             for message in self._frames.feed(data):
                 self._receive(message)
-        except (msgspec.DecodeError, Garbled):
+        except (msgspec.DecodeError, MalformedResponse):
             self.hang_up()
 
     def hang_up(self) -> None:

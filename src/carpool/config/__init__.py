@@ -4,7 +4,7 @@
 
 from carpool.config.layers import Flag
 from carpool.config.read import read_config
-from carpool.config.sections import Config, ConnectionLimits, Provider, Serving, Tls
+from carpool.config.sections import Config, ConnectionLimits, Provider, ServerSettings, Tls
 from carpool.config.values import secret_in
 
-__all__ = ["Config", "ConnectionLimits", "Flag", "Provider", "Serving", "Tls", "read_config", "secret_in"]
+__all__ = ["Config", "ConnectionLimits", "Flag", "Provider", "ServerSettings", "Tls", "read_config", "secret_in"]

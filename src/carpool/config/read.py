@@ -10,7 +10,7 @@ from typing import Any, Final
 from urllib.parse import urlsplit
 
 from carpool.config.layers import CACHING_KEYS, ConfigDocument, Flag, layered
-from carpool.config.sections import BUILT_IN, PROVIDER_KEYS, Config, ConnectionLimits, Provider, Serving, Tls
+from carpool.config.sections import BUILT_IN, PROVIDER_KEYS, Config, ConnectionLimits, Provider, ServerSettings, Tls
 from carpool.config.values import DIRECT, is_loopback, is_metadata_service, secret_in
 from carpool.core.errors import ConfigError
 from carpool.core.settings import SWITCH, Shape, check, known, mapping
@@ -57,7 +57,7 @@ def _config(document: ConfigDocument) -> Config:
         known(key, CACHING_KEYS, "caching.")
     settings = document.read(Config)
     routing, budget = document.section("routing"), document.section("routing").get("default_budget")
-    serving = Serving(tls=_tls(document), **document.read(Serving, "server"))
+    serving = ServerSettings(tls=_tls(document), **document.read(ServerSettings, "server"))
     return Config(
         providers=tuple(_with_outgoing_proxy(provider, serving) for provider in _providers(document)),
         policy=policy,
@@ -86,7 +86,7 @@ def _tls(document: ConfigDocument) -> Tls | None:
     return Tls(**given) if given else None
 
 
-def _with_outgoing_proxy(provider: Provider, serving: Serving) -> Provider:
+def _with_outgoing_proxy(provider: Provider, serving: ServerSettings) -> Provider:
     """Apply the server's outgoing proxy to a remote provider without its own."""
     proxy, url = provider.proxy, provider.base_url
     if proxy is None and url.startswith("https:") and not is_loopback(urlsplit(url).hostname or ""):

@@ -96,7 +96,7 @@ class Tls:
 
 
 @dataclass(frozen=True, slots=True)
-class Serving:
+class ServerSettings:
     """How clients reach carpool, and the outgoing proxy for providers without their own: the section `server`."""
 
     tls: Tls | None = None
@@ -123,7 +123,7 @@ class Config:
     otlp_endpoint: str | None = setting(
         None, url("the URL of a collector", "http://127.0.0.1:4318"), at="observability.otlp_endpoint"
     )
-    serving: Serving = field(default_factory=Serving)
+    serving: ServerSettings = field(default_factory=ServerSettings)
     limits: ConnectionLimits = field(default_factory=ConnectionLimits)
     origins: Mapping[str, str] = field(default_factory=dict)  # the origin of each key that was set
     notes: tuple[str, ...] = ()  # warnings for the user

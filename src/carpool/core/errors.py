@@ -12,7 +12,7 @@ CarpoolError
 ├── Misuse                   carpool's API is used in a way that can't work
 │   ├── NotStarted           submit before `async with`
 │   ├── Closed               the dispatcher is closed; the call is kept if the store is durable
-│   │   └── Crowded          too many calls are waiting (429)
+│   │   └── TooManyWaiting          too many calls are waiting (429)
 │   └── WrongClient          not a client that carpool can send through (also a TypeError)
 ├── KeyUnready               the provider key behind a virtual key is not set, or not configured
 ├── ConfigError              a setting is wrong (also a ValueError)
@@ -23,10 +23,10 @@ CarpoolError
 ├── WireError                the HTTP request to the provider failed
 │   ├── NotConnected         provably nothing was sent
 │   │   ├── TooBusy          not sent: the account's rate limit is reached (429)
-│   │   └── Unwell           not sent: the provider keeps failing (503)
-│   └── Severed              sent, but no complete response arrived: the outcome is unknown
+│   │   └── ProviderFailing           not sent: the provider keeps failing (503)
+│   └── ConnectionBroken              sent, but no complete response arrived: the outcome is unknown
 │       └── TimedOut
-├── Garbled                  the provider's response can't be parsed
+├── MalformedResponse                  the provider's response can't be parsed
 │   └── ResultsGone          the provider no longer has the results of a batch
 └── CallFailed               an accepted call ended without an answer; carries its ticket
     └── CallExpired · CallCancelled · CallLost · DeadlineMissed
@@ -103,7 +103,7 @@ class Closed(Misuse):
         self.ticket = ticket
 
 
-class Crowded(Closed):
+class TooManyWaiting(Closed):
     status = 429
     code = "rate_limit_error"
 
@@ -171,7 +171,7 @@ class TooBusy(NotConnected):
         self.retry_after = retry_after
 
 
-class Unwell(NotConnected):
+class ProviderFailing(NotConnected):
     status = 503
     code = "overloaded_error"
 
@@ -180,20 +180,20 @@ class Unwell(NotConnected):
         self.retry_after = retry_after
 
 
-class Severed(WireError): ...
+class ConnectionBroken(WireError): ...
 
 
-class TimedOut(Severed):
+class TimedOut(ConnectionBroken):
     status = 504
     code = "timeout_error"
 
 
-class Garbled(CarpoolError):
+class MalformedResponse(CarpoolError):
     fault: ClassVar[Fault] = "provider"
     status = 502
 
 
-class ResultsGone(Garbled): ...
+class ResultsGone(MalformedResponse): ...
 
 
 class CallFailed(CarpoolError):

@@ -319,7 +319,7 @@ class CallRow:
 
 
 @dataclass(frozen=True, slots=True)
-class Parcel:
+class SendableCall:
     """All data needed to send an open call on `now`."""
 
     ticket: int

@@ -21,9 +21,9 @@ __all__ = [
     "OpenAI",
     "below",
     "compatible_provider",
+    "configured_dialect",
     "dialect_of_request",
     "get",
-    "speaking",
 ]
 
 ANTHROPIC: Dialect = Anthropic()
@@ -67,7 +67,7 @@ def compatible_provider(base_url: str, named: str | None = None) -> CompatiblePr
     return COMPATIBLE_PROVIDERS[named]
 
 
-def speaking(
+def configured_dialect(
     name: str, base_url: str, vendor: str | None = None, *, window: float | None = None, api_version: str = ""
 ) -> Dialect:
     """The dialect of a provider, with the differences of an OpenAI-compatible one."""

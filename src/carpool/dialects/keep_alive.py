@@ -33,7 +33,7 @@ from carpool.dialects.events import MEMBERS, Members, event
 _FRESH = {"input_tokens": 0, "cache_creation_input_tokens": 0, "cache_read_input_tokens": 0, "output_tokens": 0}
 
 
-class Vigil(Protocol):
+class KeepAliveEvents(Protocol):
     def first(self) -> bytes:
         """What to send right after the response headers; may be empty."""
         ...
@@ -216,7 +216,9 @@ def _seconds(text: str) -> float:
     return seconds if seconds > 0 else math.inf  # NaN is not
 
 
-def vigil(ping: bytes, endpoint: str, client: Client, model: str, ticket: int, now: float) -> Vigil:
+def keep_alive_events(
+    ping: bytes, endpoint: str, client: Client, model: str, ticket: int, now: float
+) -> KeepAliveEvents:
     """The keep-alive events for this kind of streaming client. `ping` is that of its dialect."""
     # SDKs require one response id in all events, and it is not known yet: they get comments, which they ignore.
     if endpoint.endswith("/responses") and client.kind is not ClientKind.SDK:

@@ -15,18 +15,18 @@ from carpool.engine.batch.admit import PendingCall
 from carpool.engine.context import Keyring, Probe, Reply
 from carpool.engine.engine import Engine
 from carpool.engine.events import Event, Hook, Stats
-from carpool.engine.now.relay import Passage, Purchase
+from carpool.engine.now.relay import Purchase, StreamedResponse
 
 __all__ = [
     "Engine",
     "Event",
     "Hook",
     "Keyring",
-    "Passage",
     "PendingCall",
     "Probe",
     "Purchase",
     "Reply",
     "Stats",
+    "StreamedResponse",
     "Upstream",
 ]

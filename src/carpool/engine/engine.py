@@ -27,8 +27,8 @@ from carpool.engine.cluster import Lease, Membership, VirtualKeyCache
 from carpool.engine.context import EngineContext, Keyring, Probe, Reply
 from carpool.engine.events import EventHooks, Hook, Stats
 from carpool.engine.now.flex import FlexRefused, FlexSender
-from carpool.engine.now.gate import Gates, Hurdle
-from carpool.engine.now.relay import Passage, Purchase
+from carpool.engine.now.gate import GateDelay, Gates
+from carpool.engine.now.relay import Purchase, StreamedResponse
 from carpool.engine.now.send import Sender, SendRequest
 from carpool.planners.forecast import Forecast
 from carpool.planners.policy import RoutingPolicy
@@ -99,7 +99,7 @@ class Engine:
         self._follower = Follower(context, api, self._buyer, collector)
         self._rescuer = Rescuer(context, api, self._sender, self._follower.look_soon)
         self.overview = Overview(context, self._sender.gates)
-        self.guests = VirtualKeyCache(context)
+        self.virtual_key_cache = VirtualKeyCache(context)
         self.tickets = Tickets(context, self._rescuer)
         self.deliveries = Deliveries(context, self.tickets.leave)
         self.name = context.name  # under which this engine holds its lease
@@ -138,7 +138,7 @@ class Engine:
         """Verifies and parses a provider's webhook."""
         return self._context.upstreams[provider].dialect.news(secret, headers, body, now)
 
-    def enrol(self, provider: str, secret: Headers) -> str:
+    def add_secret(self, provider: str, secret: Headers) -> str:
         """Adds a client's secret to the keyring, and returns the name of the form in which it was sent. Batches that
         were bought with any form of it continue."""
         keyring, upstream = self._context.keyring, self._context.upstreams[provider]
@@ -212,7 +212,7 @@ class Engine:
 
     async def forward(
         self, call: Call, default: Lane = Lane.NOW, *, decision: Decision | None = None, as_is: Ask | None = None
-    ) -> Passage | Decision:
+    ) -> StreamedResponse | Decision:
         """Streams the response of a call that is sent at once. For a call that must be on disk first, and for one that
         finds no room on `flex` and may not go on `now`, returns the decision instead, and the frontend submits it.
         `as_is` is the client's own request, to be sent unchanged."""
@@ -296,7 +296,7 @@ class Engine:
         while (len(context.waiters) or self._direct) and context.now() < until:
             await context.clock.sleep(min(0.02, max(0.0, until - context.now())))
         self._loop.cancel()
-        self.guests.stop()
+        self.virtual_key_cache.stop()
         for unsubscribe in self._unsubscribes:
             unsubscribe()
         await self.deliveries.close()
@@ -344,7 +344,7 @@ class EngineSummary:
     waiting: int  # calls whose clients wait at this engine
     counts: Mapping[str, int]
     totals: list[Totals]
-    pressure: list[Hurdle]  # accounts whose calls on `now` are delayed
+    pressure: list[GateDelay]  # accounts whose calls on `now` are delayed
     leads: int  # accounts whose batches this engine creates, for all engines on the store
 
 
@@ -384,9 +384,9 @@ class Overview:
 
     async def summary(self) -> EngineSummary:
         context, store = self._context, self._context.store
-        hurdles = self._gates.hurdles()
+        gate_delays = self._gates.gate_delays()
         return EngineSummary(
-            len(context.waiters), await store.counts(), await store.totals(), hurdles, len(context.led)
+            len(context.waiters), await store.counts(), await store.totals(), gate_delays, len(context.led)
         )
 
     async def keyless(self) -> int:

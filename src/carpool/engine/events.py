@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, fields
 from typing import dataclass_transform
 
 from carpool.core.bounded import BoundedMap
-from carpool.core.errors import NotConnected, TooBusy, Unwell, error_name, plain_message
+from carpool.core.errors import NotConnected, ProviderFailing, TooBusy, error_name, plain_message
 from carpool.core.model import Entry, EntryKind, Lane
 
 log = logging.getLogger("carpool.events")
@@ -351,7 +351,7 @@ class Troubles:
     ) -> None:
         """Records a failed attempt. It is trouble that begins, if it is new or failed in another way before."""
         now, account = self._now(), self._account(credential)
-        if isinstance(error, NotConnected) and not isinstance(error, TooBusy | Unwell):
+        if isinstance(error, NotConnected) and not isinstance(error, TooBusy | ProviderFailing):
             account = doing = ""
         reason = error if isinstance(error, str) else plain_message(error)
         ongoing = self._known.get((provider, account, doing))

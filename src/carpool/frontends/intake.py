@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from carpool.core.errors import BadCall, CallCancelled, CallExpired, CallFailed, CallLost, DeadlineMissed
 from carpool.core.model import Call, Headers, Lane, OutcomeKind, ticket_text
 from carpool.core.ports import Clock, Parsed, RawRequest
-from carpool.engine import Engine, Passage, Reply, Upstream
+from carpool.engine import Engine, Reply, StreamedResponse, Upstream
 from carpool.planners.access.options import Options
 from carpool.planners.access.rules import call_of, understand
 from carpool.planners.ledger import dollars
@@ -63,7 +63,7 @@ def identify(
     if payer is None:
         if any(len(value) > LONGEST_KEY for _, value in parsed.secret):
             raise BadCall(f"An API key has at most {LONGEST_KEY} characters; this one has more.")
-        payer = engine.enrol(upstream.provider, parsed.secret)
+        payer = engine.add_secret(upstream.provider, parsed.secret)
     credential, ticket = engine.credential(payer), engine.new_ticket()
     return call_of(upstream, parsed, options, arrived, ticket=ticket, credential=credential, payer=payer)
 
@@ -119,7 +119,7 @@ def carpool_headers(reply: Reply) -> Headers:
     return tuple(headers)
 
 
-def passing_headers(passage: Passage) -> Headers:
+def passing_headers(passage: StreamedResponse) -> Headers:
     ticket = None if passage.ticket is None else ticket_text(passage.ticket)
     return early_headers(ticket, passage.lane, passage.reason)
 

@@ -15,7 +15,7 @@ from functools import lru_cache
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
-from carpool.core.errors import NotConnected, Severed, WireError
+from carpool.core.errors import ConnectionBroken, NotConnected, WireError
 from carpool.core.model import Headers
 from carpool.core.ports import HttpRequest, ResponseReceiver, StreamedBody
 from carpool.http.http1_connection import Http1Connection, Http1Exchange, PushedExchange
@@ -278,7 +278,7 @@ def framed(request: HttpRequest) -> list[tuple[str, str]]:
     return headers
 
 
-class Unmade(Exception):
+class BodyUnavailable(Exception):
     """The body could not be produced as announced, so the request was aborted."""
 
 
@@ -293,10 +293,10 @@ async def _upload(connection: Http1Connection, exchange: Http1Exchange, body: by
         connection.spoil()
     except WireError:
         raise
-    except Unmade as error:
-        raise Severed(f"The request to {host} was broken off. {error}") from error
+    except BodyUnavailable as error:
+        raise ConnectionBroken(f"The request to {host} was broken off. {error}") from error
     except Exception as error:
-        raise Severed(f"The request to {host} was broken off: its body could not be made.") from error
+        raise ConnectionBroken(f"The request to {host} was broken off: its body could not be made.") from error
     finally:
         exchange.interrupt = None
 
@@ -316,7 +316,7 @@ async def _write(connection: Http1Connection, exchange: Http1Exchange, body: Str
 
 async def blocks(body: StreamedBody) -> AsyncGenerator[bytes, None]:
     """Yields the body in blocks of at least `BLOCK` bytes, because each block costs a pass through the client; none is
-    empty, which would end a chunked body. Raises `Unmade` if the total is not the announced length.
+    empty, which would end a chunked body. Raises `BodyUnavailable` if the total is not the announced length.
 
     A live body is not buffered: its producer may wait for the effect of the last piece.
     """
@@ -325,7 +325,7 @@ async def blocks(body: StreamedBody) -> AsyncGenerator[bytes, None]:
         buffered.append(piece)
         size += len(piece)
         if body.length is not None and sent + size > body.length:
-            raise Unmade(f"The body is longer than the {body.length} bytes announced.")
+            raise BodyUnavailable(f"The body is longer than the {body.length} bytes announced.")
         if size >= least:
             yield b"".join(buffered)
             sent += size
@@ -334,7 +334,7 @@ async def blocks(body: StreamedBody) -> AsyncGenerator[bytes, None]:
     if size:
         yield b"".join(buffered)
     if body.length not in (None, sent + size):
-        raise Unmade(f"The body ended after {sent + size} of the {body.length} bytes announced.")
+        raise BodyUnavailable(f"The body ended after {sent + size} of the {body.length} bytes announced.")
 
 
 async def sliced(body: bytes) -> AsyncGenerator[bytes, None]:

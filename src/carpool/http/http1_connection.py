@@ -5,7 +5,7 @@ The client must tell apart two kinds of failure, because one of them may cost mo
 - Never connected: opening the connection failed, so provably nothing was sent (`NotConnected`, raised in
   `http1_client.py`).
 - Cut after sending: once `begin` has written the first byte, the provider may have acted on the request. A reset or an
-  unparsable response is `Severed`, a timeout is `TimedOut`. The outcome is unknown, and nothing here retries.
+  unparsable response is `ConnectionBroken`, a timeout is `TimedOut`. The outcome is unknown, and nothing here retries.
 
 A server may close an idle connection just as the next request goes out, so before reuse `quiet` polls the socket for a
 close that the event loop has not reported yet. A close that arrives even later counts as cut after sending.
@@ -29,7 +29,7 @@ from typing import Any, ClassVar
 import httptools
 from msgspec import Struct
 
-from carpool.core.errors import Severed, TimedOut, WireError
+from carpool.core.errors import ConnectionBroken, TimedOut, WireError
 from carpool.core.model import Headers
 from carpool.core.ports import HttpRequest, ResponseReceiver
 
@@ -86,7 +86,7 @@ class Http1Exchange:
             self.wake()
 
     def sever(self) -> None:
-        self.fail(Severed, f"The connection to {self._host} broke before the whole answer was here.")
+        self.fail(ConnectionBroken, f"The connection to {self._host} broke before the whole answer was here.")
 
     def wake(self) -> None:
         if self._waiter is not None and not self._waiter.done():
@@ -203,7 +203,7 @@ class PushedExchange(Struct, eq=False):
             taker.finish()
 
     def sever(self) -> None:
-        self._fail(Severed(f"The connection to {self.host} broke before the whole answer was here."))
+        self._fail(ConnectionBroken(f"The connection to {self.host} broke before the whole answer was here."))
 
     def _fail(self, error: WireError) -> None:
         if (taker := self._end()) is not None:

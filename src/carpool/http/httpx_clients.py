@@ -16,10 +16,10 @@ from concurrent.futures import Future
 from contextlib import aclosing, suppress
 from typing import Any, TypeVar
 
-from carpool.core.errors import NotConnected, Severed, TimedOut, WireError, WrongClient
+from carpool.core.errors import ConnectionBroken, NotConnected, TimedOut, WireError, WrongClient
 from carpool.core.model import Headers
 from carpool.core.ports import HttpRequest, StreamedBody
-from carpool.http.http1_client import Unmade, blocks, framed, host_of, sliced
+from carpool.http.http1_client import BodyUnavailable, blocks, framed, host_of, sliced
 
 _T = TypeVar("_T")
 _CONNECTED = ("connection.connect_tcp.complete", "connection.start_tls.complete")
@@ -118,9 +118,9 @@ def _wire_error(error: Exception, host: str) -> WireError:
             return NotConnected(message.format(host=host))
     if "TimeoutException" in names or isinstance(error, TimeoutError):
         return TimedOut(f"{host} was silent for too long.")
-    if isinstance(error, Unmade):
-        return Severed(f"The request to {host} was broken off. {error}")
-    return Severed(f"The connection to {host} broke before the whole answer was here.")
+    if isinstance(error, BodyUnavailable):
+        return ConnectionBroken(f"The request to {host} was broken off. {error}")
+    return ConnectionBroken(f"The connection to {host} broke before the whole answer was here.")
 
 
 async def _log_errors(closing: Awaitable[None], host: str) -> None:
@@ -235,7 +235,7 @@ class _ThreadConnection:
 
     def _check(self) -> None:
         if self._cut:
-            raise Unmade("Nobody waits for the answer any more.")
+            raise BodyUnavailable("Nobody waits for the answer any more.")
 
 
 class ThreadedResponse(HttpxResponse):

@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator, Mapping
 from typing import Any
 from urllib.parse import urlsplit
 
-from carpool.core.errors import CarpoolError, NotConnected, Severed, TimedOut, WireError
+from carpool.core.errors import CarpoolError, ConnectionBroken, NotConnected, TimedOut, WireError
 from carpool.core.model import Headers
 from carpool.core.ports import HttpRequest, HttpResponse, StreamedBody
 from carpool.engine.context import BackgroundTasks
@@ -63,7 +63,7 @@ class Network:
                 self.refused[asked] = exchange.status
             exchange.finish(None)
         except ConnectionCut:
-            exchange.finish(Severed("The connection was cut."))
+            exchange.finish(ConnectionBroken("The connection was cut."))
 
     async def close(self) -> None:
         await self._background.rest(0.0)
@@ -208,4 +208,4 @@ async def _joined(body: StreamedBody) -> bytes:
     try:
         return b"".join([piece async for piece in body.pieces])
     except CarpoolError as error:
-        raise Severed(f"The body could not be sent whole: {error}") from error
+        raise ConnectionBroken(f"The body could not be sent whole: {error}") from error

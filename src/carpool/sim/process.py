@@ -164,7 +164,7 @@ class Process:
     def show(self, secrets: Iterable[tuple[str, Headers]]) -> None:
         """Give these keys to the process, so that work that needs them continues."""
         for provider, secret in secrets:
-            self.engine.enrol(provider, secret)
+            self.engine.add_secret(provider, secret)
 
     def call(self, provider: str, raw: RawRequest, options: Options) -> Call:
         return make_call(self.engine, self._upstreams[provider], self._clock, raw, options)

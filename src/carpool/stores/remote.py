@@ -20,7 +20,7 @@ from typing import Any, cast, get_args, get_origin, get_type_hints
 import msgspec
 
 from carpool.core import errors
-from carpool.core.errors import CarpoolError, Closed, Garbled, StoreError
+from carpool.core.errors import CarpoolError, Closed, MalformedResponse, StoreError
 from carpool.core.model import Admitted, Entry, Headers
 from carpool.core.ports import Store
 from carpool.stores import is_postgres
@@ -58,7 +58,7 @@ class Frames:
         while len(self._buffer) - at >= _LENGTH.size:
             (length,) = _LENGTH.unpack_from(self._buffer, at)
             if length > MOST:
-                raise Garbled("A message between carpool's processes is longer than any can be.")
+                raise MalformedResponse("A message between carpool's processes is longer than any can be.")
             if len(self._buffer) - at - _LENGTH.size < length:
                 break
             at += _LENGTH.size
@@ -293,7 +293,7 @@ async def connect(path: str) -> HubConnection:
     return line
 
 
-class Handover:
+class SecretSharing:
     """Shares secrets between workers, in memory only, so that a batch outlives the worker that received its key."""
 
     def __init__(self, line: HubConnection, take: Callable[[str, Headers], object]) -> None:

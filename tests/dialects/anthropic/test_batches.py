@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from carpool.core.errors import Garbled, Misuse
+from carpool.core.errors import MalformedResponse, Misuse
 from carpool.core.model import Usage, custom_id
 from carpool.core.ports import BatchReport
 from carpool.dialects import ANTHROPIC
@@ -75,7 +75,7 @@ def test_names_that_the_provider_would_refuse(name: str) -> None:
 def test_no_id_can_steer_a_request_elsewhere(name: str) -> None:
     with pytest.raises(Misuse):
         ANTHROPIC.results_at(name)
-    with pytest.raises(Garbled):
+    with pytest.raises(MalformedResponse):
         report(id=name)
 
 
@@ -133,9 +133,9 @@ def test_times(text: str) -> None:
     ids=str,
 )
 def test_reports_that_can_not_be_understood(fields: dict[str, Any]) -> None:
-    with pytest.raises(Garbled):
+    with pytest.raises(MalformedResponse):
         report(**fields)
-    with pytest.raises(Garbled):
+    with pytest.raises(MalformedResponse):
         ANTHROPIC.page(json.dumps({"data": [BATCH, BATCH | fields], "has_more": False}).encode())
 
 
@@ -226,5 +226,5 @@ def test_calls_that_were_never_made(result: str, kind: str) -> None:
     ],
 )
 def test_lines_that_can_not_be_understood(result: bytes) -> None:
-    with pytest.raises(Garbled):
+    with pytest.raises(MalformedResponse):
         ANTHROPIC.result_line(b'{"custom_id":"c","result":%b}' % result)

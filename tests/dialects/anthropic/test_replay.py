@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from carpool.core.errors import Garbled
+from carpool.core.errors import MalformedResponse
 from carpool.dialects import ANTHROPIC
 
 SIGNATURE = "EqQBCkgIAxABGAIiQL8+/3nFqk0=="
@@ -267,7 +267,7 @@ def test_deltas_are_of_a_bearable_size() -> None:
     ],
 )
 def test_trouble_is_known_before_the_first_event(body: bytes) -> None:
-    with pytest.raises(Garbled):
+    with pytest.raises(MalformedResponse):
         ANTHROPIC.replay(body)
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from openai.types import Batch, FileObject
 
-from carpool.core.errors import Garbled
+from carpool.core.errors import MalformedResponse
 from carpool.core.model import Usage, custom_id
 from carpool.core.ports import BatchReport
 from carpool.dialects import OPENAI
@@ -250,7 +250,7 @@ def test_an_error_without_words_is_still_json() -> None:
 
 @pytest.mark.parametrize("response", [{"status_code": 200, "body": "x"}, {"status_code": 200}, {"status_code": 302}])
 def test_an_answer_that_is_none_is_garbled(response: dict[str, Any]) -> None:
-    with pytest.raises(Garbled):
+    with pytest.raises(MalformedResponse):
         OPENAI.result_line(line(response))
 
 

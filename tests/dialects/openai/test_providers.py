@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from carpool.core.errors import ConfigError, Garbled
+from carpool.core.errors import ConfigError, MalformedResponse
 from carpool.core.model import Usage, custom_id
 from carpool.core.ports import BatchReport, RawRequest
-from carpool.dialects import COMPATIBLE_PROVIDERS, OpenAI, compatible_provider, speaking
+from carpool.dialects import COMPATIBLE_PROVIDERS, OpenAI, compatible_provider, configured_dialect
 
 NONCE = "0123456789"
 CHAT = "/v1/chat/completions"
@@ -61,7 +61,7 @@ def test_a_name_wins_over_the_host() -> None:
 
 
 def test_a_dialect_without_relatives_stays_itself() -> None:
-    assert speaking("anthropic", "https://api.anthropic.com").name == "anthropic"
+    assert configured_dialect("anthropic", "https://api.anthropic.com").name == "anthropic"
 
 
 # ---------------------------------------------------------------- creates
@@ -163,7 +163,7 @@ def test_only_together_is_asked_for_the_names_of_files() -> None:
     assert [name for name in COMPATIBLE_PROVIDERS if dialect(name).naming(()) is not None] == ["together"]
     files = [{"id": "file-1", "filename": f"carpool-{NONCE}.jsonl"}, {"id": "file-2", "filename": "theirs.jsonl"}]
     assert dialect("together").nonces(json.dumps({"data": files}).encode()) == {"file-1": NONCE}
-    with pytest.raises(Garbled):
+    with pytest.raises(MalformedResponse):
         dialect("together").nonces(b"[]")
 
 

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from carpool.core.errors import Garbled
+from carpool.core.errors import MalformedResponse
 from carpool.dialects import OPENAI
 from carpool.dialects.keep_alive import EarlyResponse
 from carpool.dialects.openai.replay import replay
@@ -372,7 +372,7 @@ def test_any_words_arrive_as_they_were(content: str | None, arguments: list[str]
 def test_what_can_not_be_told_is_known_before_the_first_event(spoil: Callable[[dict[str, Any]], Any]) -> None:
     answer = completion(ANSWERED["text"])
     spoil(answer)
-    with pytest.raises(Garbled):
+    with pytest.raises(MalformedResponse):
         OPENAI.replay(encoded(answer))
 
 

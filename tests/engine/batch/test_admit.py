@@ -10,7 +10,7 @@ from unittest.mock import patch
 
 import pytest
 
-from carpool.core.errors import CarpoolError, Crowded, StoreError, Undecided
+from carpool.core.errors import CarpoolError, StoreError, TooManyWaiting, Undecided
 from carpool.core.model import Admission
 from carpool.stores import SqliteStore
 from tests.support.fleets import QUICK, SOON, riding
@@ -189,7 +189,7 @@ class SlowStore:
 
 async def crowded(scene: Any, number: int) -> None:
     async with asyncio.timeout(10):
-        with pytest.raises(Crowded):
+        with pytest.raises(TooManyWaiting):
             await scene.fleet.submit_batch(**ask(number))
 
 

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from carpool.core.errors import Severed, TooBusy, Unwell
+from carpool.core.errors import ConnectionBroken, ProviderFailing, TooBusy
 from carpool.core.model import Headers
 from carpool.core.upstream import WholeResponse
 from carpool.engine.events import AccountSlowed, BreakerOpened, Event, EventHooks
@@ -46,11 +46,11 @@ class Scene:
 def test_a_refusal_closes_the_gate_of_its_model_until_the_provider_has_room() -> None:
     scene = Scene()
     scene.answer(200)
-    assert scene.gates.hurdles() == []
+    assert scene.gates.gate_delays() == []
     scene.answer(429, SLOW_DOWN)
     assert scene.enter() is None
     assert scene.enter("gpt-5-mini") is not None  # providers limit each model separately
-    [hurdle] = scene.gates.hurdles()
+    [hurdle] = scene.gates.gate_delays()
     assert (hurdle.model, hurdle.breaker_open) == ("gpt-5", False)
     assert 5.0 <= hurdle.closed_for_s < 6.0  # with jitter
     assert [type(event) for event in scene.events] == [AccountSlowed]
@@ -63,10 +63,10 @@ async def test_a_breaker_opens_for_all_models_of_an_account() -> None:
     for _ in range(FAILURES):
         slot = scene.enter()
         assert slot is not None
-        slot.failed(Severed("cut"))
+        slot.failed(ConnectionBroken("cut"))
     assert isinstance(scene.events[-1], BreakerOpened)
     assert scene.enter("gpt-5-mini") is None
-    with pytest.raises(Unwell):
+    with pytest.raises(ProviderFailing):
         await scene.wait()
     assert scene.context.stats.breaker_openings == scene.context.stats.turned_away_calls == 1
 

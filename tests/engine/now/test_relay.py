@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from unittest.mock import Mock
 
-from carpool.core.errors import NotConnected, Severed, TooBusy
+from carpool.core.errors import ConnectionBroken, NotConnected, TooBusy
 from carpool.dialects import OPENAI
 from carpool.engine.now.relay import LocalRefusal, Purchase
 
@@ -38,7 +38,7 @@ def test_a_request_that_was_never_sent_is_void() -> None:
 
 
 def test_a_response_that_breaks_off_has_no_final_usage() -> None:
-    bought, error = purchase(), Severed("cut")
+    bought, error = purchase(), ConnectionBroken("cut")
     bought.answered(200, ())
     bought.add(b'{"usage":')
     bought.fail(error)

@@ -9,7 +9,7 @@ import pytest
 
 from carpool.core.model import OutcomeKind, ticket_text
 from carpool.frontends.proxy.request import RequestContext
-from carpool.frontends.proxy.waiting import Patience
+from carpool.frontends.proxy.waiting import KeepAliveIntervals
 from carpool.mock import Constant, MockConfig, expected_text
 from tests.support.disconnecting import HEADERS, LARGE, MIDDLING, SMALL, Caller, answered, calling, lengthen
 from tests.support.sockets import read_message, request
@@ -157,7 +157,7 @@ async def test_a_client_that_leaves_behind_the_last_event_of_a_stream_has_its_an
             callers[-1].close()
 
     monkeypatch.setattr(RequestContext, "send_chunk", leave_behind_the_last_event)
-    patience = Patience(stream_head_s=stream_head_s, ping_s=stream_head_s)
+    patience = KeepAliveIntervals(stream_head_s=stream_head_s, ping_s=stream_head_s)
     async with stage_with(QUICK, patience=patience, note=lines.append) as stage:
         for number in range(2):
             async with calling(stage.url, asked) as caller:
@@ -170,7 +170,7 @@ async def test_a_client_that_leaves_behind_the_last_event_of_a_stream_has_its_an
 
 async def test_a_failure_that_only_a_broken_connection_can_tell_is_told_to_who_comes_back(stage_with: Any) -> None:
     asked = ask("[error:invalid_request_error]")
-    quiet = Patience(head_s=0.05, space_s=0.05)
+    quiet = KeepAliveIntervals(head_s=0.05, space_s=0.05)
     async with stage_with(MockConfig(batch_latency=Constant(0.6)), patience=quiet) as stage:
         async with calling(stage.url, asked) as caller:
             broken = await read_message(caller.reader)

@@ -116,7 +116,7 @@ async def test_a_virtual_key_without_the_lane_does_not_get_it() -> None:
                 for name, text in texts.items()
             ]
         )
-        await stage.engine.guests.open(lambda provider, env: [(("authorization", "Bearer k"),)])
+        await stage.engine.virtual_key_cache.open(lambda provider, env: [(("authorization", "Bearer k"),)])
         for name, lane in (("a", "batch"), ("b", "flex")):
             async with stage.client("/@budget=1h", api_key=texts[name]) as client:
                 raw = await client.chat.completions.with_raw_response.create(**chat())

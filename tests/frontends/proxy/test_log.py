@@ -12,7 +12,7 @@ import pytest
 from carpool.core.model import ticket_number
 from carpool.frontends.proxy import log
 from carpool.frontends.proxy.log import JsonFormatter, LogLine, LogWriter, as_json, as_text, redacted, to_stream
-from carpool.frontends.proxy.waiting import Patience
+from carpool.frontends.proxy.waiting import KeepAliveIntervals
 from carpool.mock import Constant, MockConfig
 from tests.support.stage import ask
 
@@ -92,7 +92,7 @@ async def test_a_provider_that_is_not_there_is_noted(stage_with: Any) -> None:
 
 async def test_a_late_failure_is_noted_with_its_true_status(stage_with: Any) -> None:
     lines: list[LogLine] = []
-    patience = Patience(head_s=0.05)
+    patience = KeepAliveIntervals(head_s=0.05)
     async with stage_with(MockConfig(batch_latency=Constant(0.4)), patience=patience, note=lines.append) as stage:
         with pytest.raises(httpx2.RemoteProtocolError):
             await stage.post(ask("[error:invalid_request_error]"), **BATCH)

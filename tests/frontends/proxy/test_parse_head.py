@@ -29,8 +29,8 @@ def test_requests_that_differ_in_their_own_headers_only_share_a_greeting() -> No
     one = greeter()
     first = scope((b"x-api-key", b"k"), (b"content-length", b"5"), (b"traceparent", b"a"), (b"x-beta", b"1"))
     second = scope((b"x-api-key", b"k"), (b"content-length", b"66"), (b"traceparent", b"b"), (b"x-beta", b"1"))
-    greeting = one.greet(first)
-    assert one.greet(second) is greeting
+    greeting = one.facts_of_head(first)
+    assert one.facts_of_head(second) is greeting
     assert greeting.headers_of(first) == request_headers(first["headers"])
     assert greeting.headers_of(second) == request_headers(second["headers"])
 
@@ -49,9 +49,9 @@ def test_requests_that_differ_in_their_own_headers_only_share_a_greeting() -> No
 )
 def test_whatever_else_differs_is_another_greeting(other: dict[str, Any]) -> None:
     one = greeter()
-    known = one.greet(scope((b"x-api-key", b"k"), (b"content-length", b"5")))
-    assert one.greet(other) is not known
-    assert one.greet(other).headers_of(other) == _less_carpools(other)
+    known = one.facts_of_head(scope((b"x-api-key", b"k"), (b"content-length", b"5")))
+    assert one.facts_of_head(other) is not known
+    assert one.facts_of_head(other).headers_of(other) == _less_carpools(other)
 
 
 def _less_carpools(one: dict[str, Any]) -> tuple[tuple[str, str], ...]:
@@ -62,7 +62,7 @@ def test_a_head_that_is_refused_is_refused_again() -> None:
     one, foreign = greeter(), {**scope(), "headers": [(b"host", b"evil.example")]}
     for _ in range(2):
         with pytest.raises(BadCall, match="does not answer to the name"):
-            one.greet(foreign)
+            one.facts_of_head(foreign)
 
 
 NAMES = (
@@ -82,8 +82,8 @@ def test_a_greeting_from_memory_is_what_a_fresh_one_would_be() -> None:
             *[(dice.choice(NAMES).encode(), dice.choice(VALUES).encode()) for _ in range(dice.randrange(5))],
             path=dice.choice([b"/v1/messages", b"/@tags.x=1/v1/messages", b"/carpool/health", b"/v1/responses"]),
         )
-        remembered = old.greet(asked)
-        fresh = greeter(anthropic=("x-api-key", "of the house")).greet(asked)
+        remembered = old.facts_of_head(asked)
+        fresh = greeter(anthropic=("x-api-key", "of the house")).facts_of_head(asked)
         assert _facts(remembered, asked) == _facts(fresh, asked)
         if remembered.onward is not None:
             assert remembered.onward == tuple(end_to_end(fresh.headers_of(asked)))
@@ -98,14 +98,14 @@ def test_memory_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "MOST", 10)
     one = greeter()
     for number in range(100):
-        one.greet(scope((b"x-api-key", b"%d" % number)))
-    one.greet(scope((b"x-api-key", b"k"), (b"x-long", b"x" * module.MOST_BYTES)))
-    one.greet(scope((b"x-api-key", b"k"), path=b"/v1/messages?" + b"x" * module.MOST_BYTES))
+        one.facts_of_head(scope((b"x-api-key", b"%d" % number)))
+    one.facts_of_head(scope((b"x-api-key", b"k"), (b"x-long", b"x" * module.MOST_BYTES)))
+    one.facts_of_head(scope((b"x-api-key", b"k"), path=b"/v1/messages?" + b"x" * module.MOST_BYTES))
     assert len(one._known) == 10
 
 
 def test_secrets_are_not_shown() -> None:
-    assert "sk-secret" not in repr(greeter().greet(scope((b"x-api-key", b"sk-secret"))))
+    assert "sk-secret" not in repr(greeter().facts_of_head(scope((b"x-api-key", b"sk-secret"))))
 
 
 async def test_each_request_reaches_the_provider_with_its_own_headers() -> None:

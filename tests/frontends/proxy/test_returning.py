@@ -8,7 +8,7 @@ import httpx2
 import pytest
 
 from carpool.frontends.proxy.parse_head import later
-from carpool.frontends.proxy.waiting import Patience
+from carpool.frontends.proxy.waiting import KeepAliveIntervals
 from carpool.mock import Constant, MockConfig, expected_text, serve
 from carpool.planners.policy import RoutingPolicy
 from tests.support.stage import ask
@@ -33,7 +33,7 @@ async def take(stage: Any, path: str, method: str = "GET", **headers: str) -> An
 async def test_a_client_that_times_out_and_retries_is_answered_once(stage_with: Any) -> None:
     """The SDK gives up after 0.2 s, too soon for any sign of life, tries again, and so on, until the batch is there."""
     async with (
-        stage_with(SLOW, patience=Patience()) as stage,
+        stage_with(SLOW, patience=KeepAliveIntervals()) as stage,
         stage.client("/@budget=30m", timeout=0.2, max_retries=8) as client,
     ):
         answer = await client.messages.create(**ask("impatient"))

@@ -112,7 +112,7 @@ async def test_keys_that_are_not_good_are_refused_in_a_sentence() -> None:
         gone = await give(stage, "gone")
         [key] = [key for key in (await store.keys())[1] if key.name == "gone"]
         await store.write_keys(revoked([key], "gone", now))
-        await stage.engine.guests._read()
+        await stage.engine.virtual_key_cache._read()
         for secret, why in [
             ("cpk-" + "x" * 43, "does not know this virtual key"),
             ("cpk-", "does not know this virtual key"),
@@ -156,7 +156,7 @@ async def test_a_rotated_key_keeps_its_calls() -> None:
         [standing] = (await store.keys())[1]
         changed, new = rotated([standing], "ci", now(), 0.0, store.pepper)
         await store.write_keys(changed)
-        await stage.engine.guests._read()
+        await stage.engine.virtual_key_cache._read()
         assert said(await stage.post(ask(), **{"x-api-key": old}))[0] == 401
         assert (await get(stage, accepted.headers["location"], old)).status_code == 401
         answer = await get(stage, accepted.headers["location"] + "?wait=10s", new)
@@ -285,17 +285,17 @@ async def test_who_pays_is_not_the_clients_to_say() -> None:
 
 async def test_the_last_use_is_written_once_a_minute() -> None:
     async with hosting() as stage:
-        store, guests = stage.engine._context.store, stage.engine.guests
+        store, virtual_key_cache = stage.engine._context.store, stage.engine.virtual_key_cache
         key = await give(stage, "ci")
         await stage.post(ask(), **{"x-api-key": key})
-        await guests._write_uses()
+        await virtual_key_cache._write_uses()
         [first] = (await store.keys())[1]
         assert first.last_used == pytest.approx(stage.engine._context.now(), abs=5)
         await stage.post(ask(), **{"x-api-key": key})
-        await guests._write_uses()
+        await virtual_key_cache._write_uses()
         assert (await store.keys())[1] == [first]
-        guests._written[first.digest] -= 61
-        await guests._write_uses()
+        virtual_key_cache._written[first.digest] -= 61
+        await virtual_key_cache._write_uses()
         [second] = (await store.keys())[1]
         assert second.last_used > first.last_used
         assert replace(second, last_used=None) == replace(first, last_used=None)
@@ -304,7 +304,7 @@ async def test_the_last_use_is_written_once_a_minute() -> None:
 async def test_no_call_reads_the_keys_from_the_store(monkeypatch: pytest.MonkeyPatch) -> None:
     async with hosting() as stage:
         key = await give(stage, "ci")
-        stage.engine.guests.stop()
+        stage.engine.virtual_key_cache.stop()
         store, reads = stage.engine._context.store, []
         monkeypatch.setattr(store, "keys", lambda *known: reads.append(known))
         for number in range(5):

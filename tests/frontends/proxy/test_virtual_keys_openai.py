@@ -27,7 +27,7 @@ async def hosting(**profile: Any) -> AsyncIterator[tuple[Any, str]]:
             stage.store.pepper, "ci", "openai", "OPENAI_KEY", stage.engine._context.now(), profile=Profile(**profile)
         )
         await stage.store.write_keys([key])
-        await stage.engine.guests.open(
+        await stage.engine.virtual_key_cache.open(
             lambda provider, variable: sent_in(get_dialect(provider).key_headers, HOUSE[variable])
         )
         yield stage, secret

@@ -12,7 +12,7 @@ import pytest
 import pytest_asyncio
 
 from carpool.dialects.keep_alive import ClientKind, recognise
-from carpool.frontends.proxy.waiting import Patience
+from carpool.frontends.proxy.waiting import KeepAliveIntervals
 from carpool.mock import Constant, MockConfig, expected_openai_text, expected_text
 from tests.support.raw_client import exchange
 from tests.support.stage import ask, staged
@@ -22,7 +22,7 @@ from .test_openai_calls import both, chat
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
-SOON = Patience(
+SOON = KeepAliveIntervals(
     informational_s=0.1,
     head_s=0.2,
     space_s=0.05,
@@ -92,7 +92,7 @@ LIMIT_S = 1.2
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def patient() -> AsyncIterator[Any]:
     """With carpool's own times, and batches that take longer than the limit of any client here."""
-    async with staged(MockConfig(batch_latency=Constant(2 * LIMIT_S)), patience=Patience()) as one:
+    async with staged(MockConfig(batch_latency=Constant(2 * LIMIT_S)), patience=KeepAliveIntervals()) as one:
         yield one
 
 
@@ -153,7 +153,7 @@ async def test_white_space_comes_within_the_limit_that_a_client_states(patient: 
 
 async def test_a_budget_longer_than_the_limit_is_outlasted_on_now_too() -> None:
     config = MockConfig(sync_latency=Constant(2 * LIMIT_S))
-    async with staged(config, patience=Patience()) as stage:
+    async with staged(config, patience=KeepAliveIntervals()) as stage:
         async with stage.client("/@lane=now,budget=30s", timeout=LIMIT_S) as client:
             answer = await client.messages.create(**ask("slow"))
             assert answer.content[0].text == expected_text(ask("slow"))
@@ -201,7 +201,7 @@ async def test_the_limit_that_a_client_states(headers: dict[str, str], limit: fl
 
 
 async def test_signs_come_by_half_of_a_limit_but_not_in_a_rush() -> None:
-    usual = Patience()
+    usual = KeepAliveIntervals()
     assert usual.within(math.inf) == usual.within(600) == usual
     ten = usual.within(10)
     assert (ten.informational_s, ten.head_s, ten.space_s, ten.ping_s, ten.stream_head_s) == (5, 5, 5, 5, 2)
@@ -234,7 +234,7 @@ async def test_a_failure_after_a_committed_200_resets_http_1_0(stage: Any) -> No
 
 
 async def test_a_failure_while_the_head_is_held_has_its_true_status() -> None:
-    async with staged(MockConfig(batch_latency=Constant(0.1)), patience=Patience()) as stage:
+    async with staged(MockConfig(batch_latency=Constant(0.1)), patience=KeepAliveIntervals()) as stage:
         answer = await stage.post(ask(FAILS), **BATCH)
         assert answer.status_code == 400
         assert answer.json()["error"]["type"] == "invalid_request_error"

@@ -13,7 +13,7 @@ from carpool.core.errors import ConfigError
 from carpool.core.model import Lane
 from carpool.planners.access.options import Options
 from carpool.planners.access.read_rules import MATCHES, glob, read_rules
-from carpool.planners.access.rules import Facts, Rule, RuleBook, Ruling, decide_rule, is_subagent
+from carpool.planners.access.rules import Facts, Rule, RuleBook, RuleResult, decide_rule, is_subagent
 
 NOON = datetime(2026, 11, 16, 12, 0, tzinfo=ZoneInfo("UTC")).timestamp()  # a Monday
 CALL = Facts(
@@ -314,7 +314,7 @@ def test_nothing_gets_past_a_refusal(asked: Options, default: float | None) -> N
 # ---------------------------------------------------------------- explaining
 
 
-def explained(*rules: dict[str, Any]) -> Ruling:
+def explained(*rules: dict[str, Any]) -> RuleResult:
     return decide_rule(CALL, Options(), book(*rules), NOON)
 
 

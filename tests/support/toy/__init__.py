@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from carpool.core.errors import BadCall, Garbled, Misuse
+from carpool.core.errors import BadCall, MalformedResponse, Misuse
 from carpool.core.model import NONCE_LETTERS, TICKET_LETTERS, Headers, Usage
 from carpool.core.ports import (
     Ask,
@@ -70,7 +70,7 @@ def _read(kind: Any, body: bytes) -> Any:
     try:
         return msgspec.json.decode(body, type=kind)
     except _UNREADABLE as error:
-        raise Garbled(f"The toy can't be understood: {error}.") from None
+        raise MalformedResponse(f"The toy can't be understood: {error}.") from None
 
 
 class Toy(Dialect):
@@ -156,7 +156,7 @@ class Toy(Dialect):
     def usage(self, body: bytes) -> Usage | None:
         try:
             return Usage(*_read(_Answer, body).tokens)
-        except Garbled:
+        except MalformedResponse:
             return None
 
     def usage_tap(self) -> UsageTap:
@@ -165,7 +165,7 @@ class Toy(Dialect):
     def refusal(self, status: int, headers: Headers, body: bytes) -> Refusal:
         try:
             message = _read(_Fault, body).fault
-        except Garbled:
+        except MalformedResponse:
             message = ""
         return refused(status, headers, message, spent=False)
 
@@ -191,7 +191,7 @@ class _Listener:
     def event(self, data: bytes) -> None:
         try:
             tokens = _read(_Event, data).tokens
-        except Garbled:
+        except MalformedResponse:
             return
         self._usage = Usage(*tokens) if tokens else self._usage
 
@@ -216,7 +216,7 @@ def _path(name: str) -> str:
 
 def _report(job: _Job) -> BatchReport:
     if not _ID.fullmatch(job.id):
-        raise Garbled(f"The toy named a job {job.id[:40]!r}.")
+        raise MalformedResponse(f"The toy named a job {job.id[:40]!r}.")
     return BatchReport(
         provider_id=job.id,
         ended=job.over,

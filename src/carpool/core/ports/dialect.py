@@ -171,8 +171,8 @@ class Claim(IntEnum):
 class Dialect(Protocol):
     """The API format of a family of providers: pure translation between bytes and values. No I/O, no clock, no state.
 
-    Input that can't be parsed raises `BadCall` if it is from a client, `Garbled` if it is from a provider. Dialects
-    inherit from this class: what it defines here is right for a provider that lacks the feature."""
+    Input that can't be parsed raises `BadCall` if it is from a client, `MalformedResponse` if it is from a provider.
+    Dialects inherit from this class: what it defines here is right for a provider that lacks the feature."""
 
     name: str
     seller: str  # the provider whose models and prices apply; providers that share a dialect differ in this

@@ -49,7 +49,7 @@ class HttpResponse(Protocol):
         """In the order received, names in lower case, repeated headers kept."""
 
     def chunks(self) -> AsyncIterator[bytes]:
-        """Yields chunks until the body is complete. A truncated body raises `Severed`; it never ends normally."""
+        """Yields chunks until the body is complete. A cut one raises `ConnectionBroken`; it never ends normally."""
 
     async def read(self) -> bytes: ...
     async def aclose(self) -> None:
@@ -60,8 +60,8 @@ class HttpClient(Protocol):
     """Sends one HTTP request, once.
 
     It never retries, never follows a redirect, never changes a header or a byte. It raises `NotConnected` only if
-    connecting itself failed, so that provably nothing was sent. Every other failure is `Severed` (`TimedOut` after a
-    timeout), because the provider may have acted on the request. Cancelling the task aborts the request.
+    connecting itself failed, so that provably nothing was sent. Every other failure is `ConnectionBroken`, or `TimedOut`
+    after a timeout, because the provider may have acted on the request. Cancelling the task aborts the request.
     """
 
     async def send(self, request: HttpRequest) -> HttpResponse: ...

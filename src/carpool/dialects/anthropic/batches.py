@@ -8,7 +8,7 @@ from urllib.parse import quote
 
 import msgspec
 
-from carpool.core.errors import Garbled, Misuse
+from carpool.core.errors import MalformedResponse, Misuse
 from carpool.core.model import NONCE_LETTERS, TICKET_LETTERS, Headers
 from carpool.core.ports import Ask, BatchReport, ResultLine
 from carpool.dialects.anthropic import errors, usage
@@ -109,7 +109,7 @@ def report(body: bytes) -> BatchReport:
     try:
         batch = _BATCH.decode(body)
     except (ValueError, RecursionError) as error:
-        raise Garbled(f"The provider's description of a batch can't be understood: {error}.") from None
+        raise MalformedResponse(f"The provider's description of a batch can't be understood: {error}.") from None
     return _report(batch)
 
 
@@ -118,7 +118,7 @@ def page(body: bytes, after: str | None = None) -> tuple[list[BatchReport], str 
     try:
         listed = _PAGE.decode(body)
     except (ValueError, RecursionError) as error:
-        raise Garbled(f"The provider's list of batches can't be understood: {error}.") from None
+        raise MalformedResponse(f"The provider's list of batches can't be understood: {error}.") from None
     reports = [_report(batch) for batch in listed.data]
     if not listed.has_more or not reports:
         return reports, None
@@ -127,7 +127,7 @@ def page(body: bytes, after: str | None = None) -> tuple[list[BatchReport], str 
 
 def _report(batch: _Batch) -> BatchReport:
     if not _BATCH_ID.fullmatch(batch.id):
-        raise Garbled(f"The provider named a batch {batch.id[:80]!r}, which can't be an id.")
+        raise MalformedResponse(f"The provider named a batch {batch.id[:80]!r}, which can't be an id.")
     return BatchReport(
         provider_id=batch.id,
         # An unknown state must neither end a running batch nor be polled forever.
@@ -147,7 +147,7 @@ def _time(text: str) -> float:
     try:
         moment = datetime.fromisoformat(text.upper())
     except ValueError:
-        raise Garbled(f"The provider wrote {text[:40]!r} where a time should be.") from None
+        raise MalformedResponse(f"The provider wrote {text[:40]!r} where a time should be.") from None
     return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
 
 
@@ -174,19 +174,19 @@ def result_line(line: bytes) -> ResultLine:
     try:
         read = _LINE.decode(line)
     except (ValueError, RecursionError) as wrong:
-        raise Garbled(f"A result line can't be understood: {wrong}.") from None
+        raise MalformedResponse(f"A result line can't be understood: {wrong}.") from None
     result = read.result
     match result.type:
         case "succeeded":
             message = bytes(result.message)
             if not message.startswith(b"{"):
-                raise Garbled("A result line says that its call succeeded, but carries no message.")
+                raise MalformedResponse("A result line says that its call succeeded, but carries no message.")
             model, used = usage.model_and_usage(message)
             return ResultLine(read.custom_id, "succeeded", 200, message, model, used, False)
         case "errored":
             error = errors.read(bytes(result.error))
             if error is None:
-                raise Garbled("A result line says that its call failed, but carries no error.")
+                raise MalformedResponse("A result line says that its call failed, but carries no error.")
             status, again = errors.status_of(error), errors.is_passing(error)
             return ResultLine(read.custom_id, "errored", status, error.body, "", None, again)
         case "expired":
@@ -194,4 +194,4 @@ def result_line(line: bytes) -> ResultLine:
         case "canceled":
             return ResultLine(read.custom_id, "canceled", 409, _CANCELED, "", None, True)
         case other:
-            raise Garbled(f"A result line is of the unknown type {other[:40]!r}.")
+            raise MalformedResponse(f"A result line is of the unknown type {other[:40]!r}.")

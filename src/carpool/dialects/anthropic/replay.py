@@ -24,7 +24,7 @@ from typing import Any
 
 import msgspec
 
-from carpool.core.errors import Garbled
+from carpool.core.errors import MalformedResponse
 from carpool.dialects.anthropic import errors
 from carpool.dialects.events import LIST, MEMBERS, NULL, TEXT, VALUES, Members, event, one_line, opens, pieces
 
@@ -38,7 +38,7 @@ _DELTA_USAGE = (*_INPUT_SIDE, *_OUTPUT_SIDE, "server_tool_use")
 
 
 def replay(body: bytes, wish: str = "") -> Iterator[bytes]:
-    """The events of a finished message. Raises `Garbled` before the first event."""
+    """The events of a finished message. Raises `MalformedResponse` before the first event."""
     try:
         body.decode()
         message = MEMBERS.decode(one_line(body))
@@ -46,7 +46,7 @@ def replay(body: bytes, wish: str = "") -> Iterator[bytes]:
         usage = MEMBERS.decode(message["usage"]) if opens(message, "usage", b"{") else {}
         events = [list(_block(index, block)) for index, block in enumerate(blocks)]
     except (KeyError, ValueError, RecursionError) as error:
-        raise Garbled(f"The provider's message can't be told as a stream: {error}.") from None
+        raise MalformedResponse(f"The provider's message can't be told as a stream: {error}.") from None
     return _events(message, usage, events)
 
 

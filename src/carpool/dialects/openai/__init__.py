@@ -10,7 +10,7 @@ from urllib.parse import quote
 
 import msgspec
 
-from carpool.core.errors import Garbled, Misuse
+from carpool.core.errors import MalformedResponse, Misuse
 from carpool.core.model import NONCE_LETTERS, TICKET_LETTERS, Headers, Usage
 from carpool.core.ports import Ask, BatchReport, Dialect, Parsed, RawRequest, Refusal, ResultLine, UsageTap
 from carpool.dialects import json_object, rate_limits
@@ -179,13 +179,13 @@ class OpenAI(Dialect):
         try:
             return _checked_id(_FILE.decode(body).id)
         except _UNREADABLE as error:
-            raise Garbled(f"The provider's answer to an upload can't be understood: {error}.") from None
+            raise MalformedResponse(f"The provider's answer to an upload can't be understood: {error}.") from None
 
     def nonces(self, body: bytes) -> dict[str, str]:
         try:
             files = _FILES.decode(body).data
         except _UNREADABLE as error:
-            raise Garbled(f"The provider's list of files can't be understood: {error}.") from None
+            raise MalformedResponse(f"The provider's list of files can't be understood: {error}.") from None
         return {file.id: nonce for file in files if (nonce := nonce_of(file.filename))}
 
     def report(self, body: bytes) -> BatchReport:
@@ -195,7 +195,7 @@ class OpenAI(Dialect):
                 body = bytes(members[wrapped])
             shape: Shape = _decoder(self.provider.shape).decode(body)
         except _UNREADABLE as error:
-            raise Garbled(f"The provider's description of a batch can't be understood: {error}.") from None
+            raise MalformedResponse(f"The provider's description of a batch can't be understood: {error}.") from None
         return self._report(shape.batch())
 
     def page(self, body: bytes, after: str | None = None) -> tuple[list[BatchReport], str | None]:
@@ -208,7 +208,7 @@ class OpenAI(Dialect):
             reports = [self._report(shape.batch()) for shape in listed]
             return reports, self._following(members, reports, after) if reports else None
         except (KeyError, *_UNREADABLE) as error:
-            raise Garbled(f"The provider's list of batches can't be understood: {error}.") from None
+            raise MalformedResponse(f"The provider's list of batches can't be understood: {error}.") from None
 
     def _following(self, members: dict[str, msgspec.Raw], reports: list[BatchReport], after: str | None) -> str | None:
         """The cursor of the next page."""
@@ -288,5 +288,5 @@ def _is_id(name: str) -> bool:
 
 def _checked_id(name: str) -> str:
     if not _is_id(name):
-        raise Garbled(f"The provider named something {name[:80]!r}, which can't be an id.")
+        raise MalformedResponse(f"The provider named something {name[:80]!r}, which can't be an id.")
     return name

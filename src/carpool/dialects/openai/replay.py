@@ -23,7 +23,7 @@ from typing import Any
 
 import msgspec
 
-from carpool.core.errors import Garbled
+from carpool.core.errors import MalformedResponse
 from carpool.dialects.events import LIST, MEMBERS, NULL, TEXT, VALUES, Members, event, one_line, opens, pieces
 from carpool.dialects.openai import errors
 
@@ -248,7 +248,7 @@ def wish(body: bytes) -> str:
 def replay(
     body: bytes, include_usage: bool = False, whole_calls: bool = False, closing: tuple[str, ...] = ()
 ) -> Iterator[bytes]:
-    """The events of a finished response of any endpoint. Raises `Garbled` before the first event."""
+    """The events of a finished response of any endpoint. Raises `MalformedResponse` before the first event."""
     try:
         body.decode()
         members = MEMBERS.decode(one_line(body))
@@ -258,8 +258,8 @@ def replay(
         if kind in ("chat.completion", "text_completion"):
             return iter(list(chunks(members, include_usage, whole_calls, closing)))
     except (KeyError, ValueError, RecursionError) as error:
-        raise Garbled(f"The provider's answer can't be told as a stream: {error}.") from None
-    raise Garbled(f"An answer of the kind {kind[:40]!r} can't be told as a stream.")
+        raise MalformedResponse(f"The provider's answer can't be told as a stream: {error}.") from None
+    raise MalformedResponse(f"An answer of the kind {kind[:40]!r} can't be told as a stream.")
 
 
 def stream_error(body: bytes) -> bytes:

@@ -6,7 +6,7 @@ from urllib.parse import quote
 
 import msgspec
 
-from carpool.core.errors import Garbled
+from carpool.core.errors import MalformedResponse
 from carpool.core.ports import ResultLine
 from carpool.dialects.openai import errors, usage
 from carpool.dialects.openai.providers import CompatibleProvider
@@ -67,19 +67,19 @@ def result_line(provider: CompatibleProvider, line: bytes) -> ResultLine:
     try:
         read = _paged(line) if provider.pages_results else _LINE.decode(line)
     except _UNREADABLE as error:
-        raise Garbled(f"A result line can't be understood: {error}.") from None
+        raise MalformedResponse(f"A result line can't be understood: {error}.") from None
     if read.response is not None and read.response.status_code:
         return _answered(read.custom_id, read.response, provider)
     if read.error is not None:
         return _unanswered(read.custom_id, read.error)
-    raise Garbled("A result line carries neither a response nor an error.")
+    raise MalformedResponse("A result line carries neither a response nor an error.")
 
 
 def result_page(place: str, body: bytes) -> tuple[list[bytes], str | None]:
     try:
         page = _PAGE.decode(body)
     except _UNREADABLE as error:
-        raise Garbled(f"A page of results can't be understood: {error}.") from None
+        raise MalformedResponse(f"A page of results can't be understood: {error}.") from None
     first = place.partition("&pagination_token=")[0]
     token = page.pagination_token if page.results else None
     following = f"{first}&pagination_token={quote(token, safe='')}" if token else None
@@ -104,11 +104,11 @@ def _answered(custom_id: str, response: _Response, provider: CompatibleProvider)
     status, body = response.status_code, bytes(response.body)
     if 200 <= status < 300:
         if not body.startswith(b"{"):
-            raise Garbled("A result line says that its call succeeded, but carries no answer.")
+            raise MalformedResponse("A result line says that its call succeeded, but carries no answer.")
         model, used = usage.model_and_usage(body, provider.reasoning_apart)
         return ResultLine(custom_id, "succeeded", 200, body, model, used, False)
     if not 400 <= status < 600:
-        raise Garbled(f"A result line has the status {status}, which is neither an answer nor an error.")
+        raise MalformedResponse(f"A result line has the status {status}, which is neither an answer nor an error.")
     read = errors.read(body)
     if read is None:
         body = errors.error(status, "", f"The batch answered this request with {status}.")

@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 
 import msgspec
 
-from carpool.core.errors import Garbled
+from carpool.core.errors import MalformedResponse
 
 NONCE_KEY = "carpool_nonce"
 
@@ -180,7 +180,7 @@ def seconds(time: Time) -> float | None:
     try:
         moment = datetime.fromisoformat(time.upper())
     except ValueError:
-        raise Garbled(f"The provider wrote {time[:40]!r} where a time should be.") from None
+        raise MalformedResponse(f"The provider wrote {time[:40]!r} where a time should be.") from None
     return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
 
 

@@ -30,7 +30,7 @@ from typing import Final, Literal
 
 from msgspec.structs import replace
 
-from carpool.core.errors import CarpoolError, Closed, Crowded, Undecided
+from carpool.core.errors import CarpoolError, Closed, TooManyWaiting, Undecided
 from carpool.core.lifecycle import TicketState
 from carpool.core.model import Admission, Admitted, Call, CallRow, Lane, Outcome, OutcomeKind, ticket_text
 from carpool.engine.batch.rescue import Rescuer
@@ -92,7 +92,7 @@ class Tickets:
         """Queues a call for the disk. With `wait_for_disk` the pending call has a future that says when it is there."""
         context = self._context
         if self._waiting_count >= context.policy.max_waiting_calls:
-            raise Crowded("Too many calls are waiting. Try again later, or raise max_waiting_calls.")
+            raise TooManyWaiting("Too many calls are waiting. Try again later, or raise max_waiting_calls.")
         if context.policy.max_waiting_calls_per_credential is not None:
             self._check_share(call, context.policy.max_waiting_calls_per_credential)
         key = pool_key(call, context.upstreams[call.provider].dialect.mixes_models, context.now())
@@ -133,7 +133,7 @@ class Tickets:
         """Limits the waiting calls of one credential, including those not on disk yet."""
         coming = self._coming.setdefault(call.credential, set())
         if self._context.waiters.of(call.credential) + len(coming) >= limit:
-            raise Crowded(
+            raise TooManyWaiting(
                 f"{limit} calls with this API key are waiting, as many as may. Try again later, or raise "
                 "max_waiting_calls_per_credential."
             )

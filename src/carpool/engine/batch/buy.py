@@ -29,7 +29,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Iterable
 
 from carpool.core.bounded import backoff
-from carpool.core.errors import Garbled, IllegalMove, NotConnected, StoreError, WireError
+from carpool.core.errors import IllegalMove, MalformedResponse, NotConnected, StoreError, WireError
 from carpool.core.lifecycle import BatchState
 from carpool.core.model import Batch, Intent, Lane, PoolView, custom_id
 from carpool.core.ports import Ask, Refusal, StreamedBody
@@ -182,7 +182,7 @@ class Buyer:
                 context.troubles.worked("uploading a batch", upstream.provider, credential)
                 return upstream.dialect.uploaded(response.body)
             refusal = upstream.dialect.refusal(response.status, response.headers, response.body)
-        except (WireError, Garbled) as error:
+        except (WireError, MalformedResponse) as error:
             refusal = Refusal(0, str(error), retryable=True)
             context.troubles.failed("uploading a batch", error, upstream.provider, credential, WAITS)
         await self.refuse(batch, refusal)
@@ -223,7 +223,7 @@ class Buyer:
         if response.ok:
             try:
                 report = dialect.report(response.body)
-            except Garbled as error:
+            except MalformedResponse as error:
                 await self._record_unknown(batch, str(error))
             else:
                 await self._record_bought(batch, report.provider_id, report.expires_at)

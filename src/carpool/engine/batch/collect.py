@@ -9,7 +9,7 @@ from contextlib import aclosing
 from operator import itemgetter
 
 from carpool.core.bounded import backoff
-from carpool.core.errors import BadCall, CallLost, CarpoolError, Garbled, ResultsGone
+from carpool.core.errors import BadCall, CallLost, CarpoolError, MalformedResponse, ResultsGone
 from carpool.core.lifecycle import BatchState, TicketState
 from carpool.core.model import (
     Batch,
@@ -128,7 +128,7 @@ class Collector:
             ask = upstream.dialect.retrieve(batch.key.headers, batch.provider_id)
             response = await self._api.request(batch, ask, timeout=RESULTS_SILENCE_S)
             if not response.ok:
-                error = ResultsGone if response.status in GONE else Garbled
+                error = ResultsGone if response.status in GONE else MalformedResponse
                 raise error(f"The provider answered {response.status} to a question where a batch's results are.")
             report = upstream.dialect.report(response.body)
         return report.results or (), report.files
@@ -158,7 +158,7 @@ class Collector:
                     try:
                         chunk.append(upstream.dialect.result_line(raw))
                         size += len(raw)
-                    except Garbled:
+                    except MalformedResponse:
                         tally["garbled"] += 1
                 while len(chunk) >= CHUNK or size >= CHUNK_BYTES:
                     yield chunk[:CHUNK]
@@ -175,7 +175,7 @@ class Collector:
                 ask = dialect.results(batch.key.headers, page)
                 response = await self._api.open(batch, ask, timeout=RESULTS_SILENCE_S)
                 if isinstance(response, WholeResponse):
-                    error = ResultsGone if response.status in GONE else Garbled
+                    error = ResultsGone if response.status in GONE else MalformedResponse
                     raise error(f"The provider answered {response.status} instead of a batch's results.")
                 if dialect.pages_results:
                     lines, page = dialect.result_page(page, (await whole(response)).body)

@@ -30,7 +30,7 @@ from dataclasses import replace
 from functools import lru_cache, partial
 
 from carpool.core.bounded import backoff
-from carpool.core.errors import CarpoolError, Garbled
+from carpool.core.errors import CarpoolError, MalformedResponse
 from carpool.core.lifecycle import UNRESOLVED, BatchState
 from carpool.core.model import Batch
 from carpool.core.ports import BatchReport
@@ -105,7 +105,7 @@ class Reconciler:
                     try:
                         if upstream.dialect.result_line(raw).custom_id.startswith(f"{batch.nonce}-"):
                             return True
-                    except Garbled:
+                    except MalformedResponse:
                         continue
                     lines_read += 1
                     if lines_read >= LINES_TO_READ:
@@ -407,5 +407,5 @@ def _unresolved(batch: Batch) -> bool:
 
 def _body(response: WholeResponse) -> bytes:
     if not response.ok:
-        raise Garbled(f"The provider answered {response.status} to a look at its batches.")
+        raise MalformedResponse(f"The provider answered {response.status} to a look at its batches.")
     return response.body

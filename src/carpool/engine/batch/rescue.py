@@ -28,7 +28,7 @@ from msgspec.structs import replace
 
 from carpool.core.errors import CarpoolError
 from carpool.core.lifecycle import BOUGHT
-from carpool.core.model import Batch, Call, Due, EntryKind, Lane, OpenCalls, Parcel, ticket_text
+from carpool.core.model import Batch, Call, Due, EntryKind, Lane, OpenCalls, SendableCall, ticket_text
 from carpool.engine.batch.api import BatchApi
 from carpool.engine.context import LATE, PRESSED, EngineContext, Reply
 from carpool.engine.events import BatchLate, CallRescued
@@ -255,7 +255,7 @@ class Rescuer:
             context.wake_now()
 
 
-def _request_of(parcel: Parcel, deadline: float | None, kind: EntryKind, reason: str) -> SendRequest:
+def _request_of(parcel: SendableCall, deadline: float | None, kind: EntryKind, reason: str) -> SendRequest:
     key, at = parcel.key, 0.0
     bought = key.provider, key.dialect, key.endpoint, parcel.body, key.headers, key.credential, parcel.model
     return SendRequest(Call(parcel.ticket, *bought, at, deadline), reason, kind, kept=True)

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 
-from carpool.core.errors import Closed, NotConnected, Severed, TooBusy, Unwell
+from carpool.core.errors import Closed, ConnectionBroken, NotConnected, ProviderFailing, TooBusy
 from carpool.core.ports import Dialect, HttpResponse
 from carpool.engine.context import EngineContext
 from carpool.engine.events import AccountSlowed, BreakerClosed, BreakerOpened
@@ -30,7 +30,7 @@ REFUSALS = frozenset({429, 529})
 
 
 @dataclass(frozen=True, slots=True)
-class Hurdle:
+class GateDelay:
     """What delays the calls of one account and model, for display."""
 
     account: str  # a prefix of its name
@@ -111,7 +111,7 @@ class Slot:
         if self._released:
             return
         self._released = True
-        if isinstance(error, NotConnected | Severed):
+        if isinstance(error, NotConnected | ConnectionBroken):
             self._gates.failed(self._gate, self._probe, error)
         else:
             self._gates.left(self._gate, self._probe)
@@ -161,7 +161,7 @@ class Gates:
         kept: bool,
         tried: bool,
     ) -> Slot:
-        """Waits in the queue for a slot. Raises `TooBusy` or `Unwell` if that takes longer than the call may wait."""
+        """Waits for a slot. Raises `TooBusy` or `ProviderFailing` if that takes longer than the call may wait."""
         gate, now = self._gate(provider, credential, model), self.now()
         tokens = size / BYTES_PER_TOKEN
         if deadline is None and not kept and not gate.account.breaker.closed:
@@ -218,10 +218,12 @@ class Gates:
         after = max(1.0, gate.throttle.paused_until - now, len(gate.line) / gate.throttle.pace(now))
         return TooBusy(f"The account's rate limit is reached: {why}. Send this call again later.", after)
 
-    def _unwell(self, account: Account, now: float) -> Unwell:
+    def _unwell(self, account: Account, now: float) -> ProviderFailing:
         self._context.stats.turned_away_calls += 1
         after = max(1.0, min(account.breaker.ready_at(now) - now, LONGEST_S))
-        return Unwell("The provider fails again and again and is left alone for a moment. Send this call again.", after)
+        return ProviderFailing(
+            "The provider fails again and again and is left alone for a moment. Send this call again.", after
+        )
 
     # ------------------------------------------------------------ the queue
 
@@ -350,9 +352,9 @@ class Gates:
             if not account.gates and account.breaker.closed:
                 del self._accounts[name]
 
-    def hurdles(self) -> list[Hurdle]:
+    def gate_delays(self) -> list[GateDelay]:
         """Every account and model whose calls are delayed, or were until recently."""
-        now, hurdles = self.now(), []
+        now, gate_delays = self.now(), []
         for account in self._accounts.values():
             name, open_breaker = account.name[:8], not account.breaker.closed
             for gate in account.gates.values():
@@ -361,5 +363,7 @@ class Gates:
                     continue
                 limit = None if math.isinf(throttle.limit) else math.ceil(throttle.limit)
                 closed, flying = max(0.0, throttle.paused_until - now), throttle.in_flight
-                hurdles.append(Hurdle(name, account.provider, gate.model, flying, limit, waiting, closed, open_breaker))
-        return hurdles
+                gate_delays.append(
+                    GateDelay(name, account.provider, gate.model, flying, limit, waiting, closed, open_breaker)
+                )
+        return gate_delays

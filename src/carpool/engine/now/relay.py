@@ -13,7 +13,7 @@ from typing import Any, Protocol, cast
 
 from msgspec import Struct
 
-from carpool.core.errors import NotConnected, TooBusy, Unwell, WireError
+from carpool.core.errors import NotConnected, ProviderFailing, TooBusy, WireError
 from carpool.core.model import Entry, Headers, Lane, safe_repr
 from carpool.core.ports import (
     Dialect,
@@ -187,7 +187,7 @@ class Tapped:
             await self._response.aclose()
 
 
-class Passage(Struct, frozen=True):
+class StreamedResponse(Struct, frozen=True):
     """A response that is streamed to its client: status and headers, and the chunks as they arrive."""
 
     ticket: int | None  # None if nothing was bought, so there is nothing to look up
@@ -223,7 +223,7 @@ class Read:
 class LocalRefusal(Read):
     """An error response by carpool itself, in the provider's format, to a call that can't be sent in time."""
 
-    def __init__(self, error: TooBusy | Unwell, dialect: Dialect) -> None:
+    def __init__(self, error: TooBusy | ProviderFailing, dialect: Dialect) -> None:
         body, after = dialect.error(error.status, error.code, str(error)), str(math.ceil(error.retry_after))
         length = ("content-length", str(len(body)))
         headers = (("content-type", "application/json"), length, ("retry-after", after))

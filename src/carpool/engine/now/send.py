@@ -10,7 +10,7 @@ from functools import partial
 from msgspec.structs import replace
 
 from carpool.core.bounded import backoff
-from carpool.core.errors import DeadlineMissed, NotConnected, TooBusy, Unwell, WireError
+from carpool.core.errors import DeadlineMissed, NotConnected, ProviderFailing, TooBusy, WireError
 from carpool.core.lifecycle import TicketState
 from carpool.core.model import (
     Call,
@@ -26,7 +26,7 @@ from carpool.core.ports import Ask, HttpResponse, Refusal, ResponseReceiver, See
 from carpool.core.upstream import Upstream, WholeResponse, whole
 from carpool.engine.context import EngineContext, Reply
 from carpool.engine.now.gate import KEPT_PATIENCE_S, Gates, Slot
-from carpool.engine.now.relay import LocalRefusal, Passage, Purchase, Tapped
+from carpool.engine.now.relay import LocalRefusal, Purchase, StreamedResponse, Tapped
 from carpool.planners import ledger
 
 _RecordAttempt = Callable[[Entry], Awaitable[None]]
@@ -86,13 +86,13 @@ class Sender:
         self._complete(entry)
         return Reply(request.call.ticket, _outcome(whole_response, request, self._context.now()), entry)
 
-    def passing(self, request: SendRequest, response: HttpResponse, entry: Entry) -> Passage:
+    def passing(self, request: SendRequest, response: HttpResponse, entry: Entry) -> StreamedResponse:
         """Streams the response. Closing the passage aborts the request."""
         dialect = self._upstream(request).dialect
         finish = partial(self.close, entry, response.status, dialect.seller)
         chunks = Tapped(response, dialect.usage_tap(), finish)
         ticket = request.call.ticket if entry.sent else None
-        return Passage(ticket, response.status, response.headers, chunks, request.reason, request.lane)
+        return StreamedResponse(ticket, response.status, response.headers, chunks, request.reason, request.lane)
 
     def relay(self, call: Call, ask: Ask, reason: str, outlet: ResponseReceiver) -> Purchase | None:
         """Buys a call with its client's own request, and pushes the response to `outlet`, errors included. Returns None
@@ -239,7 +239,7 @@ class Sender:
             if slot is None:
                 try:
                     slot = await self.gates.wait(*wanted, call.tags, call.deadline, kept=kept, tried=number > 1)
-                except (TooBusy, Unwell) as error:
+                except (TooBusy, ProviderFailing) as error:
                     if request.kept:
                         raise
                     return LocalRefusal(error, dialect), self.attempt(request, UNSENT)

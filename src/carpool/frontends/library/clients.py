@@ -10,7 +10,7 @@ from typing import Any
 
 from carpool.core.errors import BadParams, WrongClient
 from carpool.core.ports import HttpClient
-from carpool.dialects import OPENAI, compatible_provider, speaking
+from carpool.dialects import OPENAI, compatible_provider, configured_dialect
 from carpool.engine import Upstream
 
 
@@ -40,9 +40,9 @@ class SdkKind:
         if self.dialect != OPENAI.name:
             if vendor is not None:
                 raise WrongClient(f"`vendor` is for OpenAI's wire, and an {self.asyncio} speaks another: leave it out.")
-            return Upstream(self.dialect, base_url, speaking(self.dialect, base_url), http_client)
+            return Upstream(self.dialect, base_url, configured_dialect(self.dialect, base_url), http_client)
         provider = compatible_provider(base_url, vendor or self.vendor)
-        return Upstream(provider.name, base_url, speaking(self.dialect, base_url, provider.name), http_client)
+        return Upstream(provider.name, base_url, configured_dialect(self.dialect, base_url, provider.name), http_client)
 
     def create(self, client: Any, params: Mapping[str, Any], endpoint: str | None) -> Any:
         """The SDK method for these parameters: that of the named endpoint, or the one that they fit."""

@@ -26,7 +26,7 @@ from carpool.core.ports import Clock, Dialect, RawRequest
 from carpool.core.prices import PriceBook
 from carpool.core.upstream import versioned
 from carpool.dialects import ANTHROPIC, DIALECTS
-from carpool.engine import Engine, Hook, Keyring, Passage, Probe, Reply, Upstream
+from carpool.engine import Engine, Hook, Keyring, Probe, Reply, StreamedResponse, Upstream
 from carpool.frontends.intake import NO_RETRY, answer_headers, failure, make_call, passing_headers
 from carpool.frontends.library.fast_path import Draft, Settled
 from carpool.planners.access.options import PREFIX, Options, from_headers
@@ -270,7 +270,7 @@ class InProcessExchange:
         raw, submission = RawRequest(request.method, path, request.url.query.decode("ascii"), kept, body), current.get()
         if HELLO in request.headers:
             if secret := self._upstream.dialect.secret(kept):
-                self._engine.enrol(self._upstream.provider, secret)
+                self._engine.add_secret(self._upstream.provider, secret)
             return Whole(200, (JSON,), b"{}")
         if submission is not None:
             if submission.draft is not None:
@@ -297,7 +297,7 @@ class InProcessExchange:
         call = call or self.understood(raw, options)
         if call.stream:  # the body is the client's own, including its `stream` option
             passage = await self._engine.forward(replace(call, body=raw.body), default=self._default)
-            if isinstance(passage, Passage):
+            if isinstance(passage, StreamedResponse):
                 headers = (*passage.headers, *passing_headers(passage))
                 return Flow(passage.status, headers, passage.chunks, passage.chunks.aclose)
         return self._whole(await self._submitted(call), call.stream)

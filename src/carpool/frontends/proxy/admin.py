@@ -93,7 +93,7 @@ class Admin:
         Without a configured token the pages are open until there are virtual keys: holders must not see more by
         omitting theirs. They are not open to requests through a reverse proxy, which may come from anybody."""
         if self._token is None:
-            is_open = not self._engine.guests.expected and not is_forwarded(headers)
+            is_open = not self._engine.virtual_key_cache.expected and not is_forwarded(headers)
             return is_open or bool(self._tickets.owners(headers))
         tokens = [value for name, value in headers if name == TOKEN_HEADER]
         tokens += [value[7:] for name, value in headers if name == "authorization" and value[:7].lower() == "bearer "]

@@ -32,7 +32,7 @@ from carpool.frontends.proxy.request import (
     read_body,
 )
 from carpool.frontends.proxy.tickets import TicketRoutes
-from carpool.frontends.proxy.waiting import Patience, Waiter, WaitingCall
+from carpool.frontends.proxy.waiting import KeepAliveIntervals, Waiter, WaitingCall
 from carpool.planners.access.providers import Hosts, HouseKeys, upgrade_refused
 from carpool.planners.access.rules import RuleBook
 from carpool.planners.access.virtual_keys import VirtualKeyAccess
@@ -66,7 +66,7 @@ class Proxy:
         *,
         defaults: Collection[str] = (),
         on_disconnect: Literal["keep", "cancel"] = "keep",
-        patience: Patience | None = None,
+        patience: KeepAliveIntervals | None = None,
         note: Note = no_log,
         tell: Tell = no_log,
         book: RuleBook = NO_RULES,
@@ -82,14 +82,14 @@ class Proxy:
         self._engine = engine
         self._upstreams = upstreams
         self._hosts = hosts
-        key_access = VirtualKeyAccess(engine.guests, self._upstreams, required=keys_required)
+        key_access = VirtualKeyAccess(engine.virtual_key_cache, self._upstreams, required=keys_required)
         self._head_parser = HeadParser(self._upstreams, frozenset(defaults), HouseKeys(keys), hosts, key_access)
         self._first = next(iter(self._upstreams.values())).dialect
         self._guard = DisconnectGuard()
         self.aclose = self._guard.aclose  # runs after the engine has closed and woken its waiters
         self._request_log = RequestLog(clock, hosts, note)
         self.refused = self._request_log.refused  # called by `BoundedProtocol` for a request that it refused itself
-        patience = patience or Patience()
+        patience = patience or KeepAliveIntervals()
         self._calls = CallHandler(
             engine, clock, self._guard, self._request_log, on_disconnect, patience, tell, book, max_body
         )
@@ -102,7 +102,7 @@ class Proxy:
     def parse_head(self, scope: Scope) -> ParsedHead | None:
         """`connection.RelayingApp`: the head of a request, which may be answered without a task."""
         try:
-            head = self._head_parser.greet(scope)
+            head = self._head_parser.facts_of_head(scope)
         except CarpoolError:  # raised again in the task
             return None
         address = self._hosts.client(scope.get("client"), scope["headers"])
@@ -151,7 +151,7 @@ class Proxy:
     async def _begin(self, request: RequestContext) -> WaitingCall | None:
         """Answers a request. For a call that must wait, returns what to wait for."""
         scope, receive = request.scope, request.receive
-        head = request.head or self._head_parser.greet(scope)
+        head = request.head or self._head_parser.facts_of_head(scope)
         upstream, request.client = head.upstream, head.client
         if upstream is None:
             await self._answer_own(request, head)

@@ -15,11 +15,11 @@ from typing import Literal
 from msgspec import Struct
 from msgspec.structs import replace
 
-from carpool.core.errors import BadCall, CallTooLarge, CarpoolError, Closed, Severed, WireError
+from carpool.core.errors import BadCall, CallTooLarge, CarpoolError, Closed, ConnectionBroken, WireError
 from carpool.core.model import Call, Headers, Lane, ticket_text
 from carpool.core.ports import Ask, Clock, Dialect, HttpRequest, Parsed, RawRequest, StreamedBody
-from carpool.dialects.keep_alive import Client, vigil
-from carpool.engine import Engine, Passage, Purchase, Upstream
+from carpool.dialects.keep_alive import Client, keep_alive_events
+from carpool.engine import Engine, Purchase, StreamedResponse, Upstream
 from carpool.engine.now.decompress import read_whole
 from carpool.frontends.intake import early_headers, end_to_end, identify, passed_on, passing_headers, with_fingerprint
 from carpool.frontends.proxy.http.connection import ClientResponse, Connection
@@ -27,7 +27,7 @@ from carpool.frontends.proxy.http.responses import Disconnected, RequestRefused
 from carpool.frontends.proxy.log import CLIENT_LEFT, LogLine, RequestLog, Tell, redacted, waiting
 from carpool.frontends.proxy.parse_head import HeadFacts, Scope
 from carpool.frontends.proxy.request import JSON, DecidedCall, DisconnectGuard, Receive, RequestContext, Send, advice
-from carpool.frontends.proxy.waiting import Patience, WaitingCall, informed
+from carpool.frontends.proxy.waiting import KeepAliveIntervals, WaitingCall, informed
 from carpool.planners.access.rules import RuleApplier, RuleBook, understand
 from carpool.planners.routing import Decision, must_be_kept
 
@@ -89,7 +89,7 @@ class CallHandler:
         guard: DisconnectGuard,
         request_log: RequestLog,
         on_disconnect: Literal["keep", "cancel"],
-        patience: Patience,
+        patience: KeepAliveIntervals,
         tell: Tell,
         book: RuleBook,
         max_body: int = MAX_BODY,
@@ -106,7 +106,7 @@ class CallHandler:
 
     def accepts(self, head: HeadFacts, body: bytes) -> bool:
         """Whether the head is up to date and the body is not too large."""
-        return len(body) <= self._max_body and head.epoch == self._engine.guests.epoch
+        return len(body) <= self._max_body and head.epoch == self._engine.virtual_key_cache.epoch
 
     def relay(
         self, parsed_head: ParsedHead, raw: RawRequest, connection: Connection, *, keep_alive: bool
@@ -125,7 +125,7 @@ class CallHandler:
             line = _describe_call(LogLine(at=call.arrived), call, raw, head.client, parsed_head.address, decision)
             headers = early_headers(line.ticket, Lane.NOW, decision.reason)
             relay = Relay(connection, keep_alive, calls=self, dialect=upstream.dialect, own_headers=headers, line=line)
-            relay.purchase = self._engine.relay(call, as_it_is(raw, head.onward), decision, relay)
+            relay.purchase = self._engine.relay(call, unchanged_request(raw, head.onward), decision, relay)
         except CarpoolError:  # raised again in the task
             return None
         if relay.purchase is None:
@@ -165,7 +165,9 @@ class CallHandler:
         if not call.stream or head.hold is not None:
             return WaitingCall(pending_call, upstream.dialect, None, head.hold)
         ticket, arrived = pending_call.ticket, call.arrived
-        signs = vigil(upstream.dialect.keep_alive, call.endpoint, request.client, call.model, ticket, arrived)
+        signs = keep_alive_events(
+            upstream.dialect.keep_alive, call.endpoint, request.client, call.model, ticket, arrived
+        )
         wish = upstream.dialect.wish(_decompressed(raw, head, self._max_body).body)
         return WaitingCall(pending_call, upstream.dialect, signs, None, wish)
 
@@ -209,19 +211,19 @@ class CallHandler:
     ) -> Decision | None:
         """Streams the response of a call on `now` or `flex`, sent as the client's own request. Returns the new decision
         if flex has no capacity and the next lane is not `now`."""
-        passage: Passage | Decision | None = None
+        passage: StreamedResponse | Decision | None = None
         try:
             onward = head.onward
             if decision.lane is Lane.FLEX and head.packed:  # the body is changed, so it can't stay compressed
                 raw, onward = _decompressed(raw, head, self._max_body), None
             with informed(request, self._patience, call.deadline, self._clock):
-                passage = await self._engine.forward(call, decision=decision, as_is=as_it_is(raw, onward))
+                passage = await self._engine.forward(call, decision=decision, as_is=unchanged_request(raw, onward))
             if isinstance(passage, Decision):
                 return passage
             request.line.lane = str(passage.lane)
             await pass_answer(request, passage)
         except (Disconnected, asyncio.CancelledError, CarpoolError) as error:
-            begun = passage if isinstance(passage, Passage) else None
+            begun = passage if isinstance(passage, StreamedResponse) else None
             self.request_log.call_failed(request.line, error, request.gone, begun)
             raise
         self.request_log.call_ended(request.line, passage.status, passage.chunks.entry, passage.chunks.size)
@@ -313,7 +315,7 @@ class Relay(ClientResponse, kw_only=True, eq=False):
 # Requests that carpool does not understand, and the responses of calls on `now`, unchanged.
 
 
-def as_it_is(raw: RawRequest, onward: Headers | None) -> Ask:
+def unchanged_request(raw: RawRequest, onward: Headers | None) -> Ask:
     """The client's own request: its query, its body, and all end-to-end headers (`onward`, if already known)."""
     return Ask(raw.method, _target(raw), tuple(end_to_end(raw.headers)) if onward is None else onward, raw.body)
 
@@ -326,7 +328,7 @@ async def pass_through(
     sent = HttpRequest(raw.method, url, headers, body, PASSING_S, request.inform)
     try:
         response = await upstream.http_client.send(sent)
-    except Severed as error:
+    except ConnectionBroken as error:
         if isinstance(error.__cause__, Disconnected):  # the client disconnected during its upload
             raise error.__cause__ from None
         raise
@@ -336,7 +338,7 @@ async def pass_through(
         await response.aclose()
 
 
-async def pass_answer(request: RequestContext, passage: Passage) -> None:
+async def pass_answer(request: RequestContext, passage: StreamedResponse) -> None:
     """Streams the response of a call on `now`, with carpool's headers added."""
     headers = [*passed_on(passage.headers), *passing_headers(passage)]
     try:

@@ -23,7 +23,7 @@ from carpool.core.errors import CarpoolError, Closed, safe_traceback
 from carpool.core.model import Entry
 from carpool.core.ports import Clock
 from carpool.dialects.keep_alive import Client, recognise
-from carpool.engine import Event, Passage, events
+from carpool.engine import Event, StreamedResponse, events
 from carpool.frontends.proxy.http.responses import Disconnected, RequestRefused
 from carpool.frontends.proxy.parse_head import CALLS, PREFIX, Scope, request_headers
 from carpool.planners.access.providers import Hosts
@@ -130,7 +130,9 @@ class RequestLog:
                     line.saved_usd = (entry.would_have_paid - entry.paid) / 1e9
         self._note(line)
 
-    def call_failed(self, line: LogLine, error: BaseException, gone: bool, passage: Passage | None = None) -> None:
+    def call_failed(
+        self, line: LogLine, error: BaseException, gone: bool, passage: StreamedResponse | None = None
+    ) -> None:
         """Logs a call without a complete response: client disconnected (`gone`), carpool shutting down, or provider
         unreachable. `passage` is the response, if it had begun."""
         status = CLIENT_LEFT if gone else Closed.status

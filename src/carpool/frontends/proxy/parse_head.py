@@ -27,7 +27,7 @@ from carpool.engine.now.decompress import encodings
 from carpool.frontends.intake import end_to_end
 from carpool.planners.access.options import PREFIX as OPTION_PREFIX
 from carpool.planners.access.options import Options, from_headers, split_path
-from carpool.planners.access.providers import Hosts, HouseKeys, choose, completed, of_the_way
+from carpool.planners.access.providers import Hosts, HouseKeys, choose, completed, is_forwarding_header
 from carpool.planners.access.rules import CallKind
 from carpool.planners.access.virtual_keys import NOBODY, GrantedKey, VirtualKeyAccess, check_query, within_profile
 
@@ -102,7 +102,7 @@ class HeadParser:
         self._house_keys = purse
         self._known: BoundedMap[object, HeadFacts] = BoundedMap(MOST)
 
-    def greet(self, scope: Scope) -> HeadFacts:
+    def facts_of_head(self, scope: Scope) -> HeadFacts:
         if self._epoch != self._key_access.epoch:  # a key was added or revoked
             self._known.clear()
             self._epoch = self._key_access.epoch
@@ -130,7 +130,7 @@ class HeadParser:
             raise BadCall("This request asks for no path. Send one that begins with a slash, such as /v1/messages.")
         numbered = list(enumerate(headers))  # with the index of each header in the request
         if trusted:
-            numbered = [(number, pair) for number, pair in numbered if not of_the_way(pair[0])]
+            numbered = [(number, pair) for number, pair in numbered if not is_forwarding_header(pair[0])]
         headers = tuple([pair for _, pair in numbered])
         if path.startswith(PREFIX):
             return _head_facts(None, scope["method"], path, options, numbered)

@@ -200,7 +200,7 @@ def advice(error: CarpoolError) -> Headers:
 # ------------------------------------------------------------ clients that disconnect
 
 
-class Cuttable(Protocol):
+class CancellableResponse(Protocol):
     """A response in progress that has no task."""
 
     def cut(self) -> None: ...
@@ -211,7 +211,7 @@ class DisconnectGuard:
 
     def __init__(self) -> None:
         self.background = BackgroundTasks()
-        self.relays: set[Cuttable] = set()
+        self.relays: set[CancellableResponse] = set()
         self.relay_ended = asyncio.Event()
         self.passing: set[_ClientWork] = set()
         self._others: set[_ClientWork] = set()

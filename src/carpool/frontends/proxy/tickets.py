@@ -67,7 +67,7 @@ class TicketRoutes:
         if row is None:
             return await self._engine.tickets.purchases(ticket, list(owners))
         if (passed := owners[row.credential]) is not None:
-            self._engine.enrol(*passed)  # calls that waited for their key can proceed
+            self._engine.add_secret(*passed)  # calls that waited for their key can proceed
         return row
 
     def owners(self, headers: Headers) -> dict[str, tuple[str, Headers] | None]:
@@ -75,7 +75,7 @@ class TicketRoutes:
         credential of a call is among them, whichever header its key was sent in."""
         key = virtual_key(headers)
         if key is not None:
-            return dict.fromkeys(self._engine.guests.find(key).names)
+            return dict.fromkeys(self._engine.virtual_key_cache.find(key).names)
         secrets = [
             (upstream.provider, self._secret(headers, upstream.dialect)) for upstream in self._upstreams.values()
         ]

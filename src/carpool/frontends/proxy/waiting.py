@@ -4,7 +4,7 @@ Three ways, chosen by the kind of client and of request (`_pauses`):
 
 - Streaming requests: keep-alive events. After `stream_head_s` the client gets the head of an event stream, and then an
   event at a fixed interval. Until the head is sent, a failure still has its true status; later it is an error event.
-  Which event keeps a client alive depends on the client (`vigil`). Most get the dialect's own keep-alive: pings, or
+  Which event keeps a client alive depends on the client (`keep_alive_events`). Most get the dialect's own: pings, or
   comments. Claude Code gets an early start of the message and empty changes to it. On `/responses`, clients other than
   SDKs get an early response; SDKs get comments, because they check that all events have one response id, which is not
   known yet.
@@ -14,8 +14,8 @@ Three ways, chosen by the kind of client and of request (`_pauses`):
 - All others: white space. They get nothing until `head_s`, then a `200` head, and a space every `space_s`, which JSON
   allows before a value. After the head, a failure can only be shown by breaking the connection.
 
-Some clients tell how long they wait for the next bytes (`Client.limit`). `Patience.within` then reduces every interval
-to at most half of that, but not below `SHORTEST_PAUSE_S`.
+Some clients tell how long they wait for the next bytes (`Client.limit`). `KeepAliveIntervals.within` then reduces every
+interval to at most half of that, but not below `SHORTEST_PAUSE_S`.
 
 A call on `now` or `flex` may have to wait for room at the provider, too, if it has a deadline. `informed` sends its
 client `102` until the deadline, if the client accepts that; the provider's head is then passed through as it is.
@@ -29,10 +29,10 @@ from contextlib import aclosing, contextmanager
 from dataclasses import dataclass, fields
 from functools import partial
 
-from carpool.core.errors import CallFailed, CarpoolError, Garbled
+from carpool.core.errors import CallFailed, CarpoolError, MalformedResponse
 from carpool.core.model import Headers, ticket_text
 from carpool.core.ports import Clock, Dialect
-from carpool.dialects.keep_alive import EarlyMessage, EarlyResponse, Vigil
+from carpool.dialects.keep_alive import EarlyMessage, EarlyResponse, KeepAliveEvents
 from carpool.engine import Engine, PendingCall, Reply
 from carpool.frontends.intake import NO_RETRY, answer_headers, carpool_headers, early_headers
 from carpool.frontends.proxy.http.liveness import ConnectionLost
@@ -50,7 +50,7 @@ SHORTEST_PAUSE_S = 0.25  # a client with a shorter timeout must come back for it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Patience:
+class KeepAliveIntervals:
     """Intervals of silence that clients tolerate, in seconds."""
 
     informational_s: float = 50.0  # between two `102 Processing`
@@ -61,13 +61,13 @@ class Patience:
     claude_code_s: float = 20.0  # the same for `EarlyMessage`
     responses_s: float = 20.0  # the same for `EarlyResponse`
 
-    def within(self, limit: float) -> Patience:
+    def within(self, limit: float) -> KeepAliveIntervals:
         """Shorter intervals for a client that times out after `limit` seconds of silence."""
         most = max(limit / 2, SHORTEST_PAUSE_S)
-        return Patience(**{field.name: min(getattr(self, field.name), most) for field in fields(self)})
+        return KeepAliveIntervals(**{field.name: min(getattr(self, field.name), most) for field in fields(self)})
 
-    def scaled(self, factor: float) -> Patience:
-        return Patience(**{field.name: getattr(self, field.name) * factor for field in fields(self)})
+    def scaled(self, factor: float) -> KeepAliveIntervals:
+        return KeepAliveIntervals(**{field.name: getattr(self, field.name) * factor for field in fields(self)})
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +76,7 @@ class WaitingCall:
 
     pending_call: PendingCall
     dialect: Dialect
-    signs: Vigil | None  # keep-alive events, if it streams
+    signs: KeepAliveEvents | None  # keep-alive events, if it streams
     hold: float | None  # `respond-async`: how many seconds to wait before the `202`
     wish: str = ""  # the client's stream options
 
@@ -84,7 +84,7 @@ class WaitingCall:
 class Waiter:
     """Waits with clients for the replies to their calls, and delivers them."""
 
-    def __init__(self, engine: Engine, request_log: RequestLog, patience: Patience) -> None:
+    def __init__(self, engine: Engine, request_log: RequestLog, patience: KeepAliveIntervals) -> None:
         self._engine = engine
         self._request_log = request_log
         self._patience = patience
@@ -160,7 +160,9 @@ class Waiter:
 
 
 @contextmanager
-def informed(request: RequestContext, patience: Patience, deadline: float | None, clock: Clock) -> Iterator[None]:
+def informed(
+    request: RequestContext, patience: KeepAliveIntervals, deadline: float | None, clock: Clock
+) -> Iterator[None]:
     """Sends `102 Processing` while the provider's head is awaited, until the deadline, if the client accepts it."""
     inform = request.inform
     if inform is None or not request.client.bears_1xx or deadline is None:
@@ -205,7 +207,7 @@ async def _wait_for_either(answer: asyncio.Future[Reply], leaving: asyncio.Futur
 
 
 async def _pauses(
-    request: RequestContext, patience: Patience, said: Headers, signs: Vigil | None
+    request: RequestContext, patience: KeepAliveIntervals, said: Headers, signs: KeepAliveEvents | None
 ) -> AsyncGenerator[float, None]:
     """Yields how long to wait before the next sign of life, and sends it when resumed."""
     patience = patience.within(request.client.limit)
@@ -252,12 +254,14 @@ async def _send_reply(reply: Reply, waiting_call: WaitingCall, request: RequestC
         await _send_stream(reply, dialect, signs, waiting_call.wish, request)
 
 
-async def _send_stream(reply: Reply, dialect: Dialect, signs: Vigil, wish: str, request: RequestContext) -> None:
+async def _send_stream(
+    reply: Reply, dialect: Dialect, signs: KeepAliveEvents, wish: str, request: RequestContext
+) -> None:
     try:
         events = dialect.replay(reply.outcome.body, wish)
         if request.begun:
             events = signs.rest(events)
-    except Garbled as error:
+    except MalformedResponse as error:
         if not request.begun:
             raise
         body = dialect.error(error.status, error.code, str(error))

@@ -201,7 +201,7 @@ class Hosts:
         )
 
 
-def of_the_way(name: str) -> bool:
+def is_forwarding_header(name: str) -> bool:
     """Whether it is a forwarding header, which a reverse proxy wrote for carpool and not for the provider."""
     return name.startswith(_FORWARDED_PREFIX) or name in _FORWARDING
 

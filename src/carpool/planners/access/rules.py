@@ -178,7 +178,7 @@ class Verdict:
     because: str
 
 
-class Ruling(NamedTuple):
+class RuleResult(NamedTuple):
     options: Options
     rule: str | None  # the name of the rule that applied
     facts: Facts
@@ -202,15 +202,15 @@ class Ruling(NamedTuple):
         return verdicts
 
 
-def decide_rule(facts: Facts, options: Options, book: RuleBook, now: float) -> Ruling:
+def decide_rule(facts: Facts, options: Options, book: RuleBook, now: float) -> RuleResult:
     """Apply the first rule that matches."""
     for rule in book.rules:
         for condition in rule.match:
             if not condition.test(facts, now):
                 break
         else:
-            return Ruling(_apply(options, rule, book, now), rule.name, facts, book, now)
-    return Ruling(_with_default(options, book), None, facts, book, now)
+            return RuleResult(_apply(options, rule, book, now), rule.name, facts, book, now)
+    return RuleResult(_with_default(options, book), None, facts, book, now)
 
 
 def _apply(options: Options, rule: Rule, book: RuleBook, now: float) -> Options:
@@ -243,7 +243,7 @@ def _with_default(options: Options, book: RuleBook) -> Options:
 
 def apply_rules(
     book: RuleBook, upstream: Upstream, raw: RawRequest, parsed: Parsed, options: Options, now: float
-) -> Ruling:
+) -> RuleResult:
     """The client's options, changed by the first rule that matches."""
     return decide_rule(facts_of(upstream, raw, parsed, options), options, book, now)
 

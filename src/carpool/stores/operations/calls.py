@@ -11,7 +11,7 @@ import msgspec
 
 from carpool.core.keys import Profile, VirtualKey
 from carpool.core.lifecycle import BatchState, TicketState
-from carpool.core.model import Batch, CallRow, Outcome, Parcel, Settled, TicketView
+from carpool.core.model import Batch, CallRow, Outcome, SendableCall, Settled, TicketView
 from carpool.stores.operations.session import (
     BIGGEST,
     Parameters,
@@ -52,13 +52,13 @@ def outcomes(session: Session, tickets: Sequence[int]) -> list[Settled]:
     return [settled_value(session, row) for row in session.rows("outcomes", (to_json(tickets),))]
 
 
-def parcel(session: Session, ticket: int) -> Parcel | None:
+def parcel(session: Session, ticket: int) -> SendableCall | None:
     row = session.row("parcel", (ticket,))
     if row is None:
         return None
     number, pool, body, model, requeues, reason = row
     plain_body, text = session.contents.bytes_out(ticket, body), session.contents.text_out
-    return Parcel(number, session.pool_key(pool), plain_body, text(model), requeues, text(reason))
+    return SendableCall(number, session.pool_key(pool), plain_body, text(model), requeues, text(reason))
 
 
 def views(session: Session, tickets: Sequence[int]) -> list[TicketView]:

@@ -84,7 +84,7 @@ class PlainContents:
         return [PlainContents.text_in(self, key)]
 
 
-class Ran(Protocol):
+class ExecutedStatement(Protocol):
     """An executed statement: the common part of both drivers' cursors."""
 
     @property
@@ -108,7 +108,7 @@ class Session(ABC):
         self._pools: dict[int, PoolKey] = {}
 
     @abstractmethod
-    def execute(self, text: str, parameters: Parameters = ()) -> Ran: ...
+    def execute(self, text: str, parameters: Parameters = ()) -> ExecutedStatement: ...
 
     @abstractmethod
     def insert(self, statement: str, rows: Sequence[Row], most: int = 8192) -> None:
@@ -136,7 +136,7 @@ class Session(ABC):
 
     # running named statements
 
-    def run(self, statement: str, parameters: Parameters = ()) -> Ran:
+    def run(self, statement: str, parameters: Parameters = ()) -> ExecutedStatement:
         return self.execute(self.sql[statement], parameters)
 
     def change(self, statement: str, parameters: Parameters) -> None:

@@ -29,7 +29,7 @@ from carpool.stores.operations.session import migrations as numbered_migrations
 from carpool.stores.operations.store import OperatedStore, open_in_thread
 from carpool.stores.postgres.groups import PATIENCE_S, PostgresGroups
 from carpool.stores.postgres.notify import NotifyChannel
-from carpool.stores.postgres.session import PostgresSession, for_driver, hopeless, translate
+from carpool.stores.postgres.session import PostgresSession, for_driver, is_permanent, translate
 
 OLDEST_SERVER = 140000
 SCHEMA = "carpool"
@@ -92,12 +92,12 @@ class PostgresStore(OperatedStore):
     async def join(self, engine: str, now: float, ttl: float, pulse: float | None = None) -> bool:
         alive = await super().join(engine, now, ttl, pulse)
         if self._hearing is not None:
-            self._hearing.stands_for(engine)
+            self._hearing.register_engine(engine)
         return alive
 
     async def leave(self, engine: str) -> None:
         if self._hearing is not None:
-            self._hearing.stands_no_more_for(engine)
+            self._hearing.unregister_engine(engine)
         await super().leave(engine)
 
     def notify(self, topic: str, names: Sequence[Any]) -> None:
@@ -185,7 +185,7 @@ def _connect_first(address: Address) -> psycopg.Connection[Row]:
             return connect(address)
         except psycopg.Error as error:
             pause = next(pauses, None)
-            if pause is None or hopeless(error):
+            if pause is None or is_permanent(error):
                 raise translate(error, address.name) from None
         threading.Event().wait(pause)
 

@@ -55,7 +55,7 @@ class NotifyChannel:
 
     # sending, called from any thread
 
-    def stands_for(self, engine: str) -> None:
+    def register_engine(self, engine: str) -> None:
         """Registers an engine: from now on it counts as alive while this connection is open."""
         with self._lock:
             if engine not in self._engines:
@@ -63,7 +63,7 @@ class NotifyChannel:
                 self._unsigned = True
                 self._wake()
 
-    def stands_no_more_for(self, engine: str) -> None:
+    def unregister_engine(self, engine: str) -> None:
         with self._lock:
             self._engines.discard(engine)
 

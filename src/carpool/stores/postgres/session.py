@@ -59,7 +59,7 @@ class PostgresSession(Session):
         if ":rows" in text:
             done = self.run(statement, {"rows": to_json(rows)}).rowcount
             if done != len(rows):
-                raise Raced(f"{statement} met {len(rows) - done} rows that another transaction changed")
+                raise WriteConflict(f"{statement} met {len(rows) - done} rows that another transaction changed")
         elif len(rows) <= _FEW:
             columns = _target(text).columns  # rows for SQLite begin with ids that are not needed here
             placeholders = f"({', '.join('?' * columns)})"
@@ -88,7 +88,7 @@ class PostgresSession(Session):
         else:
             row = self.row(known, parameters) or self.row(statement, parameters) or self.row(known, parameters)
         if row is None:
-            raise Raced(f"{statement} found its row neither there nor missing")
+            raise WriteConflict(f"{statement} found its row neither there nor missing")
         return int(row[0])
 
     def departed(self, now: float) -> list[str]:
@@ -136,7 +136,7 @@ class PostgresSession(Session):
         return to_json([row[0] for row in self.rows("pools_of", (to_json(list(names)),))])
 
 
-class Raced(Exception):
+class WriteConflict(Exception):
     """Another transaction was faster. Run again, this one sees its changes."""
 
 
@@ -195,12 +195,12 @@ def lost(error: BaseException, connection: psycopg.Connection[object]) -> bool:
 
 def again(error: BaseException) -> bool:
     """Whether the same transaction may succeed if it is run again immediately."""
-    if isinstance(error, Raced) or state_of(error) in _AGAIN:
+    if isinstance(error, WriteConflict) or state_of(error) in _AGAIN:
         return True
     return isinstance(error, psycopg.errors.UniqueViolation) and error.diag.constraint_name in _TWINS
 
 
-def hopeless(error: BaseException) -> bool:
+def is_permanent(error: BaseException) -> bool:
     """Whether a failed attempt to connect would fail again every time."""
     if state_of(error).startswith(_REFUSED):
         return True

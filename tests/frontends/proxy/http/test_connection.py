@@ -321,7 +321,7 @@ async def test_a_virtual_key_that_was_revoked_is_refused_under_a_known_head() ->
         for _ in range(3):
             writer.write(sent)
             assert (await read_message(reader)).status == 200
-        guest = stage.engine.guests.find(mine)
+        guest = stage.engine.virtual_key_cache.find(mine)
         guest.used = False
         writer.write(sent)
         assert (await read_message(reader)).status == 200
@@ -329,7 +329,7 @@ async def test_a_virtual_key_that_was_revoked_is_refused_under_a_known_head() ->
         found = await store.keys(None)
         assert found is not None
         await store.write_keys(revoked(list(found[1]), "mine", now))
-        await stage.engine.guests._read()
+        await stage.engine.virtual_key_cache._read()
         writer.write(sent)
         answer = await read_message(reader)
         assert answer.status == 401
@@ -338,15 +338,15 @@ async def test_a_virtual_key_that_was_revoked_is_refused_under_a_known_head() ->
 
 async def test_a_virtual_key_that_is_revoked_while_its_call_arrives_is_refused() -> None:
     async with asyncio.timeout(PATIENCE), hosting() as stage, dialled(stage.url) as (reader, writer):
-        store, guests = stage.engine._context.store, stage.engine.guests
+        store, virtual_key_cache = stage.engine._context.store, stage.engine.virtual_key_cache
         mine = await give(stage, "mine")
         sent = call(body=numbered(1)).replace(b"X-Api-Key: k", b"X-Api-Key: " + mine.encode())
         writer.write(sent[:-5])
-        await stage.until(lambda: guests.find(mine).used)
+        await stage.until(lambda: virtual_key_cache.find(mine).used)
         found = await store.keys(None)
         assert found is not None
         await store.write_keys(revoked(list(found[1]), "mine", stage.engine._context.now()))
-        await guests._read()
+        await virtual_key_cache._read()
         writer.write(sent[-5:])
         assert (await read_message(reader)).status == 401
 

@@ -134,7 +134,7 @@ LOOKS = 4  # checks within the shorter limit
 SELDOM_S = 15.0  # longest time between checks
 
 
-class Looked(Protocol):
+class IdleChecked(Protocol):
     def look(self, sender: int, reader: int) -> None:
         """Called periodically. Cuts a client that sends nothing for `sender` calls, or reads nothing for `reader`."""
         ...
@@ -144,7 +144,7 @@ _CHECKED: WeakSet[Any] = WeakSet()  # the servers with a timer
 
 
 def check_idle(
-    loop: asyncio.AbstractEventLoop, server: Any, connections: Collection[Looked], sender_s: float, reader_s: float
+    loop: asyncio.AbstractEventLoop, server: Any, connections: Collection[IdleChecked], sender_s: float, reader_s: float
 ) -> None:
     """Checks the connections of a server, which is identified by its state object, as long as there are any."""
     if server in _CHECKED:
