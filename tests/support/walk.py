@@ -7,8 +7,10 @@ through the proxy into a batch and back, and through `fleet.submit`.
 from __future__ import annotations
 
 import argparse
+import ast
 import asyncio
 import json
+import re
 import sys
 import threading
 from collections.abc import Iterator
@@ -22,10 +24,13 @@ from anthropic import AsyncAnthropic
 import carpool
 from carpool import BatchSubmitted, CallAdmitted, CallSettled, FleetDispatcher
 from carpool.mock import Constant, MockConfig
+from tests.support import ROOT
 from tests.support.stage import QUICK, ask, staged
 
 SOURCE = str(Path(carpool.__file__).parent) + "/"
 APART = ("mock/", "sim/")
+PAGE = ROOT / "docs" / "architecture.md"
+PART = re.compile(r"(?P<open><!-- walks -->\n).*?(?P<close><!-- end of walks -->)", re.DOTALL)
 BUDGET = "30m"
 QUIET_S = 0.5  # until what earlier calls left to do is done
 
@@ -115,11 +120,46 @@ async def all_walks() -> dict[str, list[str]]:
     return walks
 
 
+def section(walks: dict[str, list[str]]) -> str:
+    """The walks as docs/architecture.md shows them: every module with the first sentence of its docstring."""
+    parts = []
+    for name, modules in walks.items():
+        rows = [f"| `{module}` | {purpose(module)} |" for module in modules]
+        parts.append(
+            "\n".join([f"**{name}**, {len(modules)} modules\n", "| module | what it is for |", "|---|---|", *rows])
+        )
+    return "\n\n".join(parts) + "\n"
+
+
+def purpose(module: str) -> str:
+    text = ast.get_docstring(ast.parse(Path(SOURCE, module).read_text("utf-8"))) or ""
+    return " ".join(re.split(r"(?<=\.)\s", text.partition("\n\n")[0], maxsplit=1)[0].split())
+
+
+def documented() -> dict[str, list[str]]:
+    """The walks in docs/architecture.md."""
+    part = PART.search(PAGE.read_text("utf-8"))
+    assert part is not None
+    titles = re.split(r"^\*\*(.+?)\*\*.*$", part[0], flags=re.MULTILINE)[1:]
+    return {
+        name: re.findall(r"^\| `(.+?)`", rows, re.MULTILINE)
+        for name, rows in zip(titles[::2], titles[1::2], strict=True)
+    }
+
+
+def write(walks: dict[str, list[str]]) -> None:
+    text = PAGE.read_text("utf-8")
+    PAGE.write_text(PART.sub(lambda part: part["open"] + section(walks) + part["close"], text), "utf-8")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(prog="make walk", description=__doc__)
     parser.add_argument("--json", action="store_true", help="print the walks as JSON")
+    parser.add_argument("--write", action="store_true", help="write the walks into docs/architecture.md")
     arguments = parser.parse_args()
     walks = asyncio.run(all_walks())
+    if arguments.write:
+        write(walks)
     if arguments.json:
         print(json.dumps(walks, indent=2, ensure_ascii=False))
         return

@@ -60,8 +60,8 @@ class HttpClient(Protocol):
     """Sends one HTTP request, once.
 
     It never retries, never follows a redirect, never changes a header or a byte. It raises `NotConnected` only if
-    connecting itself failed, so that provably nothing was sent. Every other failure is `ConnectionBroken`, or `TimedOut`
-    after a timeout, because the provider may have acted on the request. Cancelling the task aborts the request.
+    connecting itself failed, so nothing was sent, provably. Every other failure is `ConnectionBroken`, or `TimedOut`
+    after its limit, because the provider may have acted on the request. Cancelling the task aborts the request.
     """
 
     async def send(self, request: HttpRequest) -> HttpResponse: ...
