@@ -17,7 +17,6 @@ import uvloop
 from carpool.core.errors import NotConnected
 from carpool.core.ports import HttpRequest
 from carpool.http import Http1Client, OutgoingProxy
-from carpool.http.http1_client import is_link_local
 
 from .test_http1 import always, certificate, serving
 
@@ -163,13 +162,6 @@ async def test_what_is_not_encrypted_does_not_go_through_it() -> None:
 
 
 # ---------------------------------------------------------------- addresses that are never asked
-
-LINK_LOCAL = ("169.254.169.254", "169.254.0.1", "fe80::1", "fe80::1%eth0", "::ffff:169.254.169.254", "fd00:ec2::254")
-
-
-def test_link_local_addresses_are_known() -> None:
-    assert all(map(is_link_local, LINK_LOCAL))
-    assert not any(map(is_link_local, ("127.0.0.1", "10.0.0.1", "192.0.2.1", "::1", "2001:db8::1")))
 
 
 @pytest.mark.parametrize(

@@ -276,24 +276,22 @@ def test_an_ended_suspect_is_inspected_also_when_it_is_new() -> None:
 
 def test_a_stranger_is_neither_inspected_nor_waited_for() -> None:
     plan = reconciled(a_report("x", **ENDED), suspects={"x": "stranger"}, grace=10)
-    assert plan == ReconcilePlan((), (), True, None)
+    assert plan == ReconcilePlan((), (), True)
 
 
 def test_a_suspect_that_turned_out_to_be_another_of_our_batches_is_dropped() -> None:
     plan = reconciled(a_report("x", **ENDED), known=("x",), suspects={"x": "watched"}, grace=10)
-    assert plan == ReconcilePlan((), (), True, None)
+    assert plan == ReconcilePlan((), (), True)
 
 
 def test_without_a_suspect_it_is_given_up_after_the_grace() -> None:
     assert reconciled(grace=571).give_up is False
-    assert reconciled(grace=571).wake == NOW + 1
-    assert reconciled(grace=570) == ReconcilePlan((), (), True, None)
+    assert reconciled(grace=570) == ReconcilePlan((), (), True)
 
 
 def test_a_suspect_is_watched_beyond_the_grace() -> None:
     plan = reconciled(suspects={"b1": "watched"}, grace=1)
     assert not plan.give_up
-    assert plan.wake == NOW + 60
 
 
 def test_a_suspect_that_never_ends_is_not_watched_for_ever() -> None:
@@ -301,7 +299,7 @@ def test_a_suspect_that_never_ends_is_not_watched_for_ever() -> None:
 
 
 def test_a_suspect_without_results_can_prove_nothing() -> None:
-    assert reconciled(a_report(ended=True), grace=1) == ReconcilePlan(("b1",), (), True, None)
+    assert reconciled(a_report(ended=True), grace=1) == ReconcilePlan(("b1",), (), True)
     assert reconciled(a_report(**ENDED, archived=True), grace=1).inspect == ()
 
 
@@ -320,16 +318,6 @@ def test_an_abandoned_batch_is_watched_for_a_day() -> None:
     assert reconciled(batch=abandoned, grace=1, now=NOW - 570 + DAY).give_up
     assert not reconciled(batch=abandoned, suspects={"b1": "watched"}, now=NOW - 570 + DAY).give_up
     assert reconciled(batch=abandoned, suspects={"b1": "watched"}, now=NOW - 570 + DAY + 3600).give_up
-
-
-@settings(deadline=None)
-@given(st.floats(-100, 2 * DAY), st.booleans(), st.floats(0, 1000))
-def test_reconciling_never_spins(after: float, suspected: bool, grace: float) -> None:
-    suspects = {"b1": "watched"} if suspected else {}
-    now = NOW - 570 + after
-    plan = reconciled(suspects=suspects, now=now, grace=grace)
-    assert plan.give_up == (plan.wake is None)
-    assert plan.wake is None or plan.wake > now
 
 
 # ---------------------------------------------------------------- retry

@@ -232,8 +232,7 @@ class World:
             trip.batch = replace(trip.batch, state=BatchState.ABANDONED, abandoned=True)
             self.release(number)
             return []
-        assert plan.wake is not None
-        return [plan.wake]
+        return [self.now + tracking.QUICK]
 
     def rescue(self) -> float | None:
         wakes: list[float] = []

@@ -14,6 +14,7 @@ from urllib.parse import SplitResult, urlsplit
 
 from carpool.core.errors import ConfigError
 from carpool.core.settings import Check, Choice, Shape, check, named
+from carpool.core.upstream import ip_address, is_link_local
 from carpool.planners.access.read_rules import read_zone
 
 Reader = Callable[[object, str], Any]
@@ -23,7 +24,6 @@ _VARIABLE: Final = re.compile(r"[A-Z_][A-Z0-9_]{0,99}")
 _LABEL: Final = r"[A-Za-z0-9_]([A-Za-z0-9_-]{0,61}[A-Za-z0-9_])?"
 _HOST: Final = re.compile(rf"(\*\.)?{_LABEL}(\.{_LABEL})*")
 _METADATA: Final = frozenset({"metadata", "metadata.google.internal", "metadata.goog", "instance-data"})
-_AWS_V6: Final = ipaddress.ip_address("fd00:ec2::254")
 _CACHING: Final = Choice(("off", "observe", "plan", False), "off, observe or plan")  # YAML parses a bare off as false
 
 
@@ -155,7 +155,7 @@ def is_loopback(host: str) -> bool:
     if host == "localhost" or host.endswith(".localhost"):
         return True
     try:
-        return _address(host).is_loopback
+        return ip_address(host).is_loopback
     except ValueError:
         return False
 
@@ -163,12 +163,6 @@ def is_loopback(host: str) -> bool:
 def is_metadata_service(host: str) -> bool:
     """Whether it is the address of a cloud metadata service, or another one of the machine's own network."""
     try:
-        address = _address(host)
+        return is_link_local(host)
     except ValueError:
         return host.rstrip(".") in _METADATA
-    return address.is_link_local or address == _AWS_V6
-
-
-def _address(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address:
-    address = ipaddress.ip_address(host.partition("%")[0])
-    return getattr(address, "ipv4_mapped", None) or address

@@ -191,7 +191,7 @@ def _live_keys_named(keys: Iterable[VirtualKey], name: str, now: float) -> list[
         state = max(named, key=lambda key: key.created_at).state(now)
         raise ConfigError(f"The key {name} is {state} already. carpool keys add {name} makes a new one of that name.")
     live = sorted({key.name for key in keys if key.live(now)})
-    hint = f"The keys are {', '.join(live[:20])}." if live else "No key is good now: carpool keys add NAME makes one."
+    hint = f"The keys are {', '.join(live[:20])}." if live else "No key is valid: carpool keys add NAME makes one."
     raise ConfigError(f"There is no key {name[:60]!r}. {hint}")
 
 

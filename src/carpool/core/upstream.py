@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 import re
 from dataclasses import dataclass, field
 from email.utils import parsedate_to_datetime
@@ -11,6 +12,19 @@ from carpool.core.model import Headers
 from carpool.core.ports import Ask, Dialect, HttpClient, HttpRequest, HttpResponse, PushClient, StreamedBody
 
 _VERSIONED = re.compile(r"/v\d\w*$")
+_METADATA_V6 = ipaddress.ip_address("fd00:ec2::254")  # of AWS
+
+
+def ip_address(text: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address:
+    """Parses an address, with or without a zone. An IPv4 address in the form of an IPv6 one becomes the former."""
+    address = ipaddress.ip_address(text.partition("%")[0])
+    return getattr(address, "ipv4_mapped", None) or address
+
+
+def is_link_local(text: str) -> bool:
+    """Whether an address is link-local: there, cloud metadata services hand out a machine's credentials."""
+    address = ip_address(text)
+    return address.is_link_local or address == _METADATA_V6
 
 
 def versioned(base: str) -> bool:

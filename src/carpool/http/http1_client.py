@@ -4,7 +4,6 @@ with `CONNECT` and then TLS with the provider itself, so that the proxy sees nei
 from __future__ import annotations
 
 import asyncio
-import ipaddress
 import re
 import socket
 import ssl
@@ -18,12 +17,12 @@ from urllib.parse import urlsplit
 from carpool.core.errors import ConnectionBroken, NotConnected, WireError
 from carpool.core.model import Headers
 from carpool.core.ports import HttpRequest, ResponseReceiver, StreamedBody
+from carpool.core.upstream import is_link_local
 from carpool.http.http1_connection import Http1Connection, Http1Exchange, PushedExchange
 
 BLOCK = 64 * 1024
 SWEEP_S = 15.0  # an idle connection is closed after one or two of these
 LARGEST_PROXY_ANSWER = 16 * 1024
-_METADATA_V6 = ipaddress.ip_address("fd00:ec2::254")
 _TOKEN = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 _TARGET = re.compile(r"[!-~]+")
 _FRAMING = ("content-length", "transfer-encoding")
@@ -36,13 +35,6 @@ def host_of(url: str) -> str:
         return urlsplit(url).hostname or "the provider"
     except ValueError:
         return "the provider"
-
-
-def is_link_local(address: str) -> bool:
-    """Whether an address is link-local: there, cloud metadata services hand out a machine's credentials."""
-    parsed = ipaddress.ip_address(address.partition("%")[0])
-    parsed = getattr(parsed, "ipv4_mapped", None) or parsed
-    return parsed.is_link_local or parsed == _METADATA_V6
 
 
 class Origin(NamedTuple):

@@ -165,6 +165,7 @@ class Throttle:
 
     def take(self, now: float, tokens: float, *, waited: bool = False) -> None:
         """A call is sent. Calls that waited are paced, so that they are not all sent in the same moment."""
+        self._grow(now)
         if self.pressed or waited:
             self._next_at = max(now - LATE_S, self._next_at) + 1.0 / self.pace(now)
         elif now - self._counted_at > WINDOW_S:
@@ -187,14 +188,20 @@ class Throttle:
         return max(SLOWEST, meter.rate * CATCH_UP, meter.level(now) / SPEND_S)
 
     def _slot_at(self, now: float) -> float:
-        passed = now - max(self._grown_at, self.paused_until)
-        if passed > 0:
-            self.limit += passed * (GROWTH + GROWTH_SHARE * self.limit)
-            self._grown_at = now
-        missing = self.in_flight + 1 - self.limit
+        limit = self._grown(now)
+        missing = self.in_flight + 1 - limit
         if missing < 1.0:
             return now
-        return max(now, self.paused_until) + missing / (GROWTH + GROWTH_SHARE * self.limit)
+        return max(now, self.paused_until) + missing / (GROWTH + GROWTH_SHARE * limit)
+
+    def _grown(self, now: float) -> float:
+        """The limit, with its growth since the last change of it."""
+        passed = max(0.0, now - max(self._grown_at, self.paused_until))
+        return self.limit + passed * (GROWTH + GROWTH_SHARE * self.limit)
+
+    def _grow(self, now: float) -> None:
+        if self.pressed:
+            self.limit, self._grown_at = self._grown(now), max(self._grown_at, now)
 
     # ------------------------------------------------------------ responses
 
@@ -227,6 +234,7 @@ class Throttle:
         """The provider accepted the call."""
         self.in_flight -= 1
         if self.pressed:
+            self._grow(now)
             self._strikes = 0
             self.limit += 1.0 if self.limit < self._was else GROWTH_SHARE
 
@@ -234,6 +242,7 @@ class Throttle:
         """The provider refused (429, 529). `luck`, from 0 to 1, is the jitter. Returns whether this is a new event:
         calls sent before the gate closed belong to the refusal that closed it."""
         news = mark.at > self._refused_at or not self.pressed
+        self._grow(now)
         if news:
             self._strikes += 1
             self._measure(now)

@@ -140,7 +140,6 @@ class ReconcilePlan:
     new_suspects: tuple[str, ...]
     inspect: tuple[str, ...]  # ended suspects: their results prove whose they are
     give_up: bool  # an unknown batch becomes abandoned, an abandoned one void
-    wake: float | None
     found: str | None = None  # the batch whose nonce proves that it is ours
 
 
@@ -158,7 +157,7 @@ def reconcile(
     somebody else. `offset` is the provider's clock minus ours."""
     proven = next((report.provider_id for report in listed if report.nonce == batch.nonce), None)
     if proven is not None:
-        return ReconcilePlan((), (), False, None, proven)
+        return ReconcilePlan((), (), False, proven)
     new = tuple(
         report.provider_id
         for report in listed
@@ -172,11 +171,7 @@ def reconcile(
     inspect = tuple(report.provider_id for report in ended if _readable(report))
     # A suspect that ended without results can no longer prove anything.
     undecided = watched.difference(report.provider_id for report in ended if not _readable(report))
-    give_up_at = _give_up_at(batch, bool(undecided), bool(inspect), grace)
-    if give_up_at <= now:
-        return ReconcilePlan(new, inspect, True, None)
-    pace = min(SLOW, max(QUICK, (now - _unknown_since(batch)) / 4))
-    return ReconcilePlan(new, inspect, False, min(give_up_at, now + pace))
+    return ReconcilePlan(new, inspect, _give_up_at(batch, bool(undecided), bool(inspect), grace) <= now)
 
 
 def _fits(batch: Batch, report: BatchReport, now: float, offset: float) -> bool:
@@ -190,14 +185,8 @@ def _readable(report: BatchReport) -> bool:
     return report.results is not None and not report.archived
 
 
-def _unknown_since(batch: Batch) -> float:
-    if batch.resolved_at is not None:
-        return batch.resolved_at
-    return batch.intended_at if batch.sent_at is None else batch.sent_at
-
-
 def _give_up_at(batch: Batch, suspected: bool, readable: bool, grace: float) -> float:
-    since = _unknown_since(batch)
+    since = next(at for at in (batch.resolved_at, batch.sent_at, batch.intended_at) if at is not None)
     if batch.state is BatchState.ABANDONED:
         return since + WATCH + (WATCH_SLACK if suspected else 0.0)
     if readable:  # one request gives the proof; giving up now could buy every call twice
