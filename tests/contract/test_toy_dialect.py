@@ -71,6 +71,13 @@ async def test_an_error_of_carpool_is_one_of_the_dialect() -> None:
         assert (refused.status_code, list(refused.json())) == (400, ["fault"])
 
 
+async def test_its_models_take_the_lanes_that_it_lists() -> None:
+    async with serve_toy() as (url, provider), proxied(providers(url), policy=QUICK) as house, client() as http:
+        refused = await http.post(house.url + ENDPOINT, json=BODY | {"model": "toy-live-1"}, headers=KEY | BATCH)
+        assert (refused.status_code, provider.jobs) == (400, {})
+        assert "toy-live-1 is not offered on the lane batch" in refused.json()["fault"]
+
+
 @pytest.mark.parametrize("lane", ["now", "batch"])
 async def test_the_library_serves_it(lane: str) -> None:
     async with serve_toy() as (url, provider):

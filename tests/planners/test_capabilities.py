@@ -2,14 +2,21 @@
 
 import pytest
 
+from carpool import dialects
 from carpool.core.errors import ConfigError
-from carpool.planners.routing import KEYS, Capabilities, Capability, read_models
+from carpool.core.ports import Capability
+from carpool.dialects import COMPATIBLE_PROVIDERS, OPENAI, OpenAI
+from carpool.planners.routing import KEYS, Capabilities, read_models
 
 TABLE = Capabilities()
 
 
 def of(model: str, dialect: str = "openai") -> Capability:
-    return TABLE.of(dialect, dialect, model)
+    return TABLE.of(dialect, dialects.get(dialect), model)
+
+
+def of_provider(name: str, model: str) -> Capability:
+    return TABLE.of(name, OpenAI(COMPATIBLE_PROVIDERS[name]), model)
 
 
 @pytest.mark.parametrize("model", ["gpt-5.3-codex", "gpt-5-chat-latest", "gpt-realtime", "gpt-4o-audio-preview"])
@@ -48,11 +55,11 @@ def test_a_config_goes_before_the_table_and_changes_only_what_it_names() -> None
         {"gpt-6-*": {"flex": False}, "exact": {"batch": False, "context_tokens": 7}}, "providers.x.models"
     )
     own = Capabilities({"x": said})
-    assert own.of("x", "openai", "gpt-6-luna").batch
-    assert not own.of("x", "openai", "gpt-6-luna").flex
-    assert own.of("x", "openai", "gpt-6-luna").context_tokens == 922_000
-    assert own.of("other", "openai", "gpt-6-luna").flex
-    assert own.of("x", "openai", "exact") == Capability(batch=False, context_tokens=7)
+    assert own.of("x", OPENAI, "gpt-6-luna").batch
+    assert not own.of("x", OPENAI, "gpt-6-luna").flex
+    assert own.of("x", OPENAI, "gpt-6-luna").context_tokens == 922_000
+    assert own.of("other", OPENAI, "gpt-6-luna").flex
+    assert own.of("x", OPENAI, "exact") == Capability(batch=False, context_tokens=7)
 
 
 @pytest.mark.parametrize(
@@ -73,27 +80,27 @@ def test_mistakes_are_told_in_a_sentence(value: object, said: str) -> None:
 
 def test_every_capability_can_be_set() -> None:
     values = dict.fromkeys(KEYS, False) | {key: 1 for key in KEYS if key.endswith(("tokens", "price"))}
-    assert Capabilities({"x": read_models({"m": values}, "here")}).of("x", "openai", "m") == Capability(**values)
+    assert Capabilities({"x": read_models({"m": values}, "here")}).of("x", OPENAI, "m") == Capability(**values)
 
 
 @pytest.mark.parametrize(
-    ("seller", "model", "batch", "share"),
+    ("name", "model", "batch", "share"),
     [
         ("together", "meta-llama/Llama-3.3-70B-Instruct-Turbo", True, 0.5),
         ("together", "deepseek-ai/DeepSeek-V3", False, 0.5),
-        ("x-ai", "grok-4.3", True, 0.8),
-        ("x-ai", "grok-4.20-0309-reasoning", True, 0.8),
-        ("x-ai", "grok-4.7", False, 0.5),
+        ("xai", "grok-4.3", True, 0.8),
+        ("xai", "grok-4.20-0309-reasoning", True, 0.8),
+        ("xai", "grok-4.7", False, 0.5),
         ("groq", "openai/gpt-oss-120b", True, 0.5),
         ("mistral", "mistral-large-latest", True, 0.5),
     ],
 )
-def test_relatives_have_rows_of_their_own(seller: str, model: str, batch: bool, share: float) -> None:
-    able = TABLE.of("x", seller, model)
+def test_relatives_have_rows_of_their_own(name: str, model: str, batch: bool, share: float) -> None:
+    able = of_provider(name, model)
     assert (able.batch, able.batch_price) == (batch, share)
 
 
 def test_flex_is_off_where_it_is_not_sure_or_saves_nothing() -> None:
-    assert TABLE.of("x", "openai", "gpt-5-mini").flex
-    assert not TABLE.of("x", "azure", "gpt-5-mini").flex
-    assert (TABLE.of("x", "groq", "any").flex, TABLE.of("x", "groq", "any").flex_price) == (False, 1.0)
+    assert TABLE.of("x", OPENAI, "gpt-5-mini").flex
+    assert not of_provider("azure", "gpt-5-mini").flex
+    assert (of_provider("groq", "any").flex, of_provider("groq", "any").flex_price) == (False, 1.0)

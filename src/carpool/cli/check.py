@@ -287,7 +287,7 @@ def explain(config: Config, raw: RawRequest, options: Options, now: float) -> di
         model, rule, options = parsed.model, ruling.rule, ruling.options
         verdicts = [{"name": row.rule, "matched": row.matched, "because": row.because} for row in ruling.explanation()]
         abilities = Capabilities({provider.name: provider.models for provider in config.providers})
-        asked = (upstream.provider, upstream.dialect.seller, parsed.model)
+        asked = (upstream.provider, upstream.dialect, parsed.model)
         no_batch = parsed.unbatchable or abilities.against(Lane.BATCH, *asked)
         no_flex = abilities.against(Lane.FLEX, *asked) if parsed.flexible and options.key is None else _NO_FLEX
         call = call_of(upstream, parsed, options, now)

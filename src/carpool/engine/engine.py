@@ -14,7 +14,7 @@ from carpool.core.errors import CallTooLarge, CarpoolError, Closed, NotStarted
 from carpool.core.keys import forms, plain
 from carpool.core.lifecycle import BatchState, TicketState
 from carpool.core.model import Call, Entry, EntryKind, Headers, Lane, Totals, ticket_text
-from carpool.core.ports import Ask, Clock, HttpResponse, ResponseReceiver, Store, WebhookEvent
+from carpool.core.ports import Ask, Capability, Clock, Dialect, HttpResponse, ResponseReceiver, Store, WebhookEvent
 from carpool.core.prices import PriceBook
 from carpool.core.upstream import Upstream
 from carpool.engine.batch.admit import Deliveries, Gone, PendingCall, Tickets
@@ -36,7 +36,6 @@ from carpool.planners.routing import (
     NO_FLEX,
     NO_GAIN,
     Capabilities,
-    Capability,
     Decision,
     WarmConversations,
     kept_warm,
@@ -259,25 +258,25 @@ class Engine:
         dialect = context.upstreams[call.provider].dialect
         if context.policy.max_input_tokens is not None and context.policy.enforce_pre_queue_validation:
             _check_tokens(dialect.estimate_tokens(call.body), context.policy.max_input_tokens)
-        capability = self._capabilities.of(call.provider, dialect.seller, call.model)
+        capability = self._capabilities.of(call.provider, dialect, call.model)
         may_flex = call.deadline is not None or call.lane is not None or default is Lane.BATCH
         decision = route(
             call,
             context.policy,
             context.forecast,
             context.now(),
-            can_batch=self._why_not(Lane.BATCH, call, dialect.seller, capability),
-            can_flex=self._why_not(Lane.FLEX, call, dialect.seller, capability) if may_flex else NO_FLEX,
+            can_batch=self._why_not(Lane.BATCH, call, dialect, capability),
+            can_flex=self._why_not(Lane.FLEX, call, dialect, capability) if may_flex else NO_FLEX,
             default=default,
             beta=capability.batch_price,
         )
         return kept_warm(call, noted(call, decision), self._warmth, context.now())
 
-    def _why_not(self, lane: Lane, call: Call, seller: str, capability: Capability) -> str | None:
+    def _why_not(self, lane: Lane, call: Call, dialect: Dialect, capability: Capability) -> str | None:
         """Why a call's model or credential may not take a lane; None if it may."""
         if lane is Lane.FLEX and (not call.flexible or call.key is not None):
             return NO_FLEX
-        if incapable := self._capabilities.against(lane, call.provider, seller, call.model):
+        if incapable := self._capabilities.against(lane, call.provider, dialect, call.model):
             return incapable
         if lane is Lane.FLEX and capability.flex_price >= 1 and call.lane is not Lane.FLEX:
             return NO_GAIN  # a client that requests flex by name has other reasons

@@ -14,6 +14,7 @@ from carpool.core.ports import (
     Ask,
     BatchLimits,
     BatchReport,
+    Capability,
     Claim,
     Dialect,
     Parsed,
@@ -75,6 +76,7 @@ def _read(kind: Any, body: bytes) -> Any:
 
 class Toy(Dialect):
     name = seller = "toy"
+    models = (("toy-live*", Capability(batch=False)),)
     limits = BatchLimits(max_count=100, max_bytes=1_000_000, window=3600.0, retention=7200.0)
     key_headers = (KEY,)
     mixes_models = tells_nonces = True

@@ -168,14 +168,33 @@ class Claim(IntEnum):
     OWN = 4  # a path or a header that only they have
 
 
+@dataclass(frozen=True, slots=True)
+class Capability:
+    """The capabilities of one model. None means unknown."""
+
+    batch: bool = True
+    flex: bool = False
+    stream: bool = True
+    context_tokens: int | None = None
+    output_tokens: int | None = None
+    cacheable_tokens: int | None = None  # a shorter prefix is not cached
+    batch_price: float = 0.5  # price in a batch relative to `now`
+    flex_price: float = 0.5  # price on `flex` relative to `now`
+
+
+ModelTable = tuple[tuple[str, Capability], ...]  # rows of a glob of names; the first that matches applies
+
+
 class Dialect(Protocol):
     """The API format of a family of providers: pure translation between bytes and values. No I/O, no clock, no state.
 
     Input that can't be parsed raises `BadCall` if it is from a client, `MalformedResponse` if it is from a provider.
     Dialects inherit from this class: what it defines here is right for a provider that lacks the feature."""
 
+    __hash__ = object.__hash__  # type: ignore[misc]  # dialects are keys of caches
     name: str
-    seller: str  # the provider whose models and prices apply; providers that share a dialect differ in this
+    seller: str  # the provider whose prices apply; providers that share a dialect differ in this
+    models: ModelTable = ()
     limits: BatchLimits
     key_headers: tuple[str, ...]  # the headers in which clients send their key, the usual one first
     query: str = ""  # added to every request unless the client sent it already

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from carpool.core.ports import BatchLimits, Dialect
+from dataclasses import replace
+
+from carpool.core.ports import BatchLimits, Capability, Dialect
 from carpool.dialects import rate_limits
 from carpool.dialects.anthropic import batches
 from carpool.dialects.anthropic.errors import error, refusal
@@ -12,11 +14,28 @@ from carpool.dialects.anthropic.usage import of_message, tap
 
 __all__ = ["Anthropic"]
 
+_CLAUDE = Capability(context_tokens=1_000_000, output_tokens=128_000, cacheable_tokens=512)
+_SMALLER = replace(_CLAUDE, context_tokens=200_000, output_tokens=64_000)
+_MODELS = (
+    ("claude-mythos-preview*", replace(_CLAUDE, batch=False, cacheable_tokens=2048)),
+    ("claude-opus-4-5*", replace(_SMALLER, cacheable_tokens=4096)),
+    ("claude-opus-4-6*", replace(_CLAUDE, cacheable_tokens=4096)),
+    ("claude-opus-4-7*", replace(_CLAUDE, cacheable_tokens=2048)),
+    ("claude-opus-4-8*", replace(_CLAUDE, cacheable_tokens=1024)),
+    ("claude-sonnet-4-5*", replace(_SMALLER, cacheable_tokens=1024)),
+    ("claude-sonnet-4-6*", replace(_CLAUDE, cacheable_tokens=1024)),
+    ("claude-sonnet-5-5*", _CLAUDE),
+    ("claude-sonnet-5*", replace(_CLAUDE, cacheable_tokens=1024)),
+    ("claude-haiku-4-5*", replace(_SMALLER, cacheable_tokens=4096)),
+    ("claude-*-5*", _CLAUDE),
+)
+
 
 class Anthropic(Dialect):
     """`ports.Dialect` for the Claude API."""
 
     name = seller = "anthropic"
+    models = _MODELS
     limits = BatchLimits(max_count=100_000, max_bytes=256_000_000, window=24 * 3600.0, retention=29 * 24 * 3600.0)
     key_headers = KEY_HEADERS
     mixes_models = True

@@ -78,6 +78,7 @@ class OpenAI(Dialect):
         self.provider = provider
         self.home = provider.home
         self.seller, self.query, self.limits = provider.seller, provider.query, provider.limits
+        self.models = provider.models
         self.pages_results, self.key_headers = provider.pages_results, provider.key_headers
 
     # ------------------------------------------------------------ from clients

@@ -14,7 +14,7 @@ from typing import Final, Literal, NamedTuple
 from urllib.parse import urlsplit
 
 from carpool.core.model import Headers
-from carpool.core.ports import BatchLimits
+from carpool.core.ports import BatchLimits, Capability, ModelTable
 from carpool.dialects.openai.shapes import BatchShape, MistralShape, Shape, TogetherShape, XaiShape
 
 CHAT: Final = "/v1/chat/completions"
@@ -49,7 +49,7 @@ _CREATE: Final[Mapping[str, str]] = MappingProxyType(
 class CompatibleProvider:
     name: str  # in the config
     said: str  # in messages
-    seller: str  # in the tables of prices and of capabilities
+    seller: str  # in the table of prices
     home: str = ""  # its base URL
     path: str = ""  # added to a base URL without a path
     hosts: tuple[str, ...] = ()  # globs of hosts that identify it
@@ -57,6 +57,7 @@ class CompatibleProvider:
     longest_window: float = DAY
     endpoints: frozenset[str] | None = None  # allowed in a batch; None: all that carpool supports
     max_line: int | None = None  # bytes of one call
+    models: ModelTable = field(default=(), repr=False)
     headers: Headers = field(default=(), repr=False)  # on carpool's own requests
     key_headers: tuple[str, ...] = ("authorization",)  # where clients send their key, the usual one first
 
@@ -95,8 +96,26 @@ class CompatibleProvider:
 
 _FILE: Final = replace(_LIMITS, max_bytes=100 * MB)
 
+_GPT: Final = Capability(context_tokens=922_000, output_tokens=128_000, cacheable_tokens=1024, flex=True)
+_LONG_GPT: Final = replace(_GPT, context_tokens=1_050_000)
+_OLDER_GPT: Final = Capability(cacheable_tokens=1024)
+_NO_BATCH: Final = Capability(batch=False)
+
+_MODELS: Final = (
+    *((pattern, _NO_BATCH) for pattern in ("*-codex*", "*-chat-latest", "*-cyber*", "*daybreak*")),
+    *((pattern, _NO_BATCH) for pattern in ("*realtime*", "*audio*", "*-transcribe*", "*-tts*")),
+    *((pattern, Capability(stream=False)) for pattern in ("text-embedding-*", "*-moderation-*")),
+    ("gpt-6.1-terra*", replace(_GPT, flex=False)),
+    ("gpt-6*", _GPT),
+    ("gpt-5.6*", _GPT),
+    ("gpt-5.5*", _LONG_GPT),
+    ("gpt-5.4*", _LONG_GPT),
+    *((pattern, replace(_OLDER_GPT, flex=True)) for pattern in ("gpt-5*", "o3*", "o4-mini*")),
+    ("gpt-4*", _OLDER_GPT),
+)
+
 OPENAI: Final = CompatibleProvider(
-    "openai", "OpenAI", "openai", "https://api.openai.com/v1", hosts=("api.openai.com",), hooks=True
+    "openai", "OpenAI", "openai", "https://api.openai.com/v1", hosts=("api.openai.com",), models=_MODELS, hooks=True
 )
 
 AZURE: Final = CompatibleProvider(
@@ -108,6 +127,8 @@ AZURE: Final = CompatibleProvider(
     # Its docs say both 100,000 and 50,000 calls; jobs don't expire, and polls should be a minute apart.
     limits=BatchLimits(max_count=50_000, max_bytes=200 * MB, window=DAY, retention=14 * DAY, pace=60.0),
     endpoints=frozenset({CHAT, RESPONSES}),
+    # Flex is a preview for some kinds of deployment: off unless the config enables it.
+    models=tuple((pattern, replace(row, flex=False)) for pattern, row in _MODELS),
     key_headers=("api-key", "authorization"),
     # A resource has room for 500 files, and for 10,000 that expire.
     form=(("purpose", "batch"), ("expires_after[seconds]", "1209600"), ("expires_after[anchor]", "created_at")),
@@ -123,6 +144,7 @@ GROQ: Final = CompatibleProvider(
     limits=_FILE,
     longest_window=7 * DAY,
     endpoints=frozenset({CHAT}),
+    models=(("*", Capability(flex_price=1.0)),),
     paging=Paging(limit=None),
     busy=frozenset({498}),
     closing=("x_groq", "usage"),
@@ -137,6 +159,8 @@ TOGETHER: Final = CompatibleProvider(
     limits=replace(_FILE, pace=30.0),
     endpoints=frozenset({CHAT}),
     max_line=10 * MB,
+    # A batch at the price of `now` has no benefit, so most models don't use one.
+    models=(("meta-llama/*Llama-3.3-70B-Instruct-Turbo", Capability()), ("*", _NO_BATCH)),
     headers=(("user-agent", "Mozilla/5.0 (compatible; carpool)"),),  # other user agents may be rejected
     uploads="/v1/files/upload",
     form=(("purpose", "batch-api"),),
@@ -159,6 +183,7 @@ MISTRAL: Final = CompatibleProvider(
     limits=BatchLimits(max_count=100_000, max_bytes=512 * MB, window=DAY, retention=2 * DAY),
     longest_window=7 * DAY - HOUR,
     endpoints=frozenset({CHAT, EMBEDDINGS, MODERATIONS}),
+    models=(("*-embed*", Capability(stream=False)),),
     batches="/v1/batch/jobs",
     paging=Paging("page_size", "page", more="order_by=-created", next="page"),
     plain_lines=True,
@@ -182,6 +207,7 @@ XAI: Final = CompatibleProvider(
     hosts=("api.x.ai",),
     endpoints=frozenset({CHAT}),  # lines for Responses would be answered as chat
     max_line=25 * MB,
+    models=(*((pattern, Capability(batch_price=0.8)) for pattern in ("grok-4.3*", "grok-4.20*")), ("*", _NO_BATCH)),
     cancel=":cancel",
     paging=Paging(cursor="pagination_token", items="batches", next="pagination_token"),
     create={"name": "name", "input_file_id": "file"},
