@@ -5,6 +5,7 @@ import socket
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -70,7 +71,9 @@ async def staged(
     clock, wire = SystemClock(), Http1Client()
     async with nullcontext(beside) if beside else serve(config) as mock, httpx2.AsyncClient(timeout=20) as http:
         upstream = Upstream("anthropic", mock.url, get_dialect("anthropic"), wire)
-        engine = await start_engine(store, clock, {upstream.provider: upstream}, policy, None, ())
+        engine = await start_engine(
+            store, partial(Engine, clock=clock, upstreams={upstream.provider: upstream}, policy=policy)
+        )
         proxy = Proxy(
             engine, {upstream.provider: upstream}, clock, on_disconnect=policy.on_disconnect, patience=patience, **more
         )

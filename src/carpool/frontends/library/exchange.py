@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import threading
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
 from concurrent.futures import CancelledError
 from dataclasses import dataclass
 from functools import cache
@@ -23,10 +23,9 @@ from msgspec.structs import replace
 from carpool.core.errors import CarpoolError, Closed, NotConnected, TimedOut, WireError
 from carpool.core.model import Call, Headers, Lane, Value
 from carpool.core.ports import Clock, Dialect, RawRequest
-from carpool.core.prices import PriceBook
 from carpool.core.upstream import versioned
 from carpool.dialects import ANTHROPIC, DIALECTS
-from carpool.engine import Engine, Hook, Keyring, Probe, Reply, StreamedResponse, Upstream
+from carpool.engine import Engine, Keyring, Reply, Stats, StreamedResponse, Upstream
 from carpool.frontends.intake import NO_RETRY, answer_headers, failure, make_call, passing_headers
 from carpool.frontends.library.fast_path import Draft, Settled
 from carpool.planners.access.options import PREFIX, Options, from_headers
@@ -64,6 +63,15 @@ def http_response(answer: Flow | Whole, request: Any, loop: asyncio.AbstractEven
 
 def library(request: Any) -> ModuleType:
     return import_module(type(request).__module__.partition(".")[0])
+
+
+def httpx_library(value: Any, name: str | None = None) -> ModuleType | None:
+    """The library, httpx or httpx2, whose class `name`, or any of whose classes, a client or transport has."""
+    for parent in type(value).__mro__:
+        root = parent.__module__.partition(".")[0]
+        if root in ("httpx", "httpx2") and name in (None, parent.__name__):
+            return import_module(root)
+    return None
 
 
 async def respond(request: Any, answer: Callable[[Any, bytes], Awaitable[Flow | Whole]]) -> Any:
@@ -176,32 +184,32 @@ async def _next_chunk(chunks: AsyncIterator[bytes]) -> bytes | None:
 # ------------------------------------------------------------ engines
 
 
-async def start_engine(
-    store_url: str | Path | None,
-    clock: Clock,
-    upstreams: Mapping[str, Upstream],
-    policy: RoutingPolicy,
-    prices: PriceBook | None,
-    hooks: tuple[Hook, ...],
-    probe: Probe | None = None,
-) -> Engine:
+class LibraryFrontend:
+    """What a frontend shows of its engine."""
+
+    policy: RoutingPolicy
+    _engine: Engine | None = None
+
+    @property
+    def stats(self) -> Stats:
+        """Calls, batches and costs since the start."""
+        return Stats() if self._engine is None else self._engine.stats
+
+    def metrics(self) -> dict[str, int]:
+        """The statistics as named counters, under the policy's prefix."""
+        return self.stats.metrics(self.policy.metrics_prefix, self.policy.track_sync_batch_split)
+
+
+async def start_engine(store_url: str | Path | None, engine: Callable[..., Engine]) -> Engine:
+    """Opens the store and starts an engine on it. `engine` makes one for a store and its keyring."""
     store = await open_store(store_url)
     try:
-        engine = Engine(
-            store=store,
-            clock=clock,
-            upstreams=upstreams,
-            keyring=Keyring(store.pepper),
-            policy=policy,
-            prices=prices,
-            hooks=hooks,
-            probe=probe,
-        )
-        await engine.start()
+        started = engine(store=store, keyring=Keyring(store.pepper))
+        await started.start()
     except BaseException:
         await store.aclose()
         raise
-    return engine
+    return started
 
 
 class EngineThread:

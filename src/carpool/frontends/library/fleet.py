@@ -4,28 +4,33 @@ own response type."""
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from datetime import datetime
+from functools import partial
 from pathlib import Path
+from types import ModuleType
 from typing import Any, ClassVar, Self
 
 from carpool.core.clock import SystemClock
-from carpool.core.errors import BadCall, BadParams, CarpoolError, Closed, NotStarted, WireError
+from carpool.core.errors import BadCall, BadParams, CarpoolError, Closed, NotStarted, WireError, WrongClient
 from carpool.core.model import Lane
 from carpool.core.ports import HttpClient
 from carpool.core.prices import PriceBook
-from carpool.engine import Engine, Hook, Probe, Stats
-from carpool.frontends.library.clients import inner_http, known_client
+from carpool.dialects import OPENAI, compatible_provider, configured_dialect
+from carpool.engine import Engine, Hook, Probe, Upstream
 from carpool.frontends.library.exchange import (
     CARRIED,
     HELLO,
     EngineThread,
     ExchangeTransport,
     InProcessExchange,
+    LibraryFrontend,
     Submission,
     cancel_unfinished,
     current,
+    httpx_library,
     start_engine,
 )
 from carpool.frontends.library.fast_path import FastPath
@@ -34,7 +39,7 @@ from carpool.planners.access.options import Options, parse_key, parse_lane
 from carpool.planners.policy import RoutingPolicy, parse_budget
 
 
-class _FleetBase:
+class _FleetBase(LibraryFrontend):
     _CLIENT_CLASS: ClassVar[str]  # of httpx
 
     def __init__(
@@ -58,25 +63,14 @@ class _FleetBase:
         self._close_timeout = close_timeout
         self._probe = probe
         self._vendor = vendor
-        self._engine: Engine | None = None
         self._closed = False
 
-    @property
-    def stats(self) -> Stats:
-        """Calls, batches and costs since the start."""
-        return Stats() if self._engine is None else self._engine.stats
-
-    def metrics(self) -> dict[str, int]:
-        """The statistics as named counters, under the policy's prefix."""
-        return self.stats.metrics(self.policy.metrics_prefix, self.policy.track_sync_batch_split)
-
     async def _start_engine(self, http_client: HttpClient) -> None:
-        clock = SystemClock()
+        self._http_client, clock = http_client, SystemClock()
         upstream = self._kind.upstream(self._client, http_client, self._vendor)
-        upstreams = {upstream.provider: upstream}
-        self._engine = await start_engine(
-            self._store_url, clock, upstreams, self.policy, self._prices, self._hooks, self._probe
-        )
+        engine = partial(Engine, clock=clock, upstreams={upstream.provider: upstream}, policy=self.policy)
+        engine = partial(engine, prices=self._prices, hooks=self._hooks, probe=self._probe)
+        self._engine = await start_engine(self._store_url, engine)
         self._exchange = InProcessExchange(self._engine, upstream, clock)
 
     def _send_through(self, http: Any) -> None:
@@ -87,22 +81,8 @@ class _FleetBase:
         # The first request gives the engine the client's credential, so that persisted calls can proceed at once.
         self._hello = {"cast_to": object, "body": {}, "options": {"headers": {HELLO: "1"}}}
 
-    def _prepare(
-        self,
-        params: Mapping[str, Any],
-        endpoint: str | None,
-        force_sync: bool,
-        latency_budget_ms: float | None,
-        budget: str | float | None,
-        deadline: datetime | None,
-        lane: Lane | str | None,
-        tags: Mapping[str, str] | None,
-        key: str | None,
-    ) -> tuple[Any, Submission]:
+    def _prepare(self, params: Mapping[str, Any], endpoint: str | None, options: Options) -> tuple[Any, Submission]:
         """The copy of the client to send with, and the call to submit."""
-        if force_sync or (params.get("stream") and lane is None):
-            lane = Lane.NOW
-        options = make_options(latency_budget_ms, budget, deadline, lane, tags, key)
         if options.lane is Lane.NOW and options.budget is None and options.deadline is None and options.key is None:
             return self._with_retries, Submission(options)  # a call that may be batched is never retried by the SDK
         return self._without_retries, Submission(options, self._quick.draft(params) if endpoint is None else None)
@@ -170,8 +150,10 @@ class FleetDispatcher(_FleetBase):
             raise NotStarted("Use the dispatcher inside `async with FleetDispatcher(client) as fleet:`.")
         if asyncio.get_running_loop() is not self._loop:
             raise NotStarted("This dispatcher runs on another event loop. Use it where it was entered.")
-        given = (latency_budget_ms, budget, deadline, lane, tags, key)
-        client, submission = self._prepare(params, endpoint, force_sync, *given)
+        if force_sync or (params.get("stream") and lane is None):
+            lane = Lane.NOW
+        options = make_options(latency_budget_ms, budget, deadline, lane, tags, key)
+        client, submission = self._prepare(params, endpoint, options)
         draft = submission.draft
         if draft is not None and draft.raw is not None:
             submission.settled = await self._exchange.settled(draft.raw, draft.options(submission.options))
@@ -208,7 +190,7 @@ class Fleet(_FleetBase):
             raise Closed("This fleet was used already. Make a new one.")
         self._thread = EngineThread()
         try:
-            self._thread.run(self._start())
+            self._thread.run(self._start_engine(ThreadedHttpxClient(inner_http(self._client))))
         except BaseException:
             self._thread.stop()
             raise
@@ -216,10 +198,6 @@ class Fleet(_FleetBase):
         with suppress(TypeError):  # a client without a default key: its first call brings one
             self._without_retries.post(self._kind.hello, **self._hello)
         return self
-
-    async def _start(self) -> None:
-        self._http_client = ThreadedHttpxClient(inner_http(self._client))
-        await self._start_engine(self._http_client)
 
     def __exit__(self, *exception: object) -> None:
         self.close()
@@ -255,8 +233,10 @@ class Fleet(_FleetBase):
             raise Closed("This fleet is closed and takes no more calls. Make a new one.")
         if self._engine is None or self._thread is None:
             raise NotStarted("Use the fleet inside `with Fleet(client) as fleet:`.")
-        given = (latency_budget_ms, budget, deadline, lane, tags, key)
-        client, submission = self._prepare(params, endpoint, force_sync, *given)
+        if force_sync or (params.get("stream") and lane is None):
+            lane = Lane.NOW
+        options = make_options(latency_budget_ms, budget, deadline, lane, tags, key)
+        client, submission = self._prepare(params, endpoint, options)
         draft = submission.draft
         if draft is not None and draft.raw is not None:
             settled = self._exchange.settled(draft.raw, draft.options(submission.options))
@@ -277,6 +257,92 @@ class Fleet(_FleetBase):
     def submit_batch(self, **params: Any) -> Any:
         """Submits one call by batch, however long that takes. With a budget, it is rescued when time runs out."""
         return self.submit(**{"lane": Lane.BATCH, **params})
+
+
+# ---------------------------------------------------------------- SDK clients
+
+
+@dataclass(frozen=True, slots=True)
+class SdkKind:
+    """One SDK: how to recognise its clients, and which of their methods takes a call. `hello` is the path of the
+    request that reads a client's credential."""
+
+    dialect: str
+    asyncio: str
+    blocking: str
+    sign: str  # an attribute that only its clients have
+    hello: str
+    endpoints: tuple[str, ...]  # attributes of the client that have a `create` method for calls
+    default: Callable[[Mapping[str, Any]], str]
+    vendor: str | None = None  # the OpenAI-compatible provider it is made for
+    package: str | None = None  # its package, if other SDKs have that attribute too
+    path: str = ""  # to append to the client's base URL
+
+    def fits(self, client: Any) -> bool:
+        packages = {parent.__module__.partition(".")[0] for parent in type(client).__mro__}
+        return hasattr(client, self.sign) and hasattr(client, "copy") and self.package in (None, *packages)
+
+    def upstream(self, client: Any, http_client: HttpClient, vendor: str | None) -> Upstream:
+        """The provider of a client. `vendor` names an OpenAI-compatible one that neither client nor host
+        identifies."""
+        base_url = str(client.base_url).rstrip("/") + self.path
+        if self.dialect != OPENAI.name:
+            if vendor is not None:
+                raise WrongClient(f"`vendor` is for OpenAI's wire, and an {self.asyncio} speaks another: leave it out.")
+            return Upstream(self.dialect, base_url, configured_dialect(self.dialect, base_url), http_client)
+        provider = compatible_provider(base_url, vendor or self.vendor)
+        return Upstream(provider.name, base_url, configured_dialect(self.dialect, base_url, provider.name), http_client)
+
+    def create(self, client: Any, params: Mapping[str, Any], endpoint: str | None) -> Any:
+        """The SDK method for these parameters: that of the named endpoint, or the one that they fit."""
+        if endpoint is not None and endpoint not in self.endpoints:
+            raise BadParams(f"{str(endpoint)[:60]!r} is no endpoint here: name one of {', '.join(self.endpoints)}.")
+        resource = client
+        for part in (endpoint or self.default(params)).split("."):
+            resource = getattr(resource, part)
+        return resource.create
+
+
+KINDS = (
+    SdkKind(
+        *("anthropic", "AsyncAnthropic", "Anthropic", "messages", "/v1/messages", ("messages", "beta.messages")),
+        lambda params: "beta.messages" if "betas" in params else "messages",  # only the beta namespace accepts betas
+    ),
+    SdkKind(
+        *("openai", "AsyncOpenAI", "OpenAI", "responses", "/chat/completions"),
+        ("chat.completions", "responses", "embeddings", "completions", "moderations"),
+        lambda params: "chat.completions" if "messages" in params else "responses",
+    ),
+    SdkKind(
+        *("openai", "AsyncGroq", "Groq", "chat", "/openai/v1/chat/completions", ("chat.completions", "embeddings")),
+        lambda params: "chat.completions",
+        vendor="groq",
+        package="groq",
+        path="/openai/v1",
+    ),
+)
+
+
+def known_client(client: Any, way: str) -> tuple[ModuleType, SdkKind]:
+    """The HTTP library of an SDK client, httpx or httpx2, and its kind. Raises `WrongClient` unless it is a supported
+    client whose HTTP client has the class `way`."""
+    inner, kind = inner_http(client), next((kind for kind in KINDS if kind.fits(client)), None)
+    lib = httpx_library(inner, way)
+    if lib is not None and kind is not None:
+        return lib, kind
+    name = f"{type(client).__module__.partition('.')[0]}.{type(client).__name__}"
+    wanted = [sdk.asyncio if way == "AsyncClient" else sdk.blocking for sdk in ([kind] if kind else KINDS)]
+    if kind is not None and httpx_library(inner, "Client") is not None:
+        raise WrongClient(f"{name} is a blocking client. Use carpool.Fleet with it, or an {wanted[0]} here.")
+    if kind is not None and httpx_library(inner, "AsyncClient") is not None:
+        raise WrongClient(f"{name} is an asyncio client. Use carpool.FleetDispatcher with it, or an {wanted[0]} here.")
+    ways = " or an ".join(f"{sdk.package or sdk.dialect}.{text}" for sdk, text in zip(KINDS, wanted, strict=False))
+    raise WrongClient(f"carpool sends through an {ways}, and this is a {name}.")
+
+
+def inner_http(client: Any) -> Any:
+    """The HTTP client inside an SDK client. All supported SDKs keep it in the same private attribute."""
+    return getattr(client, "_client", None)
 
 
 # ---------------------------------------------------------------- options

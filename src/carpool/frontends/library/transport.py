@@ -9,7 +9,7 @@ import asyncio
 import threading
 from collections.abc import AsyncIterator, Awaitable, Coroutine, Mapping
 from dataclasses import dataclass
-from importlib import import_module
+from functools import partial
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
@@ -21,15 +21,17 @@ from carpool.core.model import Headers, Lane
 from carpool.core.ports import Dialect, HttpClient, HttpRequest, RawRequest
 from carpool.core.prices import PriceBook
 from carpool.dialects import OPENAI, compatible_provider, configured_dialect
-from carpool.engine import Engine, Hook, Stats, Upstream
+from carpool.engine import Engine, Hook, Upstream
 from carpool.frontends.intake import NO_RETRY, end_to_end
 from carpool.frontends.library.exchange import (
     EngineThread,
     Flow,
     InProcessExchange,
+    LibraryFrontend,
     Whole,
     cancel_unfinished,
     dialect_of,
+    httpx_library,
     refusal,
     respond,
     respond_in_thread,
@@ -70,7 +72,7 @@ def transport(
     """
     methods = ("build_request", "handle_request", "handle_async_request")
     if through is not None and not any(hasattr(through, method) for method in methods):
-        raise WrongClient(f"carpool can't send through {type(through).__name__}: give it an httpx client or transport.")
+        raise _no_httpx(through)
     if vendor is not None:
         compatible_provider("", vendor)  # raises if there is no such provider
     defaults, chosen = make_options(None, budget, None, lane, tags, None), policy or RoutingPolicy()
@@ -78,12 +80,12 @@ def transport(
 
 
 @dataclass(eq=False, repr=False)
-class Transport:
+class Transport(LibraryFrontend):
     """Responds with the HTTP library of the request. The engine of an asyncio client runs on that client's loop,
     that of a blocking client in a separate thread; the first request decides."""
 
     _defaults: Options
-    _policy: RoutingPolicy
+    policy: RoutingPolicy
     _store: str | Path | None
     _hooks: tuple[Hook, ...]
     _prices: PriceBook | None
@@ -93,7 +95,6 @@ class Transport:
 
     def __post_init__(self) -> None:
         self._clock = SystemClock()
-        self._engine: Engine | None = None
         self._http_client: HttpClient
         self._upstreams: dict[str, Upstream] = {}
         self._exchanges: dict[tuple[str, str], InProcessExchange] = {}
@@ -102,15 +103,6 @@ class Transport:
         self._thread: EngineThread | None = None  # of a blocking client
         self._lock, self._thread_lock = asyncio.Lock(), threading.Lock()
         self._closed = False
-
-    @property
-    def stats(self) -> Stats:
-        """Calls, batches and costs since the first request."""
-        return Stats() if self._engine is None else self._engine.stats
-
-    def metrics(self) -> dict[str, int]:
-        """The statistics as named counters, under the policy's prefix."""
-        return self.stats.metrics(self._policy.metrics_prefix, self._policy.track_sync_batch_split)
 
     def _check_open(self) -> None:
         if self._closed:
@@ -191,11 +183,12 @@ class Transport:
             self._http_client = Http1Client()
         else:
             if hasattr(through, "handle_request" if blocking else "handle_async_request"):
-                through = self._own_client = _client_over(through, "Client" if blocking else "AsyncClient")
+                if (lib := httpx_library(through)) is None:
+                    raise _no_httpx(through)
+                through = self._own_client = (lib.Client if blocking else lib.AsyncClient)(transport=through)
             self._http_client = ThreadedHttpxClient(through) if blocking else HttpxClient(through)
-        self._engine = await start_engine(
-            self._store, self._clock, self._upstreams, self._policy, self._prices, self._hooks
-        )
+        engine = partial(Engine, clock=self._clock, upstreams=self._upstreams, policy=self.policy)
+        self._engine = await start_engine(self._store, partial(engine, prices=self._prices, hooks=self._hooks))
 
     async def _stop(self) -> None:
         if self._engine is None:
@@ -259,12 +252,8 @@ class Transport:
         return Flow(response.status, response.headers, response.chunks(), response.aclose)
 
 
-def _client_over(transport: Any, kind: str) -> Any:
-    for parent in type(transport).__mro__:
-        root = parent.__module__.partition(".")[0]
-        if root in ("httpx", "httpx2"):
-            return getattr(import_module(root), kind)(transport=transport)
-    raise WrongClient(f"carpool can't send through {type(transport).__name__}: give it an httpx client or transport.")
+def _no_httpx(through: Any) -> WrongClient:
+    return WrongClient(f"carpool can't send through {type(through).__name__}: give it an httpx client or transport.")
 
 
 def _read_timeout(request: Any) -> float | None:
