@@ -1,4 +1,4 @@
-"""The contract of `ports.Wire`, over every wire, against a server that is nothing but a socket."""
+"""The contract of `ports.HttpClient`, over every client, against a server that is nothing but a socket."""
 
 from __future__ import annotations
 

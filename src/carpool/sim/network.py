@@ -134,7 +134,7 @@ class SimExchange:
 
 
 class SimHttpClient:
-    """`ports.Wire` of one process. A dead process sends nothing."""
+    """`ports.HttpClient` of one process. A dead process sends nothing."""
 
     def __init__(self, network: Network, running: asyncio.Event, who: str, story: Story) -> None:
         self._network = network

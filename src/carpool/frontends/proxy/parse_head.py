@@ -1,4 +1,4 @@
-"""Parses the head of a request, once per cache_key of head: a client sends the same headers with every call.
+"""Parses the head of a request, once for each kind of head: a client sends the same headers with every call.
 
 A few headers differ per request, such as the content length or a trace id. They do not identify the client, and the
 handling of a request does not depend on them: requests that differ in nothing else share one `HeadFacts`.
@@ -84,7 +84,7 @@ class HeadFacts(Struct, frozen=True):
 
 
 class HeadParser:
-    """Parses heads and caches the result per cache_key."""
+    """Parses heads and caches the result by head."""
 
     def __init__(
         self,

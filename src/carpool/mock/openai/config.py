@@ -36,7 +36,7 @@ class OpenAIConfig:
     keep_files_s: float = 30 * DAY
     # OpenAI-compatible providers.
     vendor: str = "openai"
-    """Whose habits it has: a row of `openai_providers.TABLE`."""
+    """Whose habits it has: a row of `providers.TABLE`."""
     windows: frozenset[str] | None = None
     """Completion windows that a create may ask for; None: those of the vendor. They are not kept: `expiry_s` says
     when a batch expires."""

@@ -28,7 +28,7 @@ class OpenAISpec:
     """`talk`, `embed`, `complete` or `moderate`: which endpoints it serves."""
     batch: bool = True
     house: str = "openai"
-    """Who sells it: a row of `openai_providers.TABLE`."""
+    """Who sells it: a row of `providers.TABLE`."""
 
 
 def _line(id: str, usd: float, out: float, read: float, **more: object) -> OpenAISpec:  # noqa: A002

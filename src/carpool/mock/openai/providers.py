@@ -1,6 +1,6 @@
 """The differences of OpenAI-compatible providers, as their documentation and captures have them: one row for each.
 
-A row is data and a few small functions of `openai_views` and `openai_orders`; what it does not mention is as at OpenAI.
+A row is data and a few small functions of `views` and `orders`; what it does not mention is as at OpenAI.
 """
 
 from collections.abc import Callable, Mapping

@@ -91,9 +91,7 @@ def _read(pairs: Iterable[tuple[str, str]]) -> Options:
         elif name in _PARSERS:
             fields[name.replace("-", "_")] = _PARSERS[name](value)
         else:
-            raise BadCall(
-                f"carpool knows no option {name[:60]!r}. It knows budget, lane, tags, key, provider and on-disconnect."
-            )
+            raise BadCall(f"carpool knows no option {name[:60]!r}. It knows {', '.join(_PARSERS)} and tags.")
     if len(tags) > MAX_TAGS:  # tags are stored and logged with every call
         raise BadCall(f"This call has {len(tags)} tags; it may have {MAX_TAGS}.")
     for name, value in tags.items():

@@ -129,8 +129,9 @@ def facts_of(upstream: Upstream, raw: RawRequest, parsed: Parsed, options: Optio
 
 @dataclass(frozen=True, slots=True)
 class Condition:
-    """`key` and `wanted` are as in the config file; `tell` describes the actual value. `steady`: the result does not
-    depend on the time or on the size of a call, so it can be cached for similar calls of one client."""
+    """`key` and `wanted` are as in the config file; `tell` describes the actual value. `steady`: the result
+    depends only on the head and on what `CallKind` holds, so it can be cached for similar calls of one client. A new
+    fact of the body goes into `CallKind`, or its condition is not steady."""
 
     key: str
     wanted: str

@@ -1,4 +1,4 @@
-"""Operations on stored calls: who awaits them, which are due, which may be removed; lists of calls and batches for
+"""Operations on stored calls: who awaits them, which may be removed; lists of calls and batches for
 display; virtual keys."""
 
 from __future__ import annotations
