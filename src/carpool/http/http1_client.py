@@ -8,8 +8,8 @@ import re
 import socket
 import ssl
 from base64 import b64encode
-from collections.abc import AsyncGenerator
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, Callable
+from contextlib import ExitStack, aclosing
 from functools import lru_cache
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
@@ -145,30 +145,21 @@ class Http1Client:
         return connection
 
     async def _open(self, origin: Origin, connection: Http1Connection) -> None:
-        create = asyncio.get_running_loop().create_connection
-        tls: dict[str, Any] = {"ssl": self._context(), "server_hostname": origin.host} if origin.secure else {}
         if self._proxy is not None and origin.secure:
-            tunnel = await self._proxy.open(origin.host, origin.port)
-            try:
-                await create(lambda: connection, sock=tunnel, **tls)
-            except BaseException:
-                tunnel.close()
-                raise
+            tunnel, start_tls = await self._proxy.open(origin.host, origin.port), asyncio.get_running_loop().start_tls
+            transport = await start_tls(tunnel, connection, self._context(), server_hostname=origin.host)
+            if transport is None or transport.is_closing():
+                raise OSError("The connection was closed at once.")
+            connection.connection_made(transport)
             return
-        addresses = [str(info[4][0]) for info in await _resolve(origin.host, origin.port)]
+        addresses = await _addresses(origin.host, origin.port)
         if not self._allow_link_local and any(is_link_local(address) for address in addresses):
             raise NotConnected(
                 f"{origin.host} leads to a link-local address, where a machine's own secrets are served. If the "
                 "provider really is there, set its allow_link_local."
             )
-        for number, address in enumerate(addresses, 1):
-            try:
-                await create(lambda: connection, address, origin.port, **tls)
-            except OSError:
-                if number == len(addresses):
-                    raise
-            else:
-                return
+        tls: dict[str, Any] = {"ssl": self._context(), "server_hostname": origin.host} if origin.secure else {}
+        await _connect_to_any(addresses, origin.port, lambda: connection, **tls)
 
     def _context(self) -> ssl.SSLContext:
         if self._tls is None:
@@ -349,62 +340,47 @@ class OutgoingProxy:
     def __repr__(self) -> str:  # without the login
         return f"<OutgoingProxy {self.host}:{self.port}>"
 
-    async def open(self, host: str, port: int) -> socket.socket:
-        """Returns a socket that is connected to the provider through the proxy. If it fails, nothing of a request was
-        sent."""
+    async def open(self, host: str, port: int) -> asyncio.Transport:
+        """Returns a connection to the provider through the proxy. If it fails, nothing of a request was sent."""
         authority = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
         lines = [f"CONNECT {authority} HTTP/1.1", f"host: {authority}"]
         if self._login is not None:
             lines.append(f"proxy-authorization: Basic {b64encode(self._login.encode()).decode()}")
-        connection = await _open_socket(self.host, self.port)
-        try:
-            await asyncio.get_running_loop().sock_sendall(connection, "\r\n".join([*lines, "", ""]).encode("ascii"))
-            status = await _read_status(connection)
-        except BaseException:
-            connection.close()
-            raise
-        if status == 200:
-            return connection
-        connection.close()
-        if status == 407:
-            variable = "the variable that server.outgoing_proxy_auth_env names"
-            raise NotConnected(f"The proxy {self.host} wants another login. Check {variable}.")
-        raise NotConnected(f"The proxy {self.host} would not connect to {host} (status {status}).")
+        reader, addresses = asyncio.StreamReader(LARGEST_PROXY_ANSWER), await _addresses(self.host, self.port)
+        tunnel = await _connect_to_any(addresses, self.port, lambda: asyncio.StreamReaderProtocol(reader))
+        with ExitStack() as stack:
+            stack.callback(tunnel.abort)
+            tunnel.write("\r\n".join([*lines, "", ""]).encode("ascii"))
+            try:
+                head = await reader.readuntil(b"\r\n\r\n")
+            except (EOFError, asyncio.LimitOverrunError) as error:
+                raise OSError("The proxy's answer has no end.") from error
+            status = re.match(rb"HTTP/1\.[^ \r]* ([0-9]+)[ \r]", head)
+            if status is None:
+                raise OSError("The proxy does not speak HTTP.")
+            if int(status[1]) == 407:
+                variable = "the variable that server.outgoing_proxy_auth_env names"
+                raise NotConnected(f"The proxy {self.host} wants another login. Check {variable}.")
+            if int(status[1]) != 200:
+                raise NotConnected(f"The proxy {self.host} would not connect to {host} (status {int(status[1])}).")
+            stack.pop_all()
+        return tunnel
 
 
-async def _resolve(host: str, port: int) -> list[tuple[Any, Any, int, str, Any]]:
+async def _addresses(host: str, port: int) -> list[str]:
     """Resolves a host, IPv4 first: where IPv6 is broken, packets may be dropped silently."""
     infos = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
-    return sorted(infos, key=lambda info: info[0] != socket.AF_INET)
+    return [str(info[4][0]) for info in sorted(infos, key=lambda info: info[0] != socket.AF_INET)]
 
 
-async def _open_socket(host: str, port: int) -> socket.socket:
-    last_error: OSError = OSError("no address")
-    for family, kind, protocol, _, address in await _resolve(host, port):
-        connection = socket.socket(family, kind, protocol)
-        connection.setblocking(False)
+async def _connect_to_any(
+    addresses: list[str], port: int, protocol: Callable[[], asyncio.BaseProtocol], **tls: Any
+) -> asyncio.Transport:
+    """Connects to the first address that can be reached."""
+    for number, address in enumerate(addresses, 1):
         try:
-            await asyncio.get_running_loop().sock_connect(connection, address)
-        except OSError as error:
-            connection.close()
-            last_error = error
-        except BaseException:
-            connection.close()
-            raise
-        else:
-            return connection
-    raise last_error
-
-
-async def _read_status(connection: socket.socket) -> int:
-    """Returns the status of the proxy's response. Reads byte by byte: what follows its head belongs to the provider."""
-    loop, head = asyncio.get_running_loop(), b""
-    while not head.endswith(b"\r\n\r\n"):
-        received = await loop.sock_recv(connection, 1)
-        head += received
-        if not received or len(head) > LARGEST_PROXY_ANSWER:
-            raise OSError("The proxy's answer has no end.")
-    fields = head.split(b"\r\n", 1)[0].split(b" ")
-    if len(fields) < 2 or not fields[0].startswith(b"HTTP/1.") or not fields[1].isdigit():
-        raise OSError("The proxy does not speak HTTP.")
-    return int(fields[1])
+            return (await asyncio.get_running_loop().create_connection(protocol, address, port, **tls))[0]
+        except OSError:
+            if number == len(addresses):
+                raise
+    raise OSError("no address")
