@@ -16,7 +16,10 @@ import pytest
 
 import carpool
 from carpool import cli, dialects
+from carpool.core.errors import ConfigError
+from carpool.core.keys import new_key, sent_in
 from carpool.core.model import Usage, ticket_number
+from carpool.planners.access.read_rules import read_rules
 from tests.support.fleets import QUICK, soon
 from tests.support.sockets import proxied
 from tests.support.toy import ENDPOINT, TOY
@@ -69,6 +72,18 @@ async def test_an_error_of_carpool_is_one_of_the_dialect() -> None:
     async with serve_toy() as (url, _), proxied(providers(url)) as house, client() as http:
         refused = await http.post(house.url + ENDPOINT, json={"text": "hello"}, headers=KEY | BATCH)
         assert (refused.status_code, list(refused.json())) == (400, ["fault"])
+
+
+async def test_its_key_header_carries_a_virtual_key_and_stays_secret() -> None:
+    async with serve_toy() as (url, provider), proxied(providers(url), policy=QUICK) as house, client() as http:
+        store, virtual_keys = house.engine._context.store, house.engine.virtual_key_cache
+        key, secret = new_key(store.pepper, "ci", "toy", "TOY_KEY", house.engine._context.now())
+        await store.write_keys([key])
+        await virtual_keys.open(lambda provider, variable: sent_in(TOY.key_headers, "of-the-house"))
+        sent = await http.post(house.url + ENDPOINT, json=BODY, headers={"x-toy-key": secret} | BATCH)
+        assert (sent.status_code, sent.json(), provider.keys) == (200, said(BODY), {"of-the-house"})
+    with pytest.raises(ConfigError, match="holds a secret"):
+        read_rules([{"match": {"header.x-toy-key": "*"}, "lane": "batch"}], "rules")
 
 
 async def test_its_models_take_the_lanes_that_it_lists() -> None:

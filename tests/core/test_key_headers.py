@@ -11,6 +11,8 @@ BEARER = ("authorization", "Bearer k")
 AZURE = ("api-key", "k")
 PAYER = ("openai-project", "p")
 NAMES = ANTHROPIC.key_headers
+NOBODY = ANTHROPIC.payer_headers
+PAYERS = OPENAI.payer_headers
 
 
 @pytest.mark.parametrize(
@@ -26,8 +28,8 @@ NAMES = ANTHROPIC.key_headers
     ],
 )
 def test_a_key_has_the_same_forms_whatever_header_it_comes_in(secret: Headers, sent: Headers) -> None:
-    assert forms(secret, NAMES) == [(KEY,), (BEARER,), (BEARER, KEY)]
-    assert plain(secret) == sent
+    assert forms(secret, NAMES, NOBODY) == [(KEY,), (BEARER,), (BEARER, KEY)]
+    assert plain(secret, NOBODY) == sent
 
 
 @pytest.mark.parametrize(
@@ -44,21 +46,21 @@ def test_a_key_has_the_same_forms_whatever_header_it_comes_in(secret: Headers, s
     ],
 )
 def test_what_is_not_one_key_has_no_other_form(secret: Headers) -> None:
-    assert forms(secret, NAMES) == [secret] == [plain(secret)]
+    assert forms(secret, NAMES, NOBODY) == [secret] == [plain(secret, NOBODY)]
     assert the_key(secret) is None
 
 
 def test_who_pays_stays_beside_the_key() -> None:
     azure = configured_dialect("openai", "https://x.openai.azure.com/openai/v1").key_headers
-    assert forms((PAYER, BEARER), OPENAI.key_headers) == [(BEARER, PAYER)] == [plain((PAYER, BEARER))]
-    assert forms((AZURE, PAYER), OPENAI.key_headers) == [(BEARER, PAYER), (AZURE, PAYER)]
-    assert forms((BEARER, PAYER), azure) == [(AZURE, PAYER), (BEARER, PAYER), (AZURE, BEARER, PAYER)]
+    assert forms((PAYER, BEARER), OPENAI.key_headers, PAYERS) == [(BEARER, PAYER)] == [plain((PAYER, BEARER), PAYERS)]
+    assert forms((AZURE, PAYER), OPENAI.key_headers, PAYERS) == [(BEARER, PAYER), (AZURE, PAYER)]
+    assert forms((BEARER, PAYER), azure, PAYERS) == [(AZURE, PAYER), (BEARER, PAYER), (AZURE, BEARER, PAYER)]
 
 
 def test_different_keys_share_no_form() -> None:
     other: Headers = (("x-api-key", "Bearer k"),)
-    assert not set(forms((KEY,), NAMES)) & set(forms(other, NAMES))
-    assert not set(forms((KEY,), NAMES)) & set(forms((("x-api-key", "k2"),), NAMES))
+    assert not set(forms((KEY,), NAMES, NOBODY)) & set(forms(other, NAMES, NOBODY))
+    assert not set(forms((KEY,), NAMES, NOBODY)) & set(forms((("x-api-key", "k2"),), NAMES, NOBODY))
 
 
 @pytest.mark.parametrize(

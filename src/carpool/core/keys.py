@@ -11,7 +11,7 @@ import dataclasses
 import hmac
 import re
 import secrets
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from enum import StrEnum
 from typing import Final
 
@@ -22,7 +22,6 @@ from carpool.core.errors import ConfigError
 from carpool.core.model import Headers, Lane
 
 BEARER: Final = "authorization"
-KEY_HEADERS: Final = frozenset({BEARER, "api-key", "x-api-key", "x-goog-api-key"})
 PREFIX: Final = "cpk-"
 SHAPE: Final = re.compile(r"cpk-[A-Za-z0-9_-]{43}")
 HINT: Final = 4  # how many characters of a key may be shown
@@ -206,9 +205,9 @@ def bare(name: str, value: str) -> str | None:
 
 
 def the_key(headers: Headers) -> str | None:
-    """Returns the key in these headers if there is exactly one, possibly in several headers; None if there is none, or
-    if the headers carry different keys."""
-    keys = {bare(name, value) for name, value in headers if name in KEY_HEADERS} - {""}
+    """Returns the key in these key headers if there is exactly one, possibly in several of them; None if there is none,
+    or if they carry different keys."""
+    keys = {bare(name, value) for name, value in headers} - {""}
     return keys.pop() if len(keys) == 1 else None
 
 
@@ -217,29 +216,30 @@ def sent_in(names: Sequence[str], key: str) -> list[Headers]:
     return [((name, f"Bearer {key}" if name == BEARER else key),) for name in names]
 
 
-def plain(secret: Headers) -> Headers:
+def plain(secret: Headers, payer_headers: Set[str]) -> Headers:
     """Returns the secret in normal form: the same headers, the key written the same way, empty key headers removed."""
-    key = the_key(secret)
-    if key is None:
-        return secret
-    names = {name for name, value in secret if name in KEY_HEADERS and bare(name, value)}
-    return (*_in_all(sorted(names), key), *_other_headers(secret))
+    keys, payers = _split(secret, payer_headers)
+    key = the_key(keys)
+    return secret if key is None else _in_all({name for name, value in keys if bare(name, value)}, key) + payers
 
 
-def forms(secret: Headers, names: Sequence[str]) -> list[Headers]:
+def forms(secret: Headers, names: Sequence[str], payer_headers: Set[str]) -> list[Headers]:
     """Returns every form of a secret: its key in each of the named headers, in all of them at once, and as it was sent.
 
     Headers that select who pays are kept in each form. A secret with several different keys has only its own form."""
-    key = the_key(secret)
+    keys, payers = _split(secret, payer_headers)
+    key = the_key(keys)
     if key is None:
         return [secret]
-    key_headers = [*sent_in(names, key), _in_all(sorted(names), key)]
-    return list(dict.fromkeys((*[headers + _other_headers(secret) for headers in key_headers], plain(secret))))
+    in_each = [headers + payers for headers in (*sent_in(names, key), _in_all(names, key))]
+    return list(dict.fromkeys((*in_each, plain(secret, payer_headers))))
 
 
-def _in_all(names: Sequence[str], key: str) -> Headers:
-    return tuple([header for headers in sent_in(names, key) for header in headers])
+def _in_all(names: Iterable[str], key: str) -> Headers:
+    return tuple([header for headers in sent_in(sorted(names), key) for header in headers])
 
 
-def _other_headers(secret: Headers) -> Headers:
-    return tuple([pair for pair in secret if pair[0] not in KEY_HEADERS])
+def _split(secret: Headers, payer_headers: Set[str]) -> tuple[Headers, Headers]:
+    """The headers with the key, and those that select who pays."""
+    keys = tuple([pair for pair in secret if pair[0] not in payer_headers])
+    return keys, tuple([pair for pair in secret if pair[0] in payer_headers])

@@ -24,6 +24,7 @@ __all__ = [
     "configured_dialect",
     "dialect_of_request",
     "get",
+    "key_headers",
 ]
 
 ANTHROPIC: Dialect = Anthropic()
@@ -44,6 +45,12 @@ def get(name: str) -> Dialect:
 def below(path: str) -> str:
     """The path without a prefix of a provider."""
     return path.removeprefix(_PREFIX) if path.startswith(f"{_PREFIX}/v1/") else path
+
+
+def key_headers() -> frozenset[str]:
+    """The headers in which clients send a key, of whichever provider."""
+    of_providers = [row.key_headers for row in COMPATIBLE_PROVIDERS.values()]
+    return frozenset(_UNSPOKEN).union(*of_providers, *[dialect.key_headers for dialect in DIALECTS.values()])
 
 
 def dialect_of_request(path: str, headers: Headers) -> str | None:

@@ -144,16 +144,16 @@ class Engine:
         known = keyring.known(provider, upstream.base_url, secret)
         if known is not None:
             return known
-        if keyring.add(provider, upstream.base_url, forms(secret, upstream.dialect.key_headers)):
+        if keyring.add(provider, upstream.base_url, _forms(upstream, secret)):
             self._context.lead_again()
             if self.on_secret is not None:
                 self.on_secret(provider, secret)
-        return keyring.name(provider, upstream.base_url, plain(secret))
+        return keyring.name(provider, upstream.base_url, plain(secret, upstream.dialect.payer_headers))
 
     def names(self, provider: str, secret: Headers) -> list[str]:
         """The names of all forms of a secret, without adding it to the keyring."""
         keyring, upstream = self._context.keyring, self._context.upstreams[provider]
-        return [keyring.name(provider, upstream.base_url, f) for f in forms(secret, upstream.dialect.key_headers)]
+        return [keyring.name(provider, upstream.base_url, f) for f in _forms(upstream, secret)]
 
     async def _run(self) -> None:
         context = self._context
@@ -319,6 +319,10 @@ class Engine:
                 text,
             )
         return Closed(f"carpool closed before call {text} was answered, and its store was in memory only.", text)
+
+
+def _forms(upstream: Upstream, secret: Headers) -> list[Headers]:
+    return forms(secret, upstream.dialect.key_headers, upstream.dialect.payer_headers)
 
 
 def _check_tokens(tokens: int, limit: int) -> None:

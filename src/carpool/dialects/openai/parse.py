@@ -12,13 +12,21 @@ from carpool.core.model import Headers
 from carpool.core.ports import Claim, Parsed, RawRequest
 from carpool.dialects import json_object
 from carpool.dialects.headers import DROPPED, DROPPED_PREFIXES, travelling
-from carpool.dialects.openai.providers import CHAT, EMBEDDINGS, MODERATIONS, OPENAI, RESPONSES, CompatibleProvider
+from carpool.dialects.openai.providers import (
+    CHAT,
+    COMPATIBLE_PROVIDERS,
+    EMBEDDINGS,
+    MODERATIONS,
+    OPENAI,
+    RESPONSES,
+    CompatibleProvider,
+)
 
 # ------------------------------------------------------------ headers
 # Which of a client's headers are sent to OpenAI with its call.
 
 PAYERS = frozenset({"openai-organization", "openai-project"})  # calls that differ in them have different credentials
-_KEYS = frozenset({BEARER, "api-key"})
+_KEYS = frozenset().union(*[row.key_headers for row in COMPATIBLE_PROVIDERS.values()])
 SECRETS = _KEYS | PAYERS
 # Headers of Codex about its session and about single requests.
 _OF_CODEX = {"originator", "session-id", "session_id", "thread-id", "conversation_id", "x-openai-subagent"}

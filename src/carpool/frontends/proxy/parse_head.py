@@ -17,9 +17,9 @@ from msgspec.structs import replace
 
 from carpool.core.bounded import BoundedMap
 from carpool.core.errors import BadCall
-from carpool.core.keys import KEY_HEADERS, KeyHolder
+from carpool.core.keys import KeyHolder
 from carpool.core.model import Headers
-from carpool.dialects import below
+from carpool.dialects import below, key_headers
 from carpool.dialects.headers import ONE_REQUEST
 from carpool.dialects.keep_alive import Client, recognise
 from carpool.engine import Upstream
@@ -36,7 +36,6 @@ CALLS = "/carpool/calls/"
 LONGEST_HOLD_S = 600.0  # that a client may ask for with `Prefer: wait`
 MOST = 1024  # cached heads; the oldest is dropped first
 MOST_BYTES = 8192  # of path and headers of a cached head
-KEYS = frozenset({"authorization", "x-api-key"})
 LOCAL_ONLY = Hosts()
 _PER_REQUEST = ONE_REQUEST | {"content-length"}
 _PER_REQUEST_BYTES = frozenset(name.encode() for name in _PER_REQUEST)
@@ -143,7 +142,8 @@ class HeadParser:
         if guest is not None:
             options = within_profile(guest.key, options)
             granted = self._key_access.grant(guest, scope["method"], path, headers)
-            numbered = [(number, pair) for number, pair in numbered if pair[0] not in KEY_HEADERS]
+            keys = key_headers()
+            numbered = [(number, pair) for number, pair in numbered if pair[0] not in keys]
             path = completed(path, granted.upstream)
             return _head_facts(granted.upstream, scope["method"], path, options, numbered, granted.secret, granted)
         upstream = choose(options.provider, path, headers, self._upstreams, self._defaults)
@@ -166,9 +166,7 @@ def _head_facts(
     client, onward = recognise(headers), tuple(end_to_end(headers))
     # A call without a key fails on every lane, and the provider reports that best: it passes through.
     understood = (
-        upstream is not None
-        and upstream.dialect.handles(method, path)
-        and (any(name in KEYS for name, _ in headers) or bool(upstream.dialect.secret(headers)))
+        upstream is not None and upstream.dialect.handles(method, path) and bool(upstream.dialect.secret(headers))
     )
     return HeadFacts(
         path=path,

@@ -15,6 +15,7 @@ from carpool.core.keys import sent_in, the_key
 from carpool.core.lifecycle import TicketState
 from carpool.core.model import CallRow, Entry, Headers, ticket_number, ticket_text
 from carpool.core.ports import Dialect
+from carpool.dialects import key_headers
 from carpool.engine import Engine, PendingCall, Upstream
 from carpool.frontends.intake import answer_headers
 from carpool.frontends.proxy.parse_head import CALLS, LONGEST_HOLD_S
@@ -88,7 +89,8 @@ class TicketRoutes:
 
     def _secret(self, headers: Headers, dialect: Dialect) -> Headers:
         """The secret of a request. For tickets, any key header is accepted, even one that the provider ignores."""
-        key = the_key(headers)
+        names = key_headers()
+        key = the_key(tuple([pair for pair in headers if pair[0] in names]))
         secret = dialect.secret(headers)
         if secret or key is None:
             return secret

@@ -17,6 +17,7 @@ from zoneinfo import ZoneInfo
 from carpool.core.errors import BadCall, ConfigError
 from carpool.core.model import Lane
 from carpool.core.settings import SWITCH, Choice, Shape, check, known, mapping, named
+from carpool.dialects import key_headers
 from carpool.dialects.headers import ONE_REQUEST
 from carpool.planners.access.rules import Condition, Facts, Rule
 from carpool.planners.policy import parse_budget
@@ -26,7 +27,7 @@ _PARTS: Final = ("name", "match", *EFFECTS)
 _TEXTS: Final = ("dialect", "provider", "endpoint", "model", "user_agent")
 _SWITCHES: Final = ("tool_turn", "subagent", "streaming", "has_budget")
 MATCHES: Final = (*_TEXTS, *_SWITCHES, "size", "between", "days", "timezone", "header.NAME", "tag.NAME")
-_SECRET: Final = {"authorization", "x-api-key", "api-key", "x-goog-api-key", "proxy-authorization", "cookie"}
+_SECRET: Final = {"proxy-authorization", "cookie"}  # beside the headers that carry a key
 
 _LINE: Final = Shape(re.compile(r"[^\x00-\x1f\x7f]{1,200}"), "one line of text, at most 200 characters")
 _NAME: Final = Shape(re.compile(r"[^\x00-\x1f\x7f]{1,60}"), "a name, at most 60 characters")
@@ -158,7 +159,7 @@ def _condition(key: str, want: object, path: str) -> Condition:
         raise ConfigError(f"{path} needs a name in place of NAME, as in header.x-team or tag.team.")
     if kind == "header":
         key = key.lower()
-        if name.lower() in _SECRET:
+        if name.lower() in _SECRET | key_headers():
             raise ConfigError(f"{path} holds a secret, which a rule may not look at: match a tag or another header.")
     return _text_condition(key, want if isinstance(want, bool) else _patterns(want, path))
 

@@ -13,10 +13,10 @@ from typing import Protocol
 from msgspec.structs import replace
 
 from carpool.core.errors import BadCall, KeyForbidden, KeyRefused, KeyUnready
-from carpool.core.keys import KEY_HEADERS, PREFIX, SHAPE, KeyHolder, VirtualKey, looks_virtual
+from carpool.core.keys import PREFIX, SHAPE, KeyHolder, VirtualKey, looks_virtual
 from carpool.core.model import Headers, Lane
 from carpool.core.upstream import Upstream
-from carpool.dialects import DIALECTS
+from carpool.dialects import DIALECTS, key_headers
 from carpool.planners.access.options import Options, capped
 from carpool.planners.access.providers import completed, upgrade_refused
 from carpool.planners.policy import span
@@ -44,7 +44,8 @@ class GrantedKey:
 
 def virtual_key(headers: Headers) -> str | None:
     """The virtual key of a request, from whichever header."""
-    keys = {key for name, value in headers if name in KEY_HEADERS and looks_virtual(key := _bare(value))}
+    names = key_headers()
+    keys = {key for name, value in headers if name in names and looks_virtual(key := _bare(value))}
     if len(keys) > 1:
         raise KeyRefused("This request carries several virtual keys. Send one.")
     return keys.pop() if keys else None
@@ -118,7 +119,7 @@ NOBODY = VirtualKeyAccess(None, {})
 def _check_places(path: str, headers: Headers) -> None:
     """Refuses a virtual key in any other place, from where it would reach the provider."""
     for name, value in headers:
-        if name not in KEY_HEADERS and PREFIX in value and SHAPE.search(value):
+        if PREFIX in value and name not in key_headers() and SHAPE.search(value):
             raise BadCall(_misplaced(f"the header {name[:60]}"))
     if PREFIX in path and SHAPE.search(path):
         raise BadCall(_misplaced("the path"))
