@@ -649,8 +649,8 @@ MUTANTS = (
     Mutant(
         "one key takes all the room",
         f"{ENGINE}/batch/admit.py",
-        "if self._context.waiters.of(call.credential) + len(coming) >= limit:",
-        "if len(coming) >= limit:",
+        "if context.waiters.of(call.credential) >= limit:",
+        "if limit <= 0:",
         test=LIMITS.format("test_nobody_takes_all_the_room_there_is"),
     ),
     Mutant(

@@ -237,7 +237,7 @@ class Waiters:
     def __init__(self) -> None:
         self._first: dict[int, asyncio.Future[Reply]] = {}
         self._more: dict[int, list[asyncio.Future[Reply]]] = {}
-        self._credentials: dict[int, str] = {}  # ticket → credential, if its calls are counted
+        self._credentials: dict[int, str] = {}  # ticket → credential, if its calls are limited; some not on disk yet
         self._counts: dict[str, int] = {}
 
     def __len__(self) -> int:
@@ -250,12 +250,12 @@ class Waiters:
         return iter(self._first)
 
     def of(self, credential: str) -> int:
-        """Number of waiting calls of a credential, as far as they are counted."""
+        """Number of counted calls of a credential."""
         return self._counts.get(credential, 0)
 
     def count(self, ticket: int, credential: str) -> None:
-        """Counts a waiting ticket for this credential."""
-        if ticket in self._first and ticket not in self._credentials:
+        """Counts a ticket for this credential until nobody waits for it."""
+        if ticket not in self._credentials:
             self._credentials[ticket] = credential
             self._counts[credential] = self._counts.get(credential, 0) + 1
 
@@ -305,6 +305,9 @@ class Waiters:
     def _forget(self, ticket: int) -> None:
         self._first.pop(ticket, None)
         self._more.pop(ticket, None)
+        self.uncount(ticket)
+
+    def uncount(self, ticket: int) -> None:
         if self._credentials and (credential := self._credentials.pop(ticket, None)) is not None:
             self._counts[credential] -= 1
             if not self._counts[credential]:

@@ -7,12 +7,13 @@ import random
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from typing import Any
 
 from msgspec.structs import replace
 
 from carpool.core.errors import CallTooLarge, CarpoolError, Closed, NotStarted
 from carpool.core.keys import forms, plain
-from carpool.core.lifecycle import BatchState, TicketState
+from carpool.core.lifecycle import TicketState
 from carpool.core.model import Call, Entry, EntryKind, Headers, Lane, Totals, ticket_text
 from carpool.core.ports import Ask, Capability, Clock, Dialect, HttpResponse, ResponseReceiver, Store, WebhookEvent
 from carpool.core.prices import PriceBook
@@ -351,20 +352,6 @@ class EngineSummary:
     leads: int  # accounts whose batches this engine creates, for all engines on the store
 
 
-@dataclass(frozen=True, slots=True)
-class PurchaseRow:
-    """One purchase of a call for display: its ledger entry, and its batch by the provider's id."""
-
-    at: float
-    lane: Lane
-    kind: EntryKind
-    batch: str | None
-    batch_state: BatchState | None
-    paid: int | None  # None: unknown
-    would_have_paid: int | None
-    reason: str
-
-
 class Overview:
     def __init__(self, context: EngineContext, gates: Gates) -> None:
         self._context = context
@@ -373,17 +360,16 @@ class Overview:
         self.batches = context.store.listed_batches
         self.totals = context.store.totals
 
-    async def purchases(self, ticket: int) -> list[PurchaseRow]:
+    async def purchases(self, ticket: int) -> list[dict[str, Any]]:
         """Everything that was bought for a call, or may have been, in chronological order."""
-        rows = []
+        rows: list[dict[str, Any]] = []
         for entry in await self._context.store.entries(ticket):
             batch = await self._context.store.batch(entry.purchase) if entry.purchase > 0 else None
-            at, name, state = entry.at, None, None
-            if batch is not None:
-                at, name, state = batch.intended_at, batch.provider_id, batch.state
-            why, paid = entry.reason, (entry.paid, entry.would_have_paid)
-            rows.append(PurchaseRow(at, entry.lane, entry.kind, name, state, *paid, why))
-        return sorted(rows, key=lambda row: row.at)
+            at, name, state = (batch.intended_at, batch.provider_id, batch.state) if batch else (entry.at, None, None)
+            row = {"at": at, "lane": entry.lane, "kind": entry.kind, "batch": name, "batch_state": state}
+            price = {"paid": entry.paid, "would_have_paid": entry.would_have_paid}  # None: unknown
+            rows.append(row | price | {"reason": entry.reason})
+        return sorted(rows, key=lambda row: row["at"])
 
     async def summary(self) -> EngineSummary:
         context, store = self._context, self._context.store

@@ -88,10 +88,10 @@ def test_the_trail_of_purchases_stays_with_the_call() -> None:
         reply, row = await _rescued(house)
         assert row.purchases == 2
         line, rescue = await house.engines[0].engine.overview.purchases(reply.ticket)
-        assert (rescue.lane, rescue.kind, rescue.batch) == (Lane.NOW, EntryKind.RESCUE, None)
-        assert rescue.paid == reply.entry.paid if reply.entry else False
-        assert (line.lane, line.kind, line.paid) == (Lane.BATCH, EntryKind.PURCHASE, 0)
-        assert (line.batch, line.reason) == (house.provider.batches[0].id, "the batch gave it back as canceled")
+        assert (rescue["lane"], rescue["kind"], rescue["batch"]) == (Lane.NOW, EntryKind.RESCUE, None)
+        assert rescue["paid"] == reply.entry.paid if reply.entry else False
+        assert (line["lane"], line["kind"], line["paid"]) == (Lane.BATCH, EntryKind.PURCHASE, 0)
+        assert (line["batch"], line["reason"]) == (house.provider.batches[0].id, "the batch gave it back as canceled")
 
     in_house(test, NEVER)
 
@@ -106,3 +106,32 @@ def test_calls_are_counted_apart_from_purchases() -> None:
         assert (stats.batch_purchases, stats.sync_purchases, stats.rescue_purchases) == (1, 1, 1)
 
     in_house(test, NEVER)
+
+
+def test_a_call_whose_first_create_was_refused_and_that_then_rode_a_batch_keeps_its_reason() -> None:
+    async def test(house: House) -> None:
+        house.policy = replace(house.policy, poll_interval_s=1.0)
+        await house.boot(1)
+        process = house.engines[0]
+        reply = await process.submit(house.call(process, 1, budget=3600.0))
+        assert reply is not None
+        row = await house.store.listed_call(reply.ticket)
+        assert row is not None
+        assert process.engine.stats.batches_refused > 0
+        assert (row.lane, reply.outcome.lane) == (Lane.BATCH, Lane.BATCH)
+        assert "refused" not in row.reason + reply.reason
+
+    in_house(test, MockConfig(batch_latency=Constant(60.0), faults=Faults(create_429=0.7), seed=3))
+
+
+def test_a_call_on_now_after_a_refused_create_is_not_a_rescue() -> None:
+    async def test(house: House) -> None:
+        reply, row = await _rescued(house)
+        assert (reply.outcome.lane, row.lane) == (Lane.NOW, Lane.NOW)
+        assert "the batch was refused" in row.reason
+        assert reply.entry is not None
+        assert reply.entry.kind is EntryKind.PURCHASE
+        assert house.engines[0].engine.stats.rescued_calls == 0
+        assert "CallRescued" not in house.story.text()
+
+    in_house(test, MockConfig(keys_without_batch=frozenset({"sk-one"})))

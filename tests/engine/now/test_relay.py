@@ -10,7 +10,7 @@ from carpool.engine.now.relay import LocalRefusal, Purchase
 
 
 def purchase() -> Purchase:
-    return Purchase(Mock(), OPENAI, Mock(), Mock(), Mock())
+    return Purchase(Mock(), Mock(), OPENAI, Mock(), Mock(), Mock())
 
 
 def test_a_response_passes_through_and_is_entered_at_its_end() -> None:
@@ -19,19 +19,19 @@ def test_a_response_passes_through_and_is_entered_at_its_end() -> None:
     bought.add(b'{"usage":{"prompt_tokens":3,"completion_tokens":4}}')
     bought.finish()
     bought.outlet.add.assert_called_once()  # type: ignore[attr-defined]
-    [call] = bought.books.close.call_args_list  # type: ignore[attr-defined]
+    [call] = bought.record.call_args_list  # type: ignore[attr-defined]
     attempt, status, seller, seen = call.args
     assert (attempt, status, seller) == (bought.attempt, 200, "openai")
     assert seen.final
     assert seen.usage.input_tokens == 3
     bought.outlet.finish.assert_called_once_with()  # type: ignore[attr-defined]
-    assert bought.entry is bought.books.close.return_value  # type: ignore[attr-defined]
+    assert bought.entry is bought.record.return_value  # type: ignore[attr-defined]
 
 
 def test_a_request_that_was_never_sent_is_void() -> None:
     bought, error = purchase(), NotConnected("refused")
     bought.fail(error)
-    bought.books.void.assert_called_once_with(bought.attempt)  # type: ignore[attr-defined]
+    bought.record_unsent.assert_called_once_with(bought.attempt)  # type: ignore[attr-defined]
     bought.slot.failed.assert_called_once_with(error)  # type: ignore[attr-defined]
     bought.outlet.fail.assert_called_once_with(error)  # type: ignore[attr-defined]
     assert bought.entry is None
@@ -42,10 +42,10 @@ def test_a_response_that_breaks_off_has_no_final_usage() -> None:
     bought.answered(200, ())
     bought.add(b'{"usage":')
     bought.fail(error)
-    assert not bought.books.close.call_args.args[3].final  # type: ignore[attr-defined]
+    assert not bought.record.call_args.args[3].final  # type: ignore[attr-defined]
     assert not bought.complete
     bought.outlet.fail.assert_called_once_with(error)  # type: ignore[attr-defined]
-    assert bought.entry is bought.books.close.return_value  # type: ignore[attr-defined]
+    assert bought.entry is bought.record.return_value  # type: ignore[attr-defined]
 
 
 def test_what_is_given_up_before_its_answer_has_no_entry() -> None:
@@ -54,7 +54,7 @@ def test_what_is_given_up_before_its_answer_has_no_entry() -> None:
     bought.give_up()
     assert bought.entry is None
     bought.tether.give_up.assert_called_once_with()
-    bought.books.close.assert_not_called()  # type: ignore[attr-defined]
+    bought.record.assert_not_called()  # type: ignore[attr-defined]
 
 
 async def test_a_local_refusal_has_the_providers_format_and_says_when_to_come_back() -> None:

@@ -180,8 +180,9 @@ class BatchStore(Protocol):
     ) -> int:
         """Moves the batch and returns its open `boarded` tickets to `queued`, in one transaction; returns how many.
         With `owner`, raises `IllegalMove` and changes nothing if another engine owns the batch by now. On lane `now`
-        the tickets are due immediately. It counts as a requeue unless the batch was refused. Tickets in `sending` stay
-        in `sending` and are detached from the batch."""
+        the tickets are due immediately, for `reason`; those that wait for another batch keep the reason they had. It
+        counts as a requeue unless the batch was refused. Tickets in `sending` stay in `sending` and are detached from
+        the batch."""
 
     async def batches(self, owner: str) -> list[Batch]:
         """The unfinished batches that this engine owns, oldest first."""

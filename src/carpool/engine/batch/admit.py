@@ -83,7 +83,6 @@ class Tickets:
         self._rescuer = rescuer
         self._arrivals: list[_Arrival] = []
         self._arriving: set[PendingCall] = set()  # not on disk yet
-        self._coming: dict[str, set[int]] = {}  # credential → tickets not on disk yet, if its calls are limited
         self._leaving: dict[int, int] = {}  # fingerprint → calls whose client left, until the store knows
         self.find = context.store.listed_call
         self.purchases = context.store.entries  # of a call; the ledger outlives the call and its answer
@@ -93,8 +92,13 @@ class Tickets:
         context = self._context
         if self._waiting_count >= context.policy.max_waiting_calls:
             raise TooManyWaiting("Too many calls are waiting. Try again later, or raise max_waiting_calls.")
-        if context.policy.max_waiting_calls_per_credential is not None:
-            self._check_share(call, context.policy.max_waiting_calls_per_credential)
+        if (limit := context.policy.max_waiting_calls_per_credential) is not None:
+            if context.waiters.of(call.credential) >= limit:
+                raise TooManyWaiting(
+                    f"{limit} calls with this API key are waiting, as many as may. Try again later, or raise "
+                    "max_waiting_calls_per_credential."
+                )
+            context.waiters.count(call.ticket, call.credential)
         key = pool_key(call, context.upstreams[call.provider].dialect.mixes_models, context.now())
         admission = Admission(call, key, decision.lane, decision.rescue_at, context.name, decision.reason)
         future = asyncio.get_running_loop().create_future
@@ -128,22 +132,6 @@ class Tickets:
     def _waiting_count(self) -> int:
         """Calls that wait, including those not on disk yet."""
         return len(self._context.waiters) + len(self._arriving)
-
-    def _check_share(self, call: Call, limit: int) -> None:
-        """Limits the waiting calls of one credential, including those not on disk yet."""
-        coming = self._coming.setdefault(call.credential, set())
-        if self._context.waiters.of(call.credential) + len(coming) >= limit:
-            raise TooManyWaiting(
-                f"{limit} calls with this API key are waiting, as many as may. Try again later, or raise "
-                "max_waiting_calls_per_credential."
-            )
-        coming.add(call.ticket)
-
-    def _stop_counting(self, call: Call) -> None:
-        coming = self._coming.get(call.credential, set())
-        coming.discard(call.ticket)
-        if not coming:
-            self._coming.pop(call.credential, None)
 
     async def _write_rest(self) -> None:
         """Runs in the next tick of the event loop, and writes the calls that did not fill a group."""
@@ -196,10 +184,10 @@ class Tickets:
                 pause = ASK_AGAIN_S
         finally:  # whatever went wrong, no client waits for ever
             for admission, pending_call in group:
-                if self._coming:
-                    self._stop_counting(admission.call)
                 if pending_call in self._arriving:
-                    self._reject(pending_call, Closed("carpool stopped before this call was accepted. Send it again."))
+                    self._reject(
+                        admission, pending_call, Closed("carpool stopped before this call was accepted. Send it again.")
+                    )
 
     async def _ask_again(self, undecided: list[_Arrival]) -> list[_Arrival]:
         """Tries undecided calls again. A call that must be sent now is admitted as a separate purchase. A call whose
@@ -207,7 +195,7 @@ class Tickets:
         now, remaining = self._context.now(), []
         for admission, pending_call in undecided:
             if pending_call.left:
-                self._reject(pending_call, Closed("Its client left before this call was accepted."))
+                self._reject(admission, pending_call, Closed("Its client left before this call was accepted."))
             else:
                 pressed = admission.rescue_at is not None and admission.rescue_at <= now
                 remaining.append((replace(admission, pressed=pressed), pending_call))
@@ -217,8 +205,9 @@ class Tickets:
         writing = self._context.store.admit_all([admission for admission, _ in group])
         return delayed + await self._admit_each(group, writing)
 
-    def _reject(self, pending_call: PendingCall, why: CarpoolError) -> None:
+    def _reject(self, admission: Admission, pending_call: PendingCall, why: CarpoolError) -> None:
         self._arriving.discard(pending_call)
+        self._context.waiters.uncount(admission.call.ticket)
         pending_call.fail(why)
         if pending_call.left:
             self._left(pending_call)
@@ -242,7 +231,7 @@ class Tickets:
                 undecided.append((admission, pending_call))
                 continue
             if isinstance(result, CarpoolError):
-                self._reject(pending_call, result)
+                self._reject(admission, pending_call, result)
             else:
                 self._arriving.discard(pending_call)
                 self._register_waiter(admission.call, pending_call, result)
@@ -264,11 +253,11 @@ class Tickets:
             text, why, whose = ticket_text(admitted.ticket), pending_call.reason, call.credential
             context.event_hooks.tell(CallAdmitted(context.now(), text, admitted.lane, why, credential=whose))
         pending_call.ticket, pending_call.lane, pending_call.state = admitted.ticket, admitted.lane, admitted.state
+        context.waiters.uncount(call.ticket)
         if admitted.outcome is None:
             context.waiters.put(admitted.ticket, pending_call.answer)
-            if context.policy.max_waiting_calls_per_credential is not None:
+            if context.policy.max_waiting_calls_per_credential is not None:  # perhaps under another ticket than its own
                 context.waiters.count(admitted.ticket, call.credential)
-                self._stop_counting(call)
             if admitted.lane is Lane.NOW and admitted.state is TicketState.SENDING:
                 self._rescuer.send_kept(call, pending_call.reason, admitted.ticket)
         elif not pending_call.answer.done():

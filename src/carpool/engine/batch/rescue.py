@@ -214,7 +214,8 @@ class Rescuer:
             if call.lane is Lane.NOW and parcel.reason:
                 reason = parcel.reason
             sent = await self._sender.resend(_request_of(parcel, call.deadline, kind, reason))
-            if sent is not Sent.TAKEN:
+            # A call that a refused create left to `now` is no rescue: nothing was bought for it, and no time ran out.
+            if sent is not Sent.TAKEN and (bought_before or call.lane is Lane.BATCH):
                 context.stats.rescued_calls += sent is Sent.SETTLED
                 number, whose = batch.id if batch else None, context.keyring.credential(parcel.key.credential)
                 context.event_hooks.tell(

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import AsyncIterator, Callable
-from typing import Any, Protocol, cast
+from typing import Any, cast
 
 from msgspec import Struct
 
@@ -31,13 +31,6 @@ from carpool.engine.now.decompress import reading
 from carpool.engine.now.gate import Slot
 
 
-class PurchaseRecorder(Protocol):
-    """Records the result of an attempt in the ledger."""
-
-    def close(self, entry: Entry, status: int, dialect: str, seen: Seen) -> Entry: ...
-    def void(self, entry: Entry) -> None: ...
-
-
 class Purchase(Struct, eq=False):
     """One purchase under way. It is in the ledger as an attempt before it is started.
 
@@ -46,7 +39,8 @@ class Purchase(Struct, eq=False):
     tells whether the client got everything it waits for, however the connection ended.
     """
 
-    books: PurchaseRecorder
+    record: Callable[[Entry, int, str, Seen], Entry]  # the result of the attempt, in the ledger
+    record_unsent: Callable[[Entry], None]
     dialect: Dialect
     attempt: Entry
     outlet: ResponseReceiver
@@ -104,7 +98,7 @@ class Purchase(Struct, eq=False):
         self.tether = None
         self.slot.failed(error)
         if isinstance(error, NotConnected):
-            self.books.void(self.attempt)
+            self.record_unsent(self.attempt)
         elif self.status:
             self._close_entry(whole=False)
         self.outlet.fail(error)
@@ -113,7 +107,7 @@ class Purchase(Struct, eq=False):
         assert self.tap is not None
         seen = self.tap.end(whole)
         self.complete = seen.answered
-        self.entry = self.books.close(self.attempt, self.status, self.dialect.seller, seen)
+        self.entry = self.record(self.attempt, self.status, self.dialect.seller, seen)
 
     # ------------------------------------------------------------ called by the frontend
 

@@ -12,16 +12,7 @@ from msgspec.structs import replace
 from carpool.core.bounded import backoff
 from carpool.core.errors import DeadlineMissed, NotConnected, ProviderFailing, TooBusy, WireError
 from carpool.core.lifecycle import TicketState
-from carpool.core.model import (
-    Call,
-    Entry,
-    EntryKind,
-    Lane,
-    Outcome,
-    OutcomeKind,
-    Settlement,
-    Value,
-)
+from carpool.core.model import Call, Entry, EntryKind, Lane, Outcome, OutcomeKind, Settlement, Value
 from carpool.core.ports import Ask, HttpResponse, Refusal, ResponseReceiver, Seen
 from carpool.core.upstream import Upstream, WholeResponse, whole
 from carpool.engine.context import EngineContext, Reply
@@ -104,18 +95,8 @@ class Sender:
         slot = self.gates.enter(call.provider, call.credential, call.model, len(ask.body))
         if slot is None:
             return None
-        entry = Entry(
-            call.ticket,
-            -1,
-            context.now(),
-            Lane.NOW,
-            EntryKind.PURCHASE,
-            call.provider,
-            call.credential,
-            call.model,
-            reason=reason,
-            tags=call.tags,
-        )
+        bought = Lane.NOW, EntryKind.PURCHASE, call.provider, call.credential, call.model
+        entry = Entry(call.ticket, -1, context.now(), *bought, reason=reason, tags=call.tags)
         try:
             if not context.store.attempted(entry):
                 slot.failed(asyncio.CancelledError())
@@ -123,7 +104,7 @@ class Sender:
         except BaseException as error:
             slot.failed(error)
             raise
-        purchase = Purchase(self, upstream.dialect, entry, outlet, slot)
+        purchase = Purchase(self.close, self.void, upstream.dialect, entry, outlet, slot)
         purchase.start(http_client, upstream.request(ask, (), PASSING_S), context.background)
         return purchase
 

@@ -146,7 +146,8 @@ SELECT c.id, b.body FROM calls c CROSS JOIN bodies b ON b.ticket = c.id
 WHERE c.batch = ? AND c.batch IS NOT NULL AND c.id > ? AND c.id <= ? ORDER BY c.id
 
 -- name: release_boarded
-UPDATE calls SET state = 'queued', batch = NULL, lane = :lane, reason = :reason, requeues = requeues + :bought,
+UPDATE calls SET state = 'queued', batch = NULL, lane = :lane, requeues = requeues + :bought,
+  reason = CASE :lane WHEN 'batch' THEN reason ELSE :reason END,
   rescue_at = CASE :lane WHEN 'batch' THEN rescue_at ELSE min(rescue_at, :now) END
 WHERE batch = :batch AND batch IS NOT NULL AND state {from release_boarded}
 

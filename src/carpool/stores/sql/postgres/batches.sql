@@ -173,8 +173,8 @@ SELECT c.id, b.body FROM calls c JOIN bodies b ON b.ticket = c.id
 WHERE c.batch = ? AND c.batch IS NOT NULL AND c.id > ? AND c.id <= ? ORDER BY c.id
 
 -- name: release_boarded
-UPDATE calls SET state = 'queued', batch = NULL, lane = :lane, reason = :reason,
-  requeues = requeues + :bought::boolean::integer,
+UPDATE calls SET state = 'queued', batch = NULL, lane = :lane,
+  reason = CASE :lane WHEN 'batch' THEN reason ELSE :reason END, requeues = requeues + :bought::boolean::integer,
   rescue_at = CASE :lane WHEN 'batch' THEN rescue_at ELSE least(rescue_at, :now) END
 WHERE id IN (
   SELECT id FROM calls WHERE batch = :batch AND batch IS NOT NULL AND state {from release_boarded} ORDER BY id FOR NO KEY UPDATE
