@@ -11,7 +11,7 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from carpool.core.errors import CarpoolError
 from carpool.core.lifecycle import BatchState
-from carpool.core.model import Admission, Admitted, Batch, Entry, Lane, Outcome, Settlement
+from carpool.core.model import Admission, Admitted, Batch, Entry, Lane, Settlement
 from carpool.stores.operations import admission, batches, calls, ledger
 from carpool.stores.operations.session import Session
 from carpool.stores.operations.writer import Groups, Told, Writer, each
@@ -95,8 +95,12 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 
-def _queued(operation: Callable[Concatenate[Session, P], R]) -> Callable[Concatenate[Any, P], Coroutine[Any, Any, R]]:
-    """Makes the method that queues an operation and waits until it is committed."""
+def _queued(
+    operation: Callable[Concatenate[Session, P], R],
+    hint: Callable[[tuple[Any, ...], R], tuple[str, Sequence[Any]] | None] | None = None,
+) -> Callable[Concatenate[Any, P], Coroutine[Any, Any, R]]:
+    """Makes the method that queues an operation and waits until it is committed. `hint` returns what listeners are then
+    told, from the arguments and the result: a topic and its names, or None."""
     work, signature = each(operation), inspect.signature(operation)
 
     async def method(store: OperatedStore, /, *args: P.args, **named: P.kwargs) -> R:
@@ -106,6 +110,8 @@ def _queued(operation: Callable[Concatenate[Session, P], R]) -> Callable[Concate
             bound.apply_defaults()
             item = bound.args[1:]
         result: R = await store.writer.do(work, tuple([_snapshot(value) for value in item]))
+        if hint is not None and (told := hint(item, result)) is not None:
+            store.notify(*told)
         return result
 
     return method
@@ -139,10 +145,7 @@ class OperatedStore(HintListeners):
     lead = _queued(batches.lead)
     leaders = _queued(batches.leaders)
     take_over = _queued(batches.take_over)
-
-    async def leave(self, engine: str) -> None:
-        await _leave(self, engine)
-        self.notify(POOLS, ())
+    leave = _queued(batches.leave, lambda item, result: (POOLS, ()))
 
     # calls
     await_ticket = _queued(calls.await_ticket)
@@ -158,6 +161,7 @@ class OperatedStore(HintListeners):
     stop_sending = _queued(ledger.stop_sending)
     attempts = _queued(ledger.attempts)
     retain = _queued(calls.retain)
+    cancel = _queued(calls.cancel, lambda item, cancelled: (SETTLED, item[:1]) if cancelled else None)
 
     def admit_all(self, admissions: Sequence[Admission]) -> Awaitable[list[Admitted | CarpoolError]]:
         writing = self.writer.do(admission.admit, admissions, len(admissions))
@@ -170,12 +174,6 @@ class OperatedStore(HintListeners):
 
     async def delivered(self, tickets: Sequence[int], now: float) -> None:
         await self.writer.do(each(calls.delivered), (list(tickets), now), relaxed=True)
-
-    async def cancel(self, ticket: int, outcome: Outcome) -> bool:
-        cancelled = await _cancel(self, ticket, outcome)
-        if cancelled:
-            self.notify(SETTLED, (ticket,))
-        return cancelled
 
     async def settle(self, settlements: Sequence[Settlement], now: float) -> list[bool]:
         settled: list[bool] = await self.writer.do(ledger.settle, (settlements, now), len(settlements))
@@ -197,6 +195,7 @@ class OperatedStore(HintListeners):
     known_provider_ids = _queued(batches.known_provider_ids)
     suspect = _queued(batches.suspect)
     suspects = _queued(batches.suspects)
+    release = _queued(batches.release, lambda item, returned: (POOLS, ()) if returned else None)
     batches = _queued(batches.batches)  # the last one: it hides the module from the lines below
 
     async def lines(self, batch: int) -> AsyncIterator[list[tuple[int, bytes]]]:
@@ -210,14 +209,6 @@ class OperatedStore(HintListeners):
 
     async def annotate(self, batch: int, **changes: object) -> None:
         await _annotate(self, batch, changes)
-
-    async def release(
-        self, batch: int, target: BatchState, lane: Lane, now: float, reason: str, owner: str | None = None
-    ) -> int:
-        returned = await _release(self, batch, target, lane, now, reason, owner)
-        if returned:
-            self.notify(POOLS, ())
-        return returned
 
     async def hint_batch(self, provider: str, provider_id: str) -> bool:
         unfinished = await _unfinished(self, provider, provider_id)
@@ -259,10 +250,7 @@ class OperatedStore(HintListeners):
     async def aclose(self) -> None: ...
 
 
-_leave = _queued(batches.leave)
-_cancel = _queued(calls.cancel)
 _lines = _queued(batches.lines)
 _move = _queued(batches.move)
 _annotate = _queued(batches.annotate)
-_release = _queued(batches.release)
 _unfinished = _queued(batches.unfinished)
