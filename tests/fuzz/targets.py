@@ -24,7 +24,7 @@ from carpool.engine.now import decompress
 from carpool.frontends.proxy.http.connection import Connection
 from carpool.frontends.proxy.parse_head import later
 from carpool.http.http1_client import head_of
-from carpool.http.http1_connection import Http1Connection, Http1Exchange
+from carpool.http.http1_connection import Http1Connection, Http1Response
 from carpool.planners.access.options import from_headers, split_path
 from carpool.planners.access.providers import Hosts
 from carpool.planners.policy import MAX_BUDGET, parse_budget
@@ -267,16 +267,16 @@ def _exchange(pieces: list[bytes]) -> tuple[int, Any, bytes]:
     line = Http1Connection(lambda line: None)
     line.connection_made(_Socket())
     line._poll = None
-    exchange = Http1Exchange(line, "x", request)
-    exchange.uploaded = True
-    line.begin(exchange, b"")
+    response = Http1Response(line, "x", request)
+    response.exchange.uploaded = True
+    line.begin(response.exchange, b"")
     for piece in pieces:
         if line._exchange is not None:
             line.data_received(piece)
     line.eof_received()
     with suppress(WireError):
-        exchange.check()
-    return exchange.status, exchange.headers, b"".join(exchange._held)
+        response.check()
+    return response.status, response.headers, b"".join(response._held)
 
 
 @target

@@ -494,11 +494,11 @@ MUTANTS = (
     Mutant(
         "a redirect is followed with the key",
         "src/carpool/http/http1_client.py",
-        "        return exchange\n",
-        '        moved = dict(exchange.headers).get("location")\n'
+        "        return response\n",
+        '        moved = dict(response.headers).get("location")\n'
         "        if moved is not None:\n"
         "            return await self.send(HttpRequest(request.method, moved, request.headers, request.body))\n"
-        "        return exchange\n",
+        "        return response\n",
         test="tests/frontends/proxy/test_hosts.py",
     ),
     Mutant(

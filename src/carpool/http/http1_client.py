@@ -18,7 +18,7 @@ from carpool.core.errors import ConnectionBroken, NotConnected, WireError
 from carpool.core.model import Headers
 from carpool.core.ports import HttpRequest, ResponseReceiver, StreamedBody
 from carpool.core.upstream import is_link_local
-from carpool.http.http1_connection import Http1Connection, Http1Exchange, PushedExchange
+from carpool.http.http1_connection import Http1Connection, Http1Exchange, Http1Response
 
 BLOCK = 64 * 1024
 SWEEP_S = 15.0  # an idle connection is closed after one or two of these
@@ -74,32 +74,32 @@ class Http1Client:
         self._sweeper: asyncio.TimerHandle | None = None
         self._closed = False
 
-    async def send(self, request: HttpRequest) -> Http1Exchange:
+    async def send(self, request: HttpRequest) -> Http1Response:
         head, origin = self._head(request)
         connection = self._idle_connection(origin) or await self._connect(origin, request.timeout)
-        exchange = Http1Exchange(connection, origin.host, request)
+        response = Http1Response(connection, origin.host, request)
         try:
             if isinstance(request.body, bytes) and len(request.body) <= self.most:
-                exchange.uploaded = True
-                connection.begin(exchange, head + request.body)
+                response.exchange.uploaded = True
+                connection.begin(response.exchange, head + request.body)
             else:
-                connection.begin(exchange, head)
-                await _upload(connection, exchange, request.body, origin.host)
-            await exchange.head()
+                connection.begin(response.exchange, head)
+                await _upload(connection, response, request.body, origin.host)
+            await response.head()
         except BaseException:
-            exchange.give_up()
+            response.exchange.give_up()
             raise
-        return exchange
+        return response
 
-    def push(self, request: HttpRequest, taker: ResponseReceiver) -> PushedExchange | None:
+    def push(self, request: HttpRequest, taker: ResponseReceiver) -> Http1Exchange | None:
         head, origin = self._head(request)
         connection = self._idle_connection(origin)
-        return None if connection is None else PushedExchange.begin(connection, origin.host, head, request, taker)
+        return None if connection is None else Http1Exchange.begin(connection, origin.host, head, request, taker)
 
-    async def push_on_new_connection(self, request: HttpRequest, taker: ResponseReceiver) -> PushedExchange:
+    async def push_on_new_connection(self, request: HttpRequest, taker: ResponseReceiver) -> Http1Exchange:
         head, origin = self._head(request)
         connection = await self._connect(origin, request.timeout)
-        return PushedExchange.begin(connection, origin.host, head, request, taker)
+        return Http1Exchange.begin(connection, origin.host, head, request, taker)
 
     def _head(self, request: HttpRequest) -> tuple[bytes, Origin]:
         if self._closed:
@@ -265,14 +265,14 @@ class BodyUnavailable(Exception):
     """The body could not be produced as announced, so the request was aborted."""
 
 
-async def _upload(connection: Http1Connection, exchange: Http1Exchange, body: bytes | StreamedBody, host: str) -> None:
+async def _upload(connection: Http1Connection, response: Http1Response, body: bytes | StreamedBody, host: str) -> None:
     if isinstance(body, bytes):
         body = StreamedBody(len(body), sliced(body))  # in blocks, so that a slow upload counts as progress
     try:
-        async with asyncio.timeout(None) as exchange.interrupt:
-            await _write(connection, exchange, body)
+        async with asyncio.timeout(None) as response.interrupt:
+            await _write(connection, response, body)
     except TimeoutError:  # the response, or the end of the connection, came before the end of the upload
-        exchange.check()
+        response.check()
         connection.spoil()
     except WireError:
         raise
@@ -281,20 +281,20 @@ async def _upload(connection: Http1Connection, exchange: Http1Exchange, body: by
     except Exception as error:
         raise ConnectionBroken(f"The request to {host} was broken off: its body could not be made.") from error
     finally:
-        exchange.interrupt = None
+        response.interrupt = None
 
 
-async def _write(connection: Http1Connection, exchange: Http1Exchange, body: StreamedBody) -> None:
+async def _write(connection: Http1Connection, response: Http1Response, body: StreamedBody) -> None:
     chunked = body.length is None
     async with aclosing(blocks(body)) as pieces:
         async for piece in pieces:
             connection.write(b"%x\r\n%b\r\n" % (len(piece), piece) if chunked else piece)
             while not connection.writable:
-                await exchange.moved()
-                exchange.check()
+                await response.moved()
+                response.check()
     if chunked:
         connection.write(b"0\r\n\r\n")
-    exchange.uploaded = True
+    response.exchange.uploaded = True
 
 
 async def blocks(body: StreamedBody) -> AsyncGenerator[bytes, None]:

@@ -24,7 +24,8 @@ import socket
 from collections import deque
 from collections.abc import AsyncIterator, Callable
 from functools import lru_cache
-from typing import Any, ClassVar
+from math import inf
+from typing import Any
 
 import httptools
 from msgspec import Struct
@@ -40,125 +41,8 @@ KEEP_ALIVE_S = 60
 _IGNORED: deque[tuple[bytes, bytes]] = deque(maxlen=0)
 
 
-class Http1Exchange:
-    """A request and its response. The connection adds data, the caller consumes it; either may be ahead."""
-
-    def __init__(self, line: Http1Connection, host: str, request: HttpRequest) -> None:
-        self.status = 0
-        self.headers: Headers = ()
-        self.uploaded = False
-        self.complete = False
-        self.method = request.method
-        self.informed = request.informed
-        self._connection: Http1Connection | None = line  # until the response is complete or has failed
-        self._host = host
-        self._timeout = request.timeout
-        self._held: list[bytes] = []
-        self._size = 0
-        self._failure: tuple[type[WireError], str] | None = None  # not the exception: it would keep its frames alive
-        self._waiter: asyncio.Future[None] | None = None
-        self.interrupt: asyncio.Timeout | None = None
-
-    # ------------------------------------------------------------ filled by the connection
-
-    def answered(self, status: int, headers: Headers) -> None:
-        self.status, self.headers = status, headers
-        if status >= 300:
-            self._interrupt()  # refused or redirected: the rest of the upload is not wanted
-        self.wake()
-
-    def add(self, chunk: bytes) -> None:
-        self._held.append(chunk)
-        self._size += len(chunk)
-        if self._size > MOST_HELD and self._connection is not None and self.uploaded:
-            self._connection.pause(True)
-        self.wake()
-
-    def finish(self) -> None:
-        self.complete, self._connection = True, None
-        self._interrupt()
-        self.wake()
-
-    def fail(self, kind: type[WireError], message: str) -> None:
-        if not self.complete and self._failure is None:
-            self._failure, self._connection = (kind, message), None
-            self._interrupt()
-            self.wake()
-
-    def sever(self) -> None:
-        self.fail(ConnectionBroken, f"The connection to {self._host} broke before the whole answer was here.")
-
-    def wake(self) -> None:
-        if self._waiter is not None and not self._waiter.done():
-            self._waiter.set_result(None)
-
-    def _interrupt(self) -> None:
-        if self.interrupt is not None:
-            self.interrupt.reschedule(0.0)
-            self.interrupt = None
-
-    # ------------------------------------------------------------ taken by the caller
-
-    def check(self) -> None:
-        if self._failure is not None:
-            kind, message = self._failure
-            raise kind(message)
-
-    async def moved(self) -> None:
-        """Waits until anything happens on the connection, up to the timeout."""
-        loop = asyncio.get_running_loop()
-        self._waiter = loop.create_future()
-        timer = loop.call_later(self._timeout, self._time_out)
-        try:
-            await self._waiter
-        finally:
-            timer.cancel()
-            self._waiter = None
-
-    def _time_out(self) -> None:
-        connection = self._connection
-        self.fail(TimedOut, f"{self._host} was silent for too long.")
-        if connection is not None:
-            connection.abort()
-
-    async def head(self) -> None:
-        while not self.status:
-            self.check()
-            await self.moved()
-
-    async def take(self) -> bytes | None:
-        """Returns the body data received so far; None at the end of the body."""
-        while not self._held:
-            if self.complete:
-                return None
-            self.check()
-            await self.moved()
-        chunk = self._held[0] if len(self._held) == 1 else b"".join(self._held)
-        self._held.clear()
-        self._size = 0
-        if self._connection is not None:
-            self._connection.pause(False)
-        return chunk
-
-    async def chunks(self) -> AsyncIterator[bytes]:
-        while (chunk := await self.take()) is not None:
-            yield chunk
-
-    async def read(self) -> bytes:
-        return b"".join([chunk async for chunk in self.chunks()])
-
-    def give_up(self) -> None:
-        if self._connection is not None:
-            self._connection.abort()
-            self._connection = None
-
-    async def aclose(self) -> None:
-        self.give_up()
-
-
-class PushedExchange(Struct, eq=False):
-    """An exchange whose response is pushed to a receiver as it arrives, without a waiting task. Its request is sent in
-    one piece."""
+class Http1Exchange(Struct, eq=False):
+    """A request and its response, which is pushed to a receiver as it arrives, without a waiting task."""
 
     host: str
     method: str
@@ -168,7 +52,7 @@ class PushedExchange(Struct, eq=False):
     line: Http1Connection | None  # the connection, as long as `taker`
     status: int = 0
     quiet: float = 0.0  # seconds without traffic, counted by `look`
-    uploaded: ClassVar[bool] = True
+    uploaded: bool = True  # the request was sent completely
 
     def __repr__(self) -> str:  # without the data
         return f"<{type(self).__name__}>"
@@ -176,7 +60,7 @@ class PushedExchange(Struct, eq=False):
     @classmethod
     def begin(
         cls, line: Http1Connection, host: str, head: bytes, request: HttpRequest, taker: ResponseReceiver
-    ) -> PushedExchange:
+    ) -> Http1Exchange:
         assert isinstance(request.body, bytes)
         exchange = cls(host, request.method, request.timeout, request.informed, taker, line)
         line.begin(exchange, head + request.body)
@@ -216,10 +100,14 @@ class PushedExchange(Struct, eq=False):
 
     def look(self, seconds: float) -> None:
         """Checks the timeout; called every `seconds`. A timer per call would be one of its largest costs."""
-        connection = self.line
         self.quiet += seconds
-        if connection is not None and self.quiet > self.timeout:
-            self._fail(TimedOut(f"{self.host} was silent for too long."))
+        if self.quiet > self.timeout:
+            self.time_out()
+
+    def time_out(self) -> None:
+        connection = self.line
+        self._fail(TimedOut(f"{self.host} was silent for too long."))
+        if connection is not None:
             connection.abort()
 
     # ------------------------------------------------------------ called by the receiver
@@ -235,6 +123,97 @@ class PushedExchange(Struct, eq=False):
             connection.abort()
 
 
+class Http1Response:
+    """Receives what its exchange pushes, and keeps it for a caller that waits for it; either may be ahead."""
+
+    def __init__(self, line: Http1Connection, host: str, request: HttpRequest) -> None:
+        self.status = 0
+        self.headers: Headers = ()
+        # It has its own, exact timer, which runs only while the caller waits.
+        self.exchange = Http1Exchange(host, request.method, inf, request.informed, self, line, uploaded=False)
+        self.interrupt: asyncio.Timeout | None = None  # of the upload
+        self._complete = False
+        self._timeout = request.timeout
+        self._held: list[bytes] = []
+        self._size = 0
+        self._failure: tuple[type[WireError], str] | None = None  # not the exception: it would keep its frames alive
+        self._waiter: asyncio.Future[None] | None = None
+
+    # ------------------------------------------------------------ filled by the exchange
+
+    def answered(self, status: int, headers: Headers) -> None:
+        self.status, self.headers = status, headers
+        if status >= 300:
+            self._interrupt()  # refused or redirected: the rest of the upload is not wanted
+
+    def add(self, chunk: bytes) -> None:
+        self._held.append(chunk)
+        self._size += len(chunk)
+        if self._size > MOST_HELD and self.exchange.uploaded:
+            self.exchange.pause(True)
+
+    def rest(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+    def finish(self) -> None:
+        self._complete = True
+        self._interrupt()
+        self.rest()
+
+    def fail(self, error: WireError) -> None:
+        self._failure = type(error), str(error)
+        self._interrupt()
+        self.rest()
+
+    def _interrupt(self) -> None:
+        if self.interrupt is not None:
+            self.interrupt.reschedule(0.0)
+            self.interrupt = None
+
+    # ------------------------------------------------------------ taken by the caller
+
+    def check(self) -> None:
+        if self._failure is not None:
+            kind, message = self._failure
+            raise kind(message)
+
+    async def moved(self) -> None:
+        """Waits until anything happens on the connection, up to the timeout."""
+        loop = asyncio.get_running_loop()
+        self._waiter = loop.create_future()
+        timer = loop.call_later(self._timeout, self.exchange.time_out)
+        try:
+            await self._waiter
+        finally:
+            timer.cancel()
+            self._waiter = None
+
+    async def head(self) -> None:
+        while not self.status:
+            self.check()
+            await self.moved()
+
+    async def chunks(self) -> AsyncIterator[bytes]:
+        """Yields the body data received since the last time."""
+        while self._held or not self._complete:
+            if not self._held:
+                self.check()
+                await self.moved()
+                continue
+            chunk = self._held[0] if len(self._held) == 1 else b"".join(self._held)
+            self._held.clear()
+            self._size = 0
+            self.exchange.pause(False)
+            yield chunk
+
+    async def read(self) -> bytes:
+        return b"".join([chunk async for chunk in self.chunks()])
+
+    async def aclose(self) -> None:
+        self.exchange.give_up()
+
+
 class Http1Connection(asyncio.Protocol):
     """A connection that carries one exchange at a time. `free` is called when it is ready for the next one."""
 
@@ -245,7 +224,7 @@ class Http1Connection(asyncio.Protocol):
         self._transport: Any = None
         self._poll: Any = None
         self._parser = httptools.HttpResponseParser(self)
-        self._exchange: Http1Exchange | PushedExchange | None = None
+        self._exchange: Http1Exchange | None = None
         self._headers: list[tuple[bytes, bytes]] | deque[tuple[bytes, bytes]] = []
         self._head_size = 0  # bytes received of an incomplete response head
         self._informed = 0
@@ -256,7 +235,7 @@ class Http1Connection(asyncio.Protocol):
 
     # ------------------------------------------------------------ used by the client
 
-    def begin(self, exchange: Http1Exchange | PushedExchange, data: bytes) -> None:
+    def begin(self, exchange: Http1Exchange, data: bytes) -> None:
         self._exchange = exchange
         self._informed = 0
         self._head_size = 0
@@ -279,8 +258,8 @@ class Http1Connection(asyncio.Protocol):
         return self.open and not (self._poll is not None and self._poll.poll(0))
 
     def look(self, seconds: float) -> None:
-        """Checks the timeout of a pushed exchange; called every `seconds`."""
-        if isinstance(self._exchange, PushedExchange):
+        """Checks the timeout of the exchange; called every `seconds`."""
+        if self._exchange is not None:
             self._exchange.look(seconds)
 
     def spoil(self) -> None:
