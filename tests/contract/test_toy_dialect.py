@@ -82,6 +82,8 @@ async def test_its_key_header_carries_a_virtual_key_and_stays_secret() -> None:
         await virtual_keys.open(lambda provider, variable: sent_in(TOY.key_headers, "of-the-house"))
         sent = await http.post(house.url + ENDPOINT, json=BODY, headers={"x-toy-key": secret} | BATCH)
         assert (sent.status_code, sent.json(), provider.keys) == (200, said(BODY), {"of-the-house"})
+        models = await http.get(f"{house.url}/@provider=toy{TOY.models_path}", headers={"x-toy-key": secret})
+        assert models.status_code not in (401, 403)  # open to all holders of a key
     with pytest.raises(ConfigError, match="holds a secret"):
         read_rules([{"match": {"header.x-toy-key": "*"}, "lane": "batch"}], "rules")
 

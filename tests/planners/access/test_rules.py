@@ -11,9 +11,13 @@ from hypothesis import strategies as st
 
 from carpool.core.errors import ConfigError
 from carpool.core.model import Lane
+from carpool.core.ports import Dialect, RawRequest
+from carpool.core.upstream import Upstream
+from carpool.dialects import ANTHROPIC, OPENAI
+from carpool.http import Http1Client
 from carpool.planners.access.options import Options
 from carpool.planners.access.read_rules import MATCHES, glob, read_rules
-from carpool.planners.access.rules import Facts, Rule, RuleBook, RuleResult, decide_rule, is_subagent
+from carpool.planners.access.rules import Facts, Rule, RuleBook, RuleResult, decide_rule, facts_of
 
 NOON = datetime(2026, 11, 16, 12, 0, tzinfo=ZoneInfo("UTC")).timestamp()  # a Monday
 CALL = Facts(
@@ -145,10 +149,20 @@ def test_the_common_time_zone_holds_for_rules_that_name_none() -> None:
     assert not decide_rule(CALL, Options(), book(rule), NOON).rule
 
 
-@pytest.mark.parametrize("header", ["x-claude-code-agent-id", "x-claude-code-parent-agent-id", "x-openai-subagent"])
-def test_subagents_are_known_by_their_headers(header: str) -> None:
-    assert is_subagent({"user-agent": "x", header: "1"})
-    assert not is_subagent({"x-claude-code-session-id": "1"})
+@pytest.mark.parametrize(
+    ("dialect", "header", "known"),
+    [
+        (ANTHROPIC, "x-claude-code-agent-id", True),
+        (ANTHROPIC, "x-claude-code-parent-agent-id", True),
+        (ANTHROPIC, "x-claude-code-session-id", False),
+        (OPENAI, "x-openai-subagent", True),
+    ],
+)
+def test_subagents_are_known_by_their_headers(dialect: Dialect, header: str, known: bool) -> None:
+    upstream = Upstream("here", "http://127.0.0.1:9", dialect, Http1Client())
+    path = "/v1/messages" if dialect is ANTHROPIC else "/v1/chat/completions"
+    raw = RawRequest("POST", path, "", ((header, "1"),), b'{"model":"m","max_tokens":1,"messages":[]}')
+    assert facts_of(upstream, raw, dialect.parse(raw), Options()).subagent == known
 
 
 @settings(deadline=None)

@@ -82,6 +82,8 @@ class Toy(Dialect):
     mixes_models = tells_nonces = True
     keep_alive = b": soon\n\n"
     open_paths = frozenset({ENDPOINT})
+    models_path = "/v1/toy-models"
+    subagent_headers = frozenset({"x-toy-helper"})
 
     # from clients
     def claim(self, path: str, headers: Headers) -> Claim:

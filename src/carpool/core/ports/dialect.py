@@ -211,7 +211,12 @@ class Dialect(Protocol):
     # what a client without access to the whole account may do
     open_paths: frozenset[str] = frozenset()  # endpoints that answer and store nothing, by POST
     free_paths: frozenset[str] = frozenset()  # those of them that cost nothing
+    models_path: str = "/v1/models"  # lists the models, for everybody
     payer_headers: frozenset[str] = frozenset()  # headers that decide who pays
+
+    # clients
+    subagent_headers: frozenset[str] = frozenset()  # clients send them with the requests of their subagents
+    upgrade_paths: frozenset[str] = frozenset()  # where clients try a WebSocket, and fall back to HTTP after a 426
 
     # from clients
     def claim(self, path: str, headers: Headers) -> Claim:

@@ -42,6 +42,7 @@ class Anthropic(Dialect):
     keep_alive = PING
     home, key_variable, url_variable = "https://api.anthropic.com", "ANTHROPIC_API_KEY", "ANTHROPIC_BASE_URL"
     free_paths = frozenset({"/v1/messages/count_tokens"})
+    subagent_headers = frozenset({"x-claude-code-agent-id", "x-claude-code-parent-agent-id"})
     open_paths = free_paths | {ENDPOINT, "/v1/complete"}
 
     # from clients

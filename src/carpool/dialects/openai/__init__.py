@@ -16,8 +16,16 @@ from carpool.core.ports import Ask, BatchReport, Dialect, Parsed, RawRequest, Re
 from carpool.dialects import json_object, rate_limits
 from carpool.dialects.events import one_line
 from carpool.dialects.openai import errors, replay, usage, webhooks
-from carpool.dialects.openai.parse import PAYERS, claim, completed, handles, parse, secret
-from carpool.dialects.openai.providers import COMPATIBLE_PROVIDERS, DAY, HOUR, OPENAI, CompatibleProvider, recognised
+from carpool.dialects.openai.parse import PAYERS, SUBAGENT, claim, completed, handles, parse, secret
+from carpool.dialects.openai.providers import (
+    COMPATIBLE_PROVIDERS,
+    DAY,
+    HOUR,
+    OPENAI,
+    RESPONSES,
+    CompatibleProvider,
+    recognised,
+)
 from carpool.dialects.openai.results import result_line, result_page
 from carpool.dialects.openai.shapes import NONCE_KEY, BatchShape, Shape, name_of, nonce_of, seconds
 
@@ -65,6 +73,8 @@ class OpenAI(Dialect):
     keep_alive = replay.KEEP_ALIVE
     key_variable, url_variable = "OPENAI_API_KEY", "OPENAI_BASE_URL"
     payer_headers = PAYERS
+    subagent_headers = frozenset({SUBAGENT})
+    upgrade_paths = frozenset({RESPONSES})
     open_paths = frozenset(
         {
             *("/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/moderations"),

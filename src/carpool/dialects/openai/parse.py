@@ -28,8 +28,9 @@ from carpool.dialects.openai.providers import (
 PAYERS = frozenset({"openai-organization", "openai-project"})  # calls that differ in them have different credentials
 _KEYS = frozenset().union(*[row.key_headers for row in COMPATIBLE_PROVIDERS.values()])
 SECRETS = _KEYS | PAYERS
+SUBAGENT = "x-openai-subagent"
 # Headers of Codex about its session and about single requests.
-_OF_CODEX = {"originator", "session-id", "session_id", "thread-id", "conversation_id", "x-openai-subagent"}
+_OF_CODEX = {"originator", "session-id", "session_id", "thread-id", "conversation_id", SUBAGENT}
 _DROPPED = DROPPED | SECRETS | _OF_CODEX
 _DROPPED_PREFIXES = (*DROPPED_PREFIXES, "x-codex-")
 

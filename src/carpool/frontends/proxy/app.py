@@ -175,7 +175,7 @@ class Proxy:
         return waiting_call
 
     async def _pass(self, request: RequestContext, upstream: Upstream, raw: RawRequest) -> None:
-        status = upgrade_refused(raw.path, raw.headers)
+        status = upgrade_refused(upstream.dialect, raw.path, raw.headers)
         if status is not None:
             message = "carpool does not speak WebSocket. Send this as a plain HTTP request."
             await request.send_whole(status, [JSON], upstream.dialect.error(status, BadCall.code, message))

@@ -18,6 +18,7 @@ from urllib.parse import urlsplit
 
 from carpool.core.errors import BadCall, Misdirected, NoProvider
 from carpool.core.model import Headers
+from carpool.core.ports import Dialect
 from carpool.core.upstream import Upstream, versioned
 from carpool.dialects import dialect_of_request
 
@@ -30,11 +31,11 @@ def completed(path: str, upstream: Upstream) -> str:
     return upstream.dialect.completed(path) if versioned(upstream.base_url) else path
 
 
-def upgrade_refused(path: str, headers: Headers) -> int | None:
+def upgrade_refused(dialect: Dialect, path: str, headers: Headers) -> int | None:
     """The status for a WebSocket request, else None. 426 makes clients fall back to HTTP at once, if they can."""
     if not any(name == "upgrade" and value.lower() == "websocket" for name, value in headers):
         return None
-    return 426 if path == "/v1/responses" else 501
+    return 426 if path in dialect.upgrade_paths else 501
 
 
 def choose(

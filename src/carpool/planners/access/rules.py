@@ -25,8 +25,6 @@ from carpool.core.upstream import Upstream
 from carpool.planners.access.options import Options, capped
 from carpool.planners.access.virtual_keys import apply_profile
 
-# Clients send these headers with the requests of their subagents.
-SUBAGENT_HEADERS: Final = ("x-claude-code-agent-id", "x-claude-code-parent-agent-id", "x-openai-subagent")
 NONE: Final[Mapping[str, str]] = MappingProxyType({})
 LONGEST_MODEL: Final = 256  # characters; it goes into the ledger and the log
 MOST_KINDS: Final = 64  # kinds of calls cached per head
@@ -105,10 +103,6 @@ class Facts(NamedTuple):
         return f"<Facts of a call of {self.model or 'some model'} to {self.provider or 'some provider'}>"
 
 
-def is_subagent(headers: Mapping[str, str]) -> bool:
-    return not headers.keys().isdisjoint(SUBAGENT_HEADERS)
-
-
 def facts_of(upstream: Upstream, raw: RawRequest, parsed: Parsed, options: Options) -> Facts:
     headers = dict(raw.headers)
     return Facts(
@@ -121,7 +115,7 @@ def facts_of(upstream: Upstream, raw: RawRequest, parsed: Parsed, options: Optio
         tags=options.tags,
         streaming=parsed.stream,
         tool_turn=parsed.tool_turn,
-        subagent=is_subagent(headers),
+        subagent=not headers.keys().isdisjoint(upstream.dialect.subagent_headers),
         has_budget=options.timed,
         size=len(raw.body),
     )

@@ -26,7 +26,6 @@ REQUIRED = (
     "runs carpool makes one with carpool keys add."
 )
 _PREFIX_BYTES = PREFIX.encode()
-_READABLE = frozenset({"/", "/v1/models"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +129,7 @@ def _check_reach(key: VirtualKey, upstream: Upstream, method: str, path: str, he
     for name, _ in headers:
         if any(name in dialect.payer_headers for dialect in DIALECTS.values()):
             raise KeyForbidden(f"The virtual key {key.name} decides who pays. Send no {name}.")
-    if upgrade_refused(path, headers) is not None:
+    if upgrade_refused(upstream.dialect, path, headers) is not None:
         return  # WebSocket requests are refused later anyway, with a better message
     if (
         not reads
@@ -139,7 +138,9 @@ def _check_reach(key: VirtualKey, upstream: Upstream, method: str, path: str, he
         and not upstream.dialect.handles(method, path)
     ):
         raise KeyForbidden(f"The virtual key {key.name} travels by batch only, and {path[:100]} can't ride one.")
-    open_to_all = (method == "POST" and path in upstream.dialect.open_paths) or (reads and _readable(path))
+    open_to_all = (method == "POST" and path in upstream.dialect.open_paths) or (
+        reads and _readable(path, upstream.dialect.models_path)
+    )
     if not open_to_all and not key.profile.whole_account:
         elsewhere = any(path in dialect.open_paths for dialect in DIALECTS.values())
         if elsewhere and path not in upstream.dialect.open_paths:
@@ -150,9 +151,11 @@ def _check_reach(key: VirtualKey, upstream: Upstream, method: str, path: str, he
         )
 
 
-def _readable(path: str) -> bool:
-    model = path.removeprefix("/v1/models/")
-    return path in _READABLE or (model != path and model.replace("-", "").replace(".", "").replace(":", "").isalnum())
+def _readable(path: str, models_path: str) -> bool:
+    model = path.removeprefix(f"{models_path}/")
+    return path in ("/", models_path) or (
+        model != path and model.replace("-", "").replace(".", "").replace(":", "").isalnum()
+    )
 
 
 # ---------------------------------------------------------------- profiles
