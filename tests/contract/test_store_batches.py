@@ -189,9 +189,9 @@ async def test_release_returns_the_boarded_and_lets_the_sending_travel(store: St
     assert states == {1: (TicketState.SENDING, 0), 2: (TicketState.QUEUED, 0), 3: (TicketState.QUEUED, 0)}
     [view] = await store.pools([CRED])
     assert view.count == 2
-    parcel = await store.parcel(2)
-    assert parcel is not None
-    assert parcel.reason == "cheapest"  # the reason for the lane, which is still the same
+    sendable = await store.sendable_call(2)
+    assert sendable is not None
+    assert sendable.reason == "cheapest"  # the reason for the lane, which is still the same
     assert not await store.stop_sending(1)  # it has no batch any more
     assert (await store.open_calls(batch.id)).count == 0
 
@@ -221,9 +221,9 @@ async def test_release_on_now_makes_due_at_once(store: Store) -> None:
         (2, T0 + 9, Lane.NOW),
     ]
     assert await store.pools([CRED]) == []
-    parcel = await store.parcel(1)
-    assert parcel is not None
-    assert parcel.reason == "can't batch"
+    sendable = await store.sendable_call(1)
+    assert sendable is not None
+    assert sendable.reason == "can't batch"
 
 
 async def test_unfinished_batches_of_an_engine_come_oldest_first(store: Store) -> None:

@@ -49,9 +49,9 @@ async def test_a_known_key_is_the_same_call_with_the_newcomers_deadline(store: S
     assert (again.ticket, again.fresh, again.deadline) == (1, False, T0 + 99)
     [due] = await store.due([CRED], T0 + 9, 10)
     assert (due.ticket, due.rescue_at, due.deadline) == (1, T0 + 9, T0 + 99)
-    parcel = await store.parcel(1)
-    assert parcel is not None
-    assert parcel.reason == "again"
+    sendable_call = await store.sendable_call(1)
+    assert sendable_call is not None
+    assert sendable_call.reason == "again"
     assert await counted(store, "tickets.queued") == 1
 
 
@@ -168,10 +168,10 @@ async def test_a_ticket_number_used_twice_is_a_store_error_for_its_caller_only(s
 async def test_what_is_admitted_comes_back_as_it_was(store: Store) -> None:
     body = b'{"text": "\xc3\xa9\\u0000"}'
     await admit(store, 1, body=body, reason="why", model="claude")
-    assert await store.parcel(1) == SendableCall(1, pool(model="claude"), body, "claude", 0, "why")
-    assert await store.parcel(99) is None
+    assert await store.sendable_call(1) == SendableCall(1, pool(model="claude"), body, "claude", 0, "why")
+    assert await store.sendable_call(99) is None
     await store.settle([Settlement(1, outcome())], T0)
-    assert await store.parcel(1) is None
+    assert await store.sendable_call(1) is None
 
 
 async def test_views_leave_out_what_is_settled_or_unknown(store: Store) -> None:

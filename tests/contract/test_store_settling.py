@@ -128,9 +128,9 @@ async def test_a_requeue_returns_the_call_to_its_pool(store: Store) -> None:
     assert waiting.count == 1
     assert await store.unmentioned(batch.id, 0, 10) == [2]
     assert (await store.open_calls(batch.id)).count == 1
-    parcel = await store.parcel(1)
-    assert parcel is not None
-    assert (parcel.reason, parcel.requeues) == ("expired", 1)
+    sendable_call = await store.sendable_call(1)
+    assert sendable_call is not None
+    assert (sendable_call.reason, sendable_call.requeues) == ("expired", 1)
     assert await kinds(store, 1) == {batch.id: (PURCHASE, 0, 0)}
 
 
@@ -290,8 +290,8 @@ async def test_a_tidied_batch_keeps_the_bodies_of_its_open_calls(store: Store) -
     while (after := await store.tidy(batch.id, after, 1)) is not None:
         steps.append(after)
     assert steps == [1, 3]
-    assert [(await store.parcel(ticket)) is not None for ticket in (1, 2, 3, 4)] == [False, True, False, True]
+    assert [(await store.sendable_call(ticket)) is not None for ticket in (1, 2, 3, 4)] == [False, True, False, True]
     for ticket in (2, 4):
-        parcel = await store.parcel(ticket)
-        assert parcel is not None
-        assert parcel.body == f"body {ticket}".encode()
+        sendable_call = await store.sendable_call(ticket)
+        assert sendable_call is not None
+        assert sendable_call.body == f"body {ticket}".encode()

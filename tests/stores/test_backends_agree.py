@@ -244,7 +244,7 @@ async def _standing(store: Store, dice: Dice) -> dict[str, object]:
     for ticket in tickets:
         found[f"call {ticket}"] = [
             await store.entries(ticket),
-            await store.parcel(ticket),
+            await store.sendable_call(ticket),
             await store.attempts(ticket),
         ]
     return found

@@ -93,10 +93,10 @@ async def check(store: SqliteStore) -> None:
     [settled] = await store.outcomes([1])
     assert (settled.ticket, settled.outcome) == (1, told())
     assert (await store.outcome(1, CRED)).outcome == told()
-    parcel = await store.parcel(2)
-    assert parcel is not None
-    assert (parcel.body, parcel.model, parcel.reason) == (BODY, "m", QUOTED)
-    assert parcel.key.headers == (("x-other-auth", HEADER),)
+    sendable_call = await store.sendable_call(2)
+    assert sendable_call is not None
+    assert (sendable_call.body, sendable_call.model, sendable_call.reason) == (BODY, "m", QUOTED)
+    assert sendable_call.key.headers == (("x-other-auth", HEADER),)
     row = await store.listed_call(3)
     assert row is not None
     assert (row.model, row.reason) == ("m", QUOTED)
@@ -120,9 +120,9 @@ async def test_a_store_may_hold_both_kinds(tmp_path: Path, first: bool, later: b
         await check(store)
         fresh = arriving(5)
         await admit_one(store, fresh)
-        parcel = await store.parcel(5)
-        assert parcel is not None
-        assert parcel.body == BODY
+        sendable_call = await store.sendable_call(5)
+        assert sendable_call is not None
+        assert sendable_call.body == BODY
     finally:
         await store.aclose()
 
@@ -143,7 +143,7 @@ async def test_an_answer_cant_be_moved_to_another_call(tmp_path: Path) -> None:
     connection.close()
     store = await opened(tmp_path / "carpool.db")
     with pytest.raises(StoreCorrupt, match="was changed"):
-        await store.parcel(2)
+        await store.sendable_call(2)
     await store.aclose()
 
 
@@ -167,9 +167,9 @@ async def test_bodies_that_look_like_sealed_ones_stay_what_they_are(start: bytes
     store = await SqliteStore.open(None, threaded=False, encrypt=encrypt)
     body, text = start + b"x", start.decode().replace("\0", "\1") + "x"
     await admit_one(store, admission(1, body=body, model=text, reason=text, key="k" + text))
-    parcel = await store.parcel(1)
-    assert parcel is not None
-    assert (parcel.body, parcel.model, parcel.reason) == (body, text, text)
+    sendable_call = await store.sendable_call(1)
+    assert sendable_call is not None
+    assert (sendable_call.body, sendable_call.model, sendable_call.reason) == (body, text, text)
     outcome = Outcome(OutcomeKind.SUCCEEDED, 200, body, T0, Lane.NOW, text)
     await store.settle([Settlement(1, outcome)], T0)
     assert await store.outcomes([1]) == [Settled(1, outcome)]

@@ -63,7 +63,7 @@ async def staged(
     config: MockConfig | None = None,
     policy: RoutingPolicy = QUICK,
     store: Path | None = None,
-    patience: KeepAliveIntervals = IMPATIENT,
+    intervals: KeepAliveIntervals = IMPATIENT,
     beside: MockServer | None = None,
     **more: Any,
 ) -> AsyncIterator[Stage]:
@@ -75,7 +75,12 @@ async def staged(
             store, partial(Engine, clock=clock, upstreams={upstream.provider: upstream}, policy=policy)
         )
         proxy = Proxy(
-            engine, {upstream.provider: upstream}, clock, on_disconnect=policy.on_disconnect, patience=patience, **more
+            engine,
+            {upstream.provider: upstream},
+            clock,
+            on_disconnect=policy.on_disconnect,
+            intervals=intervals,
+            **more,
         )
         async with _served(proxy) as url:
             yield Stage(url, mock.url, mock.provider, engine, proxy, http)

@@ -130,7 +130,7 @@ class ServeOptions(NamedTuple):
     host: str
     log_format: LogFormat
     drain: float
-    patience: KeepAliveIntervals
+    intervals: KeepAliveIntervals
     hub: str | None  # the socket of the supervising process, for a worker
 
 
@@ -166,7 +166,7 @@ async def _serve(listener: socket.socket, config: Config, options: ServeOptions)
         clock,
         defaults=defaults_of(config),
         on_disconnect=config.policy.on_disconnect,
-        patience=options.patience,
+        intervals=options.intervals,
         note=note,
         tell=note,
         book=config.book,

@@ -48,10 +48,10 @@ class Upstream:
     base_url: str
     dialect: Dialect
     http_client: HttpClient
-    pouring: PushClient | None = field(init=False)  # the same client, if it can push a response without a task
+    push_client: PushClient | None = field(init=False)  # the same client, if it can push a response without a task
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "pouring", self.http_client if isinstance(self.http_client, PushClient) else None)
+        object.__setattr__(self, "push_client", self.http_client if isinstance(self.http_client, PushClient) else None)
 
     def url(self, path: str) -> str:
         """Returns the URL of a path, with the query string that this dialect adds to every request."""

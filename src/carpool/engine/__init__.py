@@ -1,7 +1,7 @@
 """The engine: the only layer that acts. It claims, plans, commits, and then does the I/O.
 
 The path of a call: the library calls `Engine.submit`; the proxy calls `decide`, and then `relay`, `forward` or
-`tickets.board`. On `now` it is bought by `now/send.py`, on `flex` by `now/flex.py`, which
+`tickets.admit_to_disk`. On `now` it is bought by `now/send.py`, on `flex` by `now/flex.py`, which
 tries once. On `batch` it is admitted to the store by `batch/admit.py` and waits in its pool until `batch/buy.py` claims
 it into a batch. `batch/follow.py` polls that batch until it ends, `batch/collect.py` settles its result lines, and the
 client is woken. `batch/rescue.py` sends calls on `now` whose batch would be late. `batch/follow.py` also resolves

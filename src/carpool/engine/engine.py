@@ -134,9 +134,9 @@ class Engine:
         )
         self._loop = context.background.spawn(self._run(), "engine")
 
-    def news(self, provider: str, secret: str, headers: Headers, body: bytes, now: float) -> WebhookEvent:
+    def read_webhook(self, provider: str, secret: str, headers: Headers, body: bytes, now: float) -> WebhookEvent:
         """Verifies and parses a provider's webhook."""
-        return self._context.upstreams[provider].dialect.news(secret, headers, body, now)
+        return self._context.upstreams[provider].dialect.read_webhook(secret, headers, body, now)
 
     def add_secret(self, provider: str, secret: Headers) -> str:
         """Adds a client's secret to the keyring, and returns the name of the form in which it was sent. Batches that

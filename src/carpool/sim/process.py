@@ -19,7 +19,7 @@ from carpool.engine.context import BackgroundTasks
 from carpool.engine.engine import LEASE
 from carpool.engine.events import Trouble
 from carpool.frontends.intake import make_call
-from carpool.frontends.proxy.admin import HOOKS, Hooks
+from carpool.frontends.proxy.admin import HOOKS, Webhooks
 from carpool.planners.access.options import Options
 from carpool.planners.policy import RoutingPolicy
 from carpool.sim.leaving import Cut
@@ -149,7 +149,7 @@ class Process:
             rng=rng,
             lease=lease,
         )
-        self._hooks = Hooks(self.engine, clock, hook_secrets)
+        self._hooks = Webhooks(self.engine, clock, hook_secrets)
         self.illegal: list[str] = []
         self._clients = BackgroundTasks()
 

@@ -157,8 +157,8 @@ async def test_a_client_that_leaves_behind_the_last_event_of_a_stream_has_its_an
             callers[-1].close()
 
     monkeypatch.setattr(RequestContext, "send_chunk", leave_behind_the_last_event)
-    patience = KeepAliveIntervals(stream_head_s=stream_head_s, ping_s=stream_head_s)
-    async with stage_with(QUICK, patience=patience, note=lines.append) as stage:
+    intervals = KeepAliveIntervals(stream_head_s=stream_head_s, ping_s=stream_head_s)
+    async with stage_with(QUICK, intervals=intervals, note=lines.append) as stage:
         for number in range(2):
             async with calling(stage.url, asked) as caller:
                 callers.append(caller)
@@ -171,7 +171,7 @@ async def test_a_client_that_leaves_behind_the_last_event_of_a_stream_has_its_an
 async def test_a_failure_that_only_a_broken_connection_can_tell_is_told_to_who_comes_back(stage_with: Any) -> None:
     asked = ask("[error:invalid_request_error]")
     quiet = KeepAliveIntervals(head_s=0.05, space_s=0.05)
-    async with stage_with(MockConfig(batch_latency=Constant(0.6)), patience=quiet) as stage:
+    async with stage_with(MockConfig(batch_latency=Constant(0.6)), intervals=quiet) as stage:
         async with calling(stage.url, asked) as caller:
             broken = await read_message(caller.reader)
         assert (broken.status, broken.whole) == (200, False)

@@ -92,8 +92,8 @@ async def test_a_provider_that_is_not_there_is_noted(stage_with: Any) -> None:
 
 async def test_a_late_failure_is_noted_with_its_true_status(stage_with: Any) -> None:
     lines: list[LogLine] = []
-    patience = KeepAliveIntervals(head_s=0.05)
-    async with stage_with(MockConfig(batch_latency=Constant(0.4)), patience=patience, note=lines.append) as stage:
+    intervals = KeepAliveIntervals(head_s=0.05)
+    async with stage_with(MockConfig(batch_latency=Constant(0.4)), intervals=intervals, note=lines.append) as stage:
         with pytest.raises(httpx2.RemoteProtocolError):
             await stage.post(ask("[error:invalid_request_error]"), **BATCH)
         await stage.until(lambda: lines)

@@ -33,7 +33,7 @@ async def take(stage: Any, path: str, method: str = "GET", **headers: str) -> An
 async def test_a_client_that_times_out_and_retries_is_answered_once(stage_with: Any) -> None:
     """The SDK gives up after 0.2 s, too soon for any sign of life, tries again, and so on, until the batch is there."""
     async with (
-        stage_with(SLOW, patience=KeepAliveIntervals()) as stage,
+        stage_with(SLOW, intervals=KeepAliveIntervals()) as stage,
         stage.client("/@budget=30m", timeout=0.2, max_retries=8) as client,
     ):
         answer = await client.messages.create(**ask("impatient"))

@@ -38,7 +38,7 @@ FAILS = "[error:invalid_request_error]"
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def stage() -> AsyncIterator[Any]:
-    async with staged(MockConfig(batch_latency=Constant(0.8)), patience=SOON) as one:
+    async with staged(MockConfig(batch_latency=Constant(0.8)), intervals=SOON) as one:
         yield one
 
 
@@ -92,7 +92,7 @@ LIMIT_S = 1.2
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def patient() -> AsyncIterator[Any]:
     """With carpool's own times, and batches that take longer than the limit of any client here."""
-    async with staged(MockConfig(batch_latency=Constant(2 * LIMIT_S)), patience=KeepAliveIntervals()) as one:
+    async with staged(MockConfig(batch_latency=Constant(2 * LIMIT_S)), intervals=KeepAliveIntervals()) as one:
         yield one
 
 
@@ -153,7 +153,7 @@ async def test_white_space_comes_within_the_limit_that_a_client_states(patient: 
 
 async def test_a_budget_longer_than_the_limit_is_outlasted_on_now_too() -> None:
     config = MockConfig(sync_latency=Constant(2 * LIMIT_S))
-    async with staged(config, patience=KeepAliveIntervals()) as stage:
+    async with staged(config, intervals=KeepAliveIntervals()) as stage:
         async with stage.client("/@lane=now,budget=30s", timeout=LIMIT_S) as client:
             answer = await client.messages.create(**ask("slow"))
             assert answer.content[0].text == expected_text(ask("slow"))
@@ -234,7 +234,7 @@ async def test_a_failure_after_a_committed_200_resets_http_1_0(stage: Any) -> No
 
 
 async def test_a_failure_while_the_head_is_held_has_its_true_status() -> None:
-    async with staged(MockConfig(batch_latency=Constant(0.1)), patience=KeepAliveIntervals()) as stage:
+    async with staged(MockConfig(batch_latency=Constant(0.1)), intervals=KeepAliveIntervals()) as stage:
         answer = await stage.post(ask(FAILS), **BATCH)
         assert answer.status_code == 400
         assert answer.json()["error"]["type"] == "invalid_request_error"

@@ -212,9 +212,9 @@ async def test_what_is_encrypted_can_be_read_with_the_secret_only(url: str) -> N
             assert "private" not in repr(connection.execute(f"SELECT * FROM {schema}.{table}").fetchall())
     await store.aclose()
     plain = await PostgresStore.open(url, secret=SECRET, own_clock=False)
-    parcel = await plain.parcel(3)
-    assert parcel is not None
-    assert (parcel.body, parcel.reason) == (b"very private", "private too")
+    sendable_call = await plain.sendable_call(3)
+    assert sendable_call is not None
+    assert (sendable_call.body, sendable_call.reason) == (b"very private", "private too")
     assert (await plain.outcomes([1]))[0].outcome.body == b"private answer"
     await plain.aclose()
 

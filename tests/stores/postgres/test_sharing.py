@@ -68,9 +68,9 @@ async def test_what_one_admits_all_can_claim_send_and_settle(stores: list[Postgr
     batch = await stores[2].intend(Intent(view.pool, "n", 10, 10**9, NAMES[2], T0 + 5))
     assert batch is not None
     assert batch.key.model == "new too"
-    parcel = await stores[3].parcel(1)
-    assert parcel is not None
-    assert parcel.key == batch.key
+    sendable_call = await stores[3].sendable_call(1)
+    assert sendable_call is not None
+    assert sendable_call.key == batch.key
     assert await stores[1].settle([settlement(1, batch.id, credential="new to the others")], T0 + 60) == [True]
     assert (await stores[0].outcome(1, "new to the others")) is not None
 

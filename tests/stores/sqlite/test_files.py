@@ -179,9 +179,9 @@ async def test_a_store_of_every_earlier_version_is_brought_up_to_date(path: str)
     assert [(one.ticket, one.outcome) for one in await store.outcomes([1, 2])] == [
         (1, Outcome(OutcomeKind.SUCCEEDED, 200, b"answer 1", T0, Lane.BATCH, "why not", batch="msgbatch_1"))
     ]
-    parcel = await store.parcel(2)
-    assert parcel is not None
-    assert (parcel.body, parcel.model, parcel.reason) == (b"body 2", "a-model", "it can wait")
+    sendable_call = await store.sendable_call(2)
+    assert sendable_call is not None
+    assert (sendable_call.body, sendable_call.model, sendable_call.reason) == (b"body 2", "a-model", "it can wait")
     assert [(line.ticket, line.purchase, line.paid) for line in await store.entries(1)] == [(1, 7, 50)]
     assert (await admit_one(store, admission(3))).fresh
     counts = await store.counts()
@@ -233,10 +233,10 @@ async def test_a_store_of_version_2_keeps_everything(path: str, encrypt: bool) -
     assert [dataclasses.astuple(row) for row in await store.totals(["d"])] == before[1:]
     answer = Outcome(OutcomeKind.SUCCEEDED, 200, b"answer 1", T0, Lane.BATCH, "why not", batch="msgbatch_1")
     assert [(one.ticket, one.outcome) for one in await store.outcomes([1])] == [(1, answer)]
-    parcel = await store.parcel(2)
-    assert parcel is not None
-    assert (parcel.body, parcel.model, parcel.reason) == (b"body 2", "a-model", "it can wait")
-    assert parcel.key.headers == (("a", "b"),)
+    sendable_call = await store.sendable_call(2)
+    assert sendable_call is not None
+    assert (sendable_call.body, sendable_call.model, sendable_call.reason) == (b"body 2", "a-model", "it can wait")
+    assert sendable_call.key.headers == (("a", "b"),)
     [batch] = await store.listed_batches(None, None, 9, ["c"])
     assert (batch.provider_id, batch.note) == ("msgbatch_1", "a note")
     assert [line.reason for line in await store.entries(1)] == ["why"]

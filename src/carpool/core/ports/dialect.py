@@ -304,7 +304,7 @@ class Dialect(Protocol):
         """Usage of a complete answer; None if it reports none."""
 
     def usage_tap(self) -> UsageTap: ...
-    def news(self, secret: str, headers: Headers, body: bytes, now: float) -> WebhookEvent:
+    def read_webhook(self, secret: str, headers: Headers, body: bytes, now: float) -> WebhookEvent:
         """Verifies the signature of a webhook and parses it; raises `KeyRefused` if the signature is invalid."""
         raise Misuse("There are no webhooks here.")
 

@@ -91,7 +91,7 @@ class CallStore(Protocol):
     async def outcomes(self, tickets: Sequence[int]) -> list[Settled]:
         """The outcomes of those tickets that are settled, with their cost, for an engine whose frontends await them."""
 
-    async def parcel(self, ticket: int) -> SendableCall | None:
+    async def sendable_call(self, ticket: int) -> SendableCall | None:
         """An open call, for sending it on `now`; None if it is settled or does not exist. `reason` is the one set when
         the call was last admitted, released, requeued or sent."""
 

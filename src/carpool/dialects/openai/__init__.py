@@ -183,7 +183,7 @@ class OpenAI(Dialect):
     # ------------------------------------------------------------ from the provider
 
     result_page = staticmethod(result_page)
-    news = staticmethod(webhooks.news)
+    read_webhook = staticmethod(webhooks.read_webhook)
     allowances = staticmethod(rate_limits.openai)
 
     def uploaded(self, body: bytes) -> str:

@@ -30,7 +30,7 @@ class _Event(msgspec.Struct):
 _EVENT = msgspec.json.Decoder(_Event)
 
 
-def news(secret: str, headers: Headers, body: bytes, now: float) -> WebhookEvent:
+def read_webhook(secret: str, headers: Headers, body: bytes, now: float) -> WebhookEvent:
     """Parse a webhook. Raises `KeyRefused` unless its signature is valid and recent."""
     name, stamp = first(headers, "webhook-id") or "", first(headers, "webhook-timestamp") or ""
     if not name or not stamp.isascii() or not stamp.isdigit() or abs(int(stamp) - now) > TOLERANCE_S:

@@ -115,7 +115,7 @@ class Tickets:
             self._write_group()
         return pending_call
 
-    async def board(self, call: Call, decision: Decision, gone: Gone = "keep") -> PendingCall:
+    async def admit_to_disk(self, call: Call, decision: Decision, gone: Gone = "keep") -> PendingCall:
         """Puts a call on disk. `gone` says what to do with it if its client leaves; with a key it is always kept."""
         pending_call = self.admit(call, decision, gone, wait_for_disk=True)
         assert pending_call.persisted is not None

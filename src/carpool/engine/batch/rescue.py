@@ -178,9 +178,9 @@ class Rescuer:
 
     async def resume(self, ticket: int, deadline: float | None) -> None:
         """Sends a kept call on `now` again whose sender may have died. No effect while another engine sends it."""
-        parcel = None if ticket in self._under_way else await self._context.store.parcel(ticket)
-        if parcel is not None:
-            self._start(_request_of(parcel, deadline, EntryKind.PURCHASE, parcel.reason))
+        sendable = None if ticket in self._under_way else await self._context.store.sendable_call(ticket)
+        if sendable is not None:
+            self._start(_request_of(sendable, deadline, EntryKind.PURCHASE, sendable.reason))
 
     def _start(self, request: SendRequest) -> None:
         if request.call.ticket not in self._under_way:
@@ -205,19 +205,19 @@ class Rescuer:
             if late and await context.store.attempts(call.ticket) > 0:  # neither a rescue nor the batch has answered
                 await self._sender.miss(call.ticket)
                 return
-            parcel = await context.store.parcel(call.ticket)
-            if parcel is None:
+            sendable = await context.store.sendable_call(call.ticket)
+            if sendable is None:
                 return
-            bought_before = batch is not None or parcel.requeues > 0  # perhaps: a batch may have bought it, or will
+            bought_before = batch is not None or sendable.requeues > 0  # perhaps: a batch may have bought it, or will
             kind = EntryKind.RESCUE if bought_before else EntryKind.PURCHASE
             reason = LATE if batch is not None else "no batch could take it in time"
-            if call.lane is Lane.NOW and parcel.reason:
-                reason = parcel.reason
-            sent = await self._sender.resend(_request_of(parcel, call.deadline, kind, reason))
+            if call.lane is Lane.NOW and sendable.reason:
+                reason = sendable.reason
+            sent = await self._sender.resend(_request_of(sendable, call.deadline, kind, reason))
             # A call that a refused create left to `now` is no rescue: nothing was bought for it, and no time ran out.
             if sent is not Sent.TAKEN and (bought_before or call.lane is Lane.BATCH):
                 context.stats.rescued_calls += sent is Sent.SETTLED
-                number, whose = batch.id if batch else None, context.keyring.credential(parcel.key.credential)
+                number, whose = batch.id if batch else None, context.keyring.credential(sendable.key.credential)
                 context.event_hooks.tell(
                     CallRescued(context.now(), ticket_text(call.ticket), number, reason, credential=whose)
                 )
@@ -256,7 +256,7 @@ class Rescuer:
             context.wake_now()
 
 
-def _request_of(parcel: SendableCall, deadline: float | None, kind: EntryKind, reason: str) -> SendRequest:
-    key, at = parcel.key, 0.0
-    bought = key.provider, key.dialect, key.endpoint, parcel.body, key.headers, key.credential, parcel.model
-    return SendRequest(Call(parcel.ticket, *bought, at, deadline), reason, kind, kept=True)
+def _request_of(sendable: SendableCall, deadline: float | None, kind: EntryKind, reason: str) -> SendRequest:
+    key, at = sendable.key, 0.0
+    bought = key.provider, key.dialect, key.endpoint, sendable.body, key.headers, key.credential, sendable.model
+    return SendRequest(Call(sendable.ticket, *bought, at, deadline), reason, kind, kept=True)

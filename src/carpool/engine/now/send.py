@@ -89,7 +89,7 @@ class Sender:
         """Buys a call with its client's own request, and pushes the response to `outlet`, errors included. Returns None
         if the call needs more than that, such as retries: then use `forward`."""
         context, upstream = self._context, self._context.upstreams[call.provider]
-        http_client = upstream.pouring
+        http_client = upstream.push_client
         if http_client is None or call.deadline is not None or len(ask.body) > http_client.most:
             return None
         slot = self.gates.enter(call.provider, call.credential, call.model, len(ask.body))
@@ -192,10 +192,10 @@ class Sender:
     async def miss(self, ticket: int) -> None:
         """Settles a call whose deadline has passed and for which no purchase was answered."""
         context = self._context
-        parcel = await context.store.parcel(ticket)
-        if parcel is not None:
+        sendable = await context.store.sendable_call(ticket)
+        if sendable is not None:
             reason = "neither its batch nor its rescue answered in time"
-            dialect = context.upstreams[parcel.key.provider].dialect
+            dialect = context.upstreams[sendable.key.provider].dialect
             body = dialect.error(
                 DeadlineMissed.status, DeadlineMissed.code, f"This call missed its deadline: {reason}."
             )

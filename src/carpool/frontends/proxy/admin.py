@@ -55,7 +55,7 @@ class Admin:
         self._clock = clock
         self._tickets = tickets
         self._dialect = dialect
-        self.news = EventStream(engine.event_hooks)
+        self.event_stream = EventStream(engine.event_hooks)
         self.draining = False
         self._routes: dict[str, Route] = {
             "healthz": lambda query, request, viewer: request.send_json({"status": "ok"}),
@@ -63,7 +63,7 @@ class Admin:
             "stats": self._stats,
             "calls": self._calls,
             "batches": self._batches,
-            "events": lambda query, request, viewer: self.news.listen(request, viewer),
+            "events": lambda query, request, viewer: self.event_stream.listen(request, viewer),
         }
 
     async def answer(self, method: str, path: str, query: str, headers: Headers, request: RequestContext) -> None:
@@ -314,7 +314,7 @@ MAX_HOOK = 100_000
 REMEMBERED = 10_000  # webhook ids, to ignore duplicates
 
 
-class Hooks:
+class Webhooks:
     """`secrets`: by provider. The signature authenticates the sender, so no token is needed."""
 
     def __init__(self, engine: Engine, clock: Clock, secrets: Mapping[str, str]) -> None:
@@ -333,8 +333,8 @@ class Hooks:
         if method != "POST":
             raise BadCall("Webhooks are posted.")
         body = await read_body(receive, MAX_HOOK)
-        news = self._engine.news(provider, self._secrets[provider], headers, body, self._clock.now())
-        if (provider, news.id) not in self._seen:
-            self._seen[provider, news.id] = None
-            if news.batch is not None:
-                self._engine.look_soon(provider, news.batch)
+        webhook = self._engine.read_webhook(provider, self._secrets[provider], headers, body, self._clock.now())
+        if (provider, webhook.id) not in self._seen:
+            self._seen[provider, webhook.id] = None
+            if webhook.batch is not None:
+                self._engine.look_soon(provider, webhook.batch)

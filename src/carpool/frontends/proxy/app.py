@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from carpool.core.errors import BadCall, CarpoolError
 from carpool.core.ports import Clock, RawRequest
 from carpool.engine import Engine, Upstream
-from carpool.frontends.proxy.admin import HOOKS, Admin, Hooks
+from carpool.frontends.proxy.admin import HOOKS, Admin, Webhooks
 from carpool.frontends.proxy.calls import MAX_BODY, PASSED, CallHandler, ParsedHead, pass_through
 from carpool.frontends.proxy.http.connection import KnownHeads
 from carpool.frontends.proxy.http.responses import Disconnected, asked_dialect
@@ -48,7 +48,7 @@ class Proxy:
 
     `defaults`: the providers to use where several have the same dialect.
     `on_disconnect`: what happens to a batched call whose client disconnects.
-    `patience`: how long clients wait in silence.
+    `intervals`: how long clients wait in silence.
     `note` is called with the log line of every answered request, `tell` with every call that starts to wait.
     `book`: the operator's rules. `keys`: by provider, the header with the key for clients that send none.
     `keys_required`: only virtual keys are accepted.
@@ -66,7 +66,7 @@ class Proxy:
         *,
         defaults: Collection[str] = (),
         on_disconnect: Literal["keep", "cancel"] = "keep",
-        patience: KeepAliveIntervals | None = None,
+        intervals: KeepAliveIntervals | None = None,
         note: Note = no_log,
         tell: Tell = no_log,
         book: RuleBook = NO_RULES,
@@ -89,13 +89,13 @@ class Proxy:
         self.aclose = self._guard.aclose  # runs after the engine has closed and woken its waiters
         self._request_log = RequestLog(clock, hosts, note)
         self.refused = self._request_log.refused  # called by `BoundedProtocol` for a request that it refused itself
-        patience = patience or KeepAliveIntervals()
+        intervals = intervals or KeepAliveIntervals()
         self._calls = CallHandler(
-            engine, clock, self._guard, self._request_log, on_disconnect, patience, tell, book, max_body
+            engine, clock, self._guard, self._request_log, on_disconnect, intervals, tell, book, max_body
         )
-        self._waiter = Waiter(engine, self._request_log, patience)
+        self._waiter = Waiter(engine, self._request_log, intervals)
         self._admin = Admin(engine, clock, TicketRoutes(engine, self._upstreams), self._first, admin_token)
-        self._hooks = Hooks(engine, clock, hook_secrets)
+        self._hooks = Webhooks(engine, clock, hook_secrets)
         self._open: set[asyncio.Task[Any]] = set()
         self._long_waits: set[asyncio.Task[Any]] = set()
 
@@ -217,7 +217,7 @@ class Proxy:
         closes, so that the ledger gets their entries. Calls that wait for a batch are not awaited: they are persisted
         and get their response when the engine closes."""
         self._admin.draining = True
-        self._admin.news.stop()
+        self._admin.event_stream.stop()
         under_way = self._open - self._long_waits
         if self._guard.relays:
             under_way.add(self._guard.background.lend(self._guard.relayed(), "relays"))

@@ -89,7 +89,7 @@ class CallHandler:
         guard: DisconnectGuard,
         request_log: RequestLog,
         on_disconnect: Literal["keep", "cancel"],
-        patience: KeepAliveIntervals,
+        intervals: KeepAliveIntervals,
         tell: Tell,
         book: RuleBook,
         max_body: int = MAX_BODY,
@@ -101,7 +101,7 @@ class CallHandler:
         self._engine = engine
         self._clock = clock
         self._on_disconnect: Literal["keep", "cancel"] = on_disconnect
-        self._patience = patience
+        self._intervals = intervals
         self._tell_event = tell
 
     def accepts(self, head: HeadFacts, body: bytes) -> bool:
@@ -152,7 +152,7 @@ class CallHandler:
                 return None
             decision = diverted
         on_disconnect = "keep" if head.hold is not None else call.on_disconnect or self._on_disconnect
-        admission = self._engine.tickets.board(call, decision, on_disconnect)
+        admission = self._engine.tickets.admit_to_disk(call, decision, on_disconnect)
         try:
             pending_call = await self.guard.unless_gone(admission, request.leaving)
         except (Disconnected, asyncio.CancelledError, CarpoolError) as error:
@@ -216,7 +216,7 @@ class CallHandler:
             onward = head.onward
             if decision.lane is Lane.FLEX and head.packed:  # the body is changed, so it can't stay compressed
                 raw, onward = _decompressed(raw, head, self._max_body), None
-            with informed(request, self._patience, call.deadline, self._clock):
+            with informed(request, self._intervals, call.deadline, self._clock):
                 passage = await self._engine.forward(call, decision=decision, as_is=unchanged_request(raw, onward))
             if isinstance(passage, Decision):
                 return passage

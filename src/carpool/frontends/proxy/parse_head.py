@@ -89,16 +89,16 @@ class HeadParser:
         self,
         upstreams: Mapping[str, Upstream],
         defaults: Collection[str],
-        purse: HouseKeys,
+        house_keys: HouseKeys,
         hosts: Hosts = LOCAL_ONLY,
-        welcome: VirtualKeyAccess = NOBODY,
+        key_access: VirtualKeyAccess = NOBODY,
     ) -> None:
         self._hosts = hosts
-        self._key_access = welcome
-        self._epoch = welcome.epoch
+        self._key_access = key_access
+        self._epoch = key_access.epoch
         self._upstreams = upstreams
         self._defaults = defaults
-        self._house_keys = purse
+        self._house_keys = house_keys
         self._known: BoundedMap[object, HeadFacts] = BoundedMap(MOST)
 
     def facts_of_head(self, scope: Scope) -> HeadFacts:

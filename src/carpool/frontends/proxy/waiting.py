@@ -84,10 +84,10 @@ class WaitingCall:
 class Waiter:
     """Waits with clients for the replies to their calls, and delivers them."""
 
-    def __init__(self, engine: Engine, request_log: RequestLog, patience: KeepAliveIntervals) -> None:
+    def __init__(self, engine: Engine, request_log: RequestLog, intervals: KeepAliveIntervals) -> None:
         self._engine = engine
         self._request_log = request_log
-        self._patience = patience
+        self._intervals = intervals
 
     async def wait(self, request: RequestContext, waiting_call: WaitingCall) -> None:
         """Waits for the reply and delivers it. After `hold` seconds sends `202`; the client comes back for it."""
@@ -112,7 +112,7 @@ class Waiter:
         pending_call = waiting_call.pending_call
         headers = early_headers(request.line.ticket, pending_call.lane, pending_call.reason)
         try:
-            async with aclosing(_pauses(request, self._patience, headers, waiting_call.signs)) as pauses:
+            async with aclosing(_pauses(request, self._intervals, headers, waiting_call.signs)) as pauses:
                 async for pause in pauses:
                     await _wait_for_either(pending_call.answer, request.leaving, pause)
                     if request.gone or pending_call.answer.done():
@@ -161,14 +161,14 @@ class Waiter:
 
 @contextmanager
 def informed(
-    request: RequestContext, patience: KeepAliveIntervals, deadline: float | None, clock: Clock
+    request: RequestContext, intervals: KeepAliveIntervals, deadline: float | None, clock: Clock
 ) -> Iterator[None]:
     """Sends `102 Processing` while the provider's head is awaited, until the deadline, if the client accepts it."""
     inform = request.inform
     if inform is None or not request.client.bears_1xx or deadline is None:
         yield
         return
-    loop, every = asyncio.get_running_loop(), patience.within(request.client.limit).informational_s
+    loop, every = asyncio.get_running_loop(), intervals.within(request.client.limit).informational_s
     timer: asyncio.TimerHandle
 
     def send_processing() -> None:
@@ -207,14 +207,14 @@ async def _wait_for_either(answer: asyncio.Future[Reply], leaving: asyncio.Futur
 
 
 async def _pauses(
-    request: RequestContext, patience: KeepAliveIntervals, said: Headers, signs: KeepAliveEvents | None
+    request: RequestContext, intervals: KeepAliveIntervals, said: Headers, signs: KeepAliveEvents | None
 ) -> AsyncGenerator[float, None]:
     """Yields how long to wait before the next sign of life, and sends it when resumed."""
-    patience = patience.within(request.client.limit)
+    intervals = intervals.within(request.client.limit)
     if signs is not None:
-        every = patience.responses_s if isinstance(signs, EarlyResponse) else patience.ping_s
-        every = patience.claude_code_s if isinstance(signs, EarlyMessage) else every
-        yield patience.stream_head_s
+        every = intervals.responses_s if isinstance(signs, EarlyResponse) else intervals.ping_s
+        every = intervals.claude_code_s if isinstance(signs, EarlyMessage) else every
+        yield intervals.stream_head_s
         await request.send_head(200, [*STREAM_HEAD, *said])
         if first := signs.first():
             await request.send_chunk(first, more=True)
@@ -224,13 +224,13 @@ async def _pauses(
     inform = request.inform
     if inform is not None and request.client.bears_1xx:
         while True:
-            yield patience.informational_s
+            yield intervals.informational_s
             inform(PROCESSING, ())
-    yield patience.head_s
+    yield intervals.head_s
     await request.send_head(200, [JSON, *said])
     while True:
         await request.send_chunk(b" ", more=True)
-        yield patience.space_s
+        yield intervals.space_s
 
 
 # ------------------------------------------------------------ delivery

@@ -52,8 +52,8 @@ def outcomes(session: Session, tickets: Sequence[int]) -> list[Settled]:
     return [settled_value(session, row) for row in session.rows("outcomes", (to_json(tickets),))]
 
 
-def parcel(session: Session, ticket: int) -> SendableCall | None:
-    row = session.row("parcel", (ticket,))
+def sendable_call(session: Session, ticket: int) -> SendableCall | None:
+    row = session.row("sendable_call", (ticket,))
     if row is None:
         return None
     number, pool, body, model, requeues, reason = row

@@ -152,7 +152,7 @@ class OperatedStore(HintListeners):
     stop_awaiting = _queued(calls.stop_awaiting)
     outcome = _queued(calls.outcome)
     outcomes = _queued(calls.outcomes)
-    parcel = _queued(calls.parcel)
+    sendable_call = _queued(calls.sendable_call)
     views = _queued(calls.views)
     pools = _queued(batches.pools)
     due = _queued(batches.due)

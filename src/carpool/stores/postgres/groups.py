@@ -49,7 +49,15 @@ _TRIES = 20  # of a group that loses races against other transactions
 _READS = frozenset(
     each(operation)
     for operation in (
-        *(calls.outcome, calls.outcomes, calls.parcel, calls.views, batches.pools, batches.due, batches.next_due),
+        *(
+            calls.outcome,
+            calls.outcomes,
+            calls.sendable_call,
+            calls.views,
+            batches.pools,
+            batches.due,
+            batches.next_due,
+        ),
         *(calls.counts, batches.still_mine, batches.lines, batches.batches, batches.batch, batches.open_calls),
         *(batches.unmentioned, batches.known_provider_ids, batches.suspects, batches.leaders),
         *(ledger.attempts, ledger.totals, ledger.entries, ledger.recall, calls.keys),

@@ -81,7 +81,7 @@ SELECT o.ticket, o.kind, o.status, o.body, o.at, o.lane, o.reason, o.headers, o.
 FROM json_each(?) j CROSS JOIN calls c ON c.id = j.value CROSS JOIN outcomes o ON o.id = c.outcome
 LEFT JOIN entries e ON e.ticket = o.ticket AND e.purchase = o.purchase LEFT JOIN credentials w ON w.id = e.credential
 
--- name: parcel
+-- name: sendable_call
 SELECT c.id, c.pool, b.body, m.text, c.requeues, r.text
 FROM calls c JOIN bodies b ON b.ticket = c.id JOIN words m ON m.id = c.model JOIN words r ON r.id = c.reason
 WHERE c.id = ? AND c.state <> 'settled'

@@ -114,7 +114,7 @@ FROM json_array_elements_text(?::json) WITH ORDINALITY j JOIN outcomes o ON o.ti
 LEFT JOIN entries e ON e.ticket = o.ticket AND e.purchase = o.purchase LEFT JOIN credentials w ON w.id = e.credential
 ORDER BY j.ordinality
 
--- name: parcel
+-- name: sendable_call
 SELECT c.id, c.pool, b.body, m.text, c.requeues, r.text
 FROM calls c JOIN bodies b ON b.ticket = c.id JOIN words m ON m.id = c.model JOIN words r ON r.id = c.reason
 WHERE c.id = ? AND c.state <> 'settled'
