@@ -92,14 +92,9 @@ class BatchQuota:
     @classmethod
     def new(cls, rpm: int, poll_interval: float, now: float) -> BatchQuota:
         burst = _burst(rpm)
-        creates = create_rate(rpm, poll_interval) / 60
-        return cls(
-            rpm,
-            poll_interval,
-            TokenBucket(rpm / 60, burst, burst, now),
-            TokenBucket(creates, CREATE_BURST, CREATE_BURST, now),
-            most=rpm,
-        )
+        requests = TokenBucket(rpm / 60, burst, burst, now)
+        creates = TokenBucket(create_rate(rpm, poll_interval) / 60, CREATE_BURST, CREATE_BURST, now)
+        return cls(rpm, poll_interval, requests, creates, most=rpm)
 
     def create_ready_at(self, now: float) -> float:
         return max(self.paused_until, self.creates.wait_until(now), self.requests.wait_until(now))
@@ -218,7 +213,6 @@ def enqueued(batches: Iterable[Batch], model: str) -> int:
 
 FILL: Final = 0.95  # share of the provider's byte limit to use; the rest covers what is only estimated
 PATIENCE: Final = 300.0  # after this wait a pool without deadlines counts as due
-OWN_ACCOUNTS: Final[Mapping[str, str]] = MappingProxyType({})
 RECHECK: Final = 15.0  # pace of checks while a pool is blocked by something other than time, as by an unresolved create
 
 
@@ -249,21 +243,36 @@ def plan(
     *,
     overhead: int,
     draining: bool = False,
-    accounts: Mapping[str, str] = OWN_ACCOUNTS,
+    accounts: Mapping[str, str] = MappingProxyType({}),
 ) -> FlushPlan:
     """Decide what to flush now. `overhead` is the bytes that a call takes in a create beyond its body; `unresolved`
     holds the sizes of creates with unknown outcome; `draining` flushes everything that the quota allows. `accounts`
     maps credentials that share another account to it: `batch_quotas` and `unresolved` are per account."""
-    sealer = _Sealer(policy, limits, unresolved, now, overhead, draining, accounts)
+    cap = limits.max_count if policy.batch_max_size is None else min(policy.batch_max_size, limits.max_count)
+    sealer = _Sealer(policy, cap, int(limits.max_bytes * FILL), overhead, now, draining)
     quotas = dict(batch_quotas)
-    waiting = sorted((view for view in pools if view.count > 0 and sealer.account(view) in quotas), key=_urgency)
+    account_of = {view.pool: accounts.get(view.key.credential, view.key.credential) for view in pools}
+    waiting = sorted((view for view in pools if view.count > 0 and account_of[view.pool] in quotas), key=_urgency)
     flushes: list[Flush] = []
-    # Plan in rounds, so that one huge pool doesn't take every token before the others get one.
-    while planned := sealer.round(waiting, quotas):
-        flushes += planned.values()
-        waiting = [rest for view in waiting if (rest := _remainder(view, planned.get(view.pool))).count > 0]
-    wake = min((sealer.wake(view, quotas[sealer.account(view)]) for view in waiting), default=None)
-    return FlushPlan(tuple(flushes), wake)
+    planned = True
+    while planned:  # in rounds, so that one huge pool doesn't take every token before the others get one
+        planned, remaining = False, []
+        for view in waiting:
+            account, flush = account_of[view.pool], None
+            if quotas[account].can_create(now) and sealer.opens_at(view) <= now:
+                flush = sealer.flush(view, unresolved.get(account, frozenset()))
+            if flush is None:
+                remaining.append(view)
+                continue
+            planned = True
+            flushes.append(flush)
+            quotas[account] = quotas[account].spend_create(now)
+            # What is left, as if all bodies had the same size; the store knows the exact sizes.
+            if (left := view.count - flush.max_count) > 0:
+                remaining.append(replace(view, count=left, bytes=view.bytes * left // view.count))
+        waiting = remaining
+    ready = [max(sealer.opens_at(view), quotas[account_of[view.pool]].create_ready_at(now)) for view in waiting]
+    return FlushPlan(tuple(flushes), min((at if at > now else now + RECHECK for at in ready), default=None))
 
 
 def _urgency(view: PoolView) -> tuple[float, float, int]:
@@ -271,84 +280,33 @@ def _urgency(view: PoolView) -> tuple[float, float, int]:
     return min(rescue, view.oldest + PATIENCE), view.oldest, view.pool
 
 
-def _remainder(view: PoolView, flush: Flush | None) -> PoolView:
-    """The pool after a flush. Assumes bodies of equal size; the store knows the exact sizes."""
-    if flush is None:
-        return view
-    count = max(0, view.count - flush.max_count)
-    return replace(view, count=count, bytes=view.bytes * count // view.count)
-
-
 @dataclass(frozen=True, slots=True)
 class _Sealer:
     policy: RoutingPolicy
-    limits: BatchLimits
-    unresolved: Mapping[str, frozenset[int]]
-    now: float
+    cap: int  # calls of a batch
+    room: int  # bytes of a batch
     overhead: int
+    now: float
     draining: bool
-    accounts: Mapping[str, str]
-
-    def round(self, waiting: Sequence[PoolView], batch_quotas: dict[str, BatchQuota]) -> dict[int, Flush]:
-        """Plan at most one flush per pool, in order, while its account has a token. Updates `batch_quotas`."""
-        planned: dict[int, Flush] = {}
-        for view in waiting:
-            account = self.account(view)
-            flush = self.flush(view) if batch_quotas[account].can_create(self.now) else None
-            if flush is not None:
-                planned[view.pool] = flush
-                batch_quotas[account] = batch_quotas[account].spend_create(self.now)
-        return planned
-
-    def account(self, view: PoolView) -> str:
-        return self.accounts.get(view.key.credential, view.key.credential)
-
-    def flush(self, view: PoolView) -> Flush | None:
-        if self.opens_at(view) > self.now:
-            return None
-        count = self.size(view)
-        if count == 0:
-            return None
-        # The store sums bodies only, so the overhead of all lines is subtracted here.
-        room = max(1, self.room - count * self.overhead)
-        return Flush(view.pool, view.key.credential, count, room, view.key.model)
-
-    def wake(self, view: PoolView, batch_quota: BatchQuota) -> float:
-        at = max(self.opens_at(view), batch_quota.create_ready_at(self.now))
-        return at if at > self.now else self.now + RECHECK
 
     def opens_at(self, view: PoolView) -> float:
         """When the pool is ready to be flushed, without regard to the quota."""
+        full = view.count >= self.cap or view.bytes + view.count * self.overhead >= self.room
         # A call from the future means that the clock was set back. It must not wait until the clock catches up.
-        if self.draining or view.oldest > self.now or self.full(view):
+        if self.draining or full or view.oldest > self.now:
             return self.now
-        return view.oldest + self.patience(view.count)
+        wait, minimum = pool_wait(self.policy), self.policy.batch_min_size
+        if minimum is not None and view.count >= minimum:
+            wait = min(self.policy.linger_ms / 1000, wait)
+        return view.oldest + wait
 
-    def patience(self, count: int) -> float:
-        linger = self.policy.linger_ms / 1000
-        minimum = self.policy.batch_min_size
-        if minimum is not None and count >= minimum:
-            return min(linger, pool_wait(self.policy))
-        return pool_wait(self.policy)
-
-    def full(self, view: PoolView) -> bool:
-        return view.count >= self.cap or view.bytes + view.count * self.overhead >= self.room
-
-    def size(self, view: PoolView) -> int:
-        """How many calls to take: all that fit, but never as many as a create whose outcome is unknown."""
+    def flush(self, view: PoolView, taken: frozenset[int]) -> Flush | None:
+        """Takes all calls that fit, but never as many as a create of the account whose outcome is unknown."""
         mean = view.bytes / view.count + self.overhead
-        fitting = self.room / mean if mean > 0 else math.inf
-        count = int(max(1, min(view.count, self.cap, fitting)))
-        taken = self.unresolved.get(self.account(view), frozenset())
+        count = int(max(1, min(view.count, self.cap, self.room / mean if mean > 0 else math.inf)))
         while count in taken:
             count -= 1
-        return count
-
-    @property
-    def cap(self) -> int:
-        chosen = self.policy.batch_max_size
-        return self.limits.max_count if chosen is None else min(chosen, self.limits.max_count)
-
-    @property
-    def room(self) -> int:
-        return int(self.limits.max_bytes * FILL)
+        if count == 0:
+            return None
+        # The store sums bodies only, so the overhead of all lines is subtracted here.
+        return Flush(view.pool, view.key.credential, count, max(1, self.room - count * self.overhead), view.key.model)
