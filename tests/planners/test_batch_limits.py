@@ -13,13 +13,13 @@ def test_a_bucket_fills_up_to_its_burst() -> None:
     bucket = TokenBucket(rate_per_s=2, burst=5, tokens=0, at=NOW)
     assert bucket.available(NOW + 1) == 2
     assert bucket.available(NOW + 100) == 5
-    assert bucket.ready_at(4) == NOW + 2
+    assert bucket.wait_until(NOW, 4) == NOW + 2
 
 
 def test_debt_is_paid_before_the_next() -> None:
     bucket = TokenBucket(1, 3, 3, NOW).take(NOW, 5)
     assert bucket.tokens == -2
-    assert bucket.ready_at() == NOW + 3
+    assert bucket.wait_until(NOW) == NOW + 3
 
 
 def test_a_clock_set_back_takes_nothing_away_and_stops_nothing() -> None:

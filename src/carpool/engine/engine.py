@@ -372,11 +372,8 @@ class Overview:
         return sorted(rows, key=lambda row: row["at"])
 
     async def summary(self) -> EngineSummary:
-        context, store = self._context, self._context.store
-        gate_delays = self._gates.gate_delays()
-        return EngineSummary(
-            len(context.waiters), await store.counts(), await store.totals(), gate_delays, len(context.led)
-        )
+        context, counts, totals = self._context, await self._context.store.counts(), await self._context.store.totals()
+        return EngineSummary(len(context.waiters), counts, totals, self._gates.gate_delays(), len(context.led))
 
     async def keyless(self) -> int:
         """Number of open calls whose key is not in the keyring, among the newest calls only."""

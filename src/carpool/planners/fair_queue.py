@@ -67,7 +67,12 @@ class FairQueue(Generic[T]):
             place.gone = True
             self._length -= 1
             self._stale += 1
-            self._sweep(place.tags)
+            queue = self._queues[place.tags]
+            while queue and queue[0].gone:  # the head of every queue is still waiting
+                queue.popleft()
+            if not queue:
+                del self._queues[place.tags]
+                self._owing.discard(place.tags)
             if self._stale > self._length + MOST_STALE:
                 self._compact()
 
@@ -102,15 +107,6 @@ class FairQueue(Generic[T]):
                 return self._queues[tags][0]
             self._owing.discard(tags)
             self._queues[tags] = self._queues.pop(tags)
-
-    def _sweep(self, tags: Tags) -> None:
-        """Restore the invariants: the head of every queue is still waiting, and no queue is empty."""
-        queue = self._queues[tags]
-        while queue and queue[0].gone:
-            queue.popleft()
-        if not queue:
-            del self._queues[tags]
-            self._owing.discard(tags)
 
     def _compact(self) -> None:
         """Drop the entries that left from the middle of a queue."""

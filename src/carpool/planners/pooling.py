@@ -57,14 +57,10 @@ class TokenBucket:
     def take(self, now: float, n: float = 1) -> TokenBucket:
         return replace(self, tokens=self.available(now) - n, at=now)
 
-    def ready_at(self, n: float = 1) -> float:
-        """When n tokens are available, if none are taken before."""
-        return self.at + max(0.0, n - self.tokens) / self.rate_per_s
-
     def wait_until(self, now: float, n: float = 1) -> float:
         """The earliest time from `now` on with n tokens. All readiness checks go through this method, so that the
         tokens *are* available at the returned time despite floating-point rounding."""
-        return now if self.available(now) >= n else max(now, self.ready_at(n))
+        return now if self.available(now) >= n else max(now, self.at + (n - self.tokens) / self.rate_per_s)
 
     def paced(self, rate_per_s: float, burst: float) -> TokenBucket:
         return replace(self, rate_per_s=rate_per_s, burst=burst, tokens=min(self.tokens, burst))

@@ -267,29 +267,18 @@ class Collector:
     def _unknown_settlement(
         self, batch: Batch, ticket: int, reason: str, view: TicketView | None, staying: bool
     ) -> Settlement:
-        entry = Entry(
-            ticket=ticket,
-            purchase=batch.id,
-            at=self._context.now(),
-            provider=batch.key.provider,
-            credential=self._context.whose(batch),
-            model=batch.key.model,
-            lane=Lane.BATCH,
-            kind=EntryKind.PURCHASE,
-            reason=reason,
-        )
+        key, now, kind = batch.key, self._context.now(), EntryKind.PURCHASE
+        bought = ticket, batch.id, now, Lane.BATCH, kind, key.provider, self._context.whose(batch), key.model
+        entry = Entry(*bought, reason=reason)
         if view is None or view.state is TicketState.SENDING:
             return Settlement(ticket, entry=entry)
         lane = retry_lane(view, self._context.policy, self._context.now())
         if lane is not None:
-            return Settlement(
-                ticket, entry=entry, requeue=None if staying and lane is Lane.BATCH else lane, reason=reason
-            )
-        body = self._context.upstreams[batch.key.provider].dialect.error(
-            CallLost.status, CallLost.code, f"This call was bought, but its answer is lost: {reason}."
-        )
-        now, name = self._context.now(), batch.provider_id
-        outcome = Outcome(OutcomeKind.LOST, CallLost.status, body, now, Lane.BATCH, reason, batch=name)
+            requeue = None if staying and lane is Lane.BATCH else lane
+            return Settlement(ticket, entry=entry, requeue=requeue, reason=reason)
+        status, message = CallLost.status, f"This call was bought, but its answer is lost: {reason}."
+        body = self._context.upstreams[key.provider].dialect.error(status, CallLost.code, message)
+        outcome = Outcome(OutcomeKind.LOST, status, body, now, Lane.BATCH, reason, batch=batch.provider_id)
         return Settlement(ticket, outcome, entry)
 
     async def lose(self, batch: Batch, target: BatchState, reason: str) -> None:

@@ -168,9 +168,8 @@ class Gates:
             if gate.line or gate.ready_at(now, tokens) > now:
                 raise self._unwell(gate.account, now)
             return gate.take(self, now, tokens)
-        until = (
-            now + (KEPT_PATIENCE_S if kept else self._context.policy.max_wait_now_s) if deadline is None else deadline
-        )
+        patience = KEPT_PATIENCE_S if kept else self._context.policy.max_wait_now_s
+        until = now + patience if deadline is None else deadline
         if kept and not tried:  # better late than never: rejected at once, it would be retried at once, for ever
             until = max(until, now + PRESSING_S)
         self._check_queue(gate, now, until, kept)
@@ -362,8 +361,6 @@ class Gates:
                 if not (waiting or throttle.pressed or open_breaker):
                     continue
                 limit = None if math.isinf(throttle.limit) else math.ceil(throttle.limit)
-                closed, flying = max(0.0, throttle.paused_until - now), throttle.in_flight
-                gate_delays.append(
-                    GateDelay(name, account.provider, gate.model, flying, limit, waiting, closed, open_breaker)
-                )
+                closed, calls = max(0.0, throttle.paused_until - now), (throttle.in_flight, limit, waiting)
+                gate_delays.append(GateDelay(name, account.provider, gate.model, *calls, closed, open_breaker))
         return gate_delays
