@@ -203,7 +203,9 @@ class Engine:
             self._direct -= 1
         pending_call = self.tickets.admit(call, response, gone)
         try:
-            return _with_reason(await pending_call.answer, pending_call.reason), pending_call
+            reply = await pending_call.answer  # its outcome may have a more specific reason than the lane
+            reason = reply.outcome.reason or pending_call.reason
+            return Reply(reply.ticket, reply.outcome, reply.entry, reason), pending_call
         except asyncio.CancelledError:  # even if the answer came in the same moment
             self.tickets.leave(pending_call)
             raise
@@ -332,11 +334,6 @@ def _check_tokens(tokens: int, limit: int) -> None:
             f"This call has about {tokens:,} input tokens, over the limit of {limit:,}. "
             "Shorten it, or raise max_input_tokens_per_request."
         )
-
-
-def _with_reason(reply: Reply, reason: str) -> Reply:
-    """Sets the reason for the lane, unless the outcome has a more specific one."""
-    return Reply(reply.ticket, reply.outcome, reply.entry, reply.outcome.reason or reason)
 
 
 # ------------------------------------------------------------ overview

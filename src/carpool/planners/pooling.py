@@ -160,6 +160,9 @@ class _EnqueuedLimit:
     most: int | None = None  # bytes of one batch, learned from refusals
 
 
+_UNLIMITED: Final = _EnqueuedLimit()  # never changed
+
+
 class EnqueuedLimits:
     """Limits by account and model. The provider also counts other users of the account, and it counts tokens its own
     way: its stated limit is a hint, its refusals decide."""
@@ -185,15 +188,12 @@ class EnqueuedLimits:
         queue.most = None if queue.most is None else queue.most * 2
 
     def opens_at(self, account: str, model: str) -> float:
-        queue = self._queues.get((account, model))
-        return 0.0 if queue is None else queue.opens_at
+        return self._queues.get((account, model), _UNLIMITED).opens_at
 
     def room(self, account: str, model: str, enqueued: int) -> int | None:
         """Bytes that one more batch may have while `enqueued` bytes are enqueued; None without a known limit. With
         nothing enqueued a batch is always tried, even if its only call is too large: the provider decides."""
-        queue = self._queues.get((account, model))
-        if queue is None:
-            return None
+        queue = self._queues.get((account, model), _UNLIMITED)
         bounds = [queue.most] if queue.most is not None else []
         if queue.holds is not None:
             bounds.append(queue.holds - enqueued if enqueued else max(1, queue.holds))

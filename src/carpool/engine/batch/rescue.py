@@ -43,7 +43,6 @@ LOOK_AHEAD = 5000  # due calls planned in one step
 AT_ONCE = 64  # concurrent rescues
 UNDER_WAY_S = 0.5  # when to plan again while rescues are under way; the end of one wakes the planner too
 OTHERS_S = 1.0  # the same while other engines rescue calls of this engine's batches
-NOTHING_OPEN = OpenCalls(0, 0, None)
 
 
 class Rescuer:
@@ -140,7 +139,7 @@ class Rescuer:
             self._send(ready, None)
             return min((call.rescue_at - shift for call in mine if call not in ready), default=None)
         ours = batch.owner == context.name  # only its owner cancels a batch
-        open_calls = await context.store.open_calls(batch.id) if ours else NOTHING_OPEN
+        open_calls = await context.store.open_calls(batch.id) if ours else OpenCalls(0, 0, None)
         plan = rescue_plan(batch, calls, open_calls, now, context.forecast.cancel_seconds, early=shift)
         if plan.cancel and batch.id not in self._cancelling and self._cancel_after.get(batch.id, 0.0) <= now:
             self._cancelling.add(batch.id)
