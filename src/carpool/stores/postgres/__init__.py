@@ -7,7 +7,7 @@ import os
 import re
 import threading
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -160,21 +160,17 @@ def connect(address: Address) -> psycopg.Connection[Row]:
     defaults |= {"keepalives_idle": "10", "keepalives_interval": "5", "keepalives_count": "3"}
     extra = {name: value for name, value in defaults.items() if name not in given}
     connection = psycopg.connect(address.conninfo, autocommit=True, prepare_threshold=2, **extra)  # type: ignore[arg-type]
-    try:
-        _check_version(connection.info.server_version, address)
+    with ExitStack() as stack:
+        stack.callback(connection.close)
+        version = connection.info.server_version
+        if version < OLDEST_SERVER:
+            raise StoreError(f"The store {address.name} is PostgreSQL {version // 10000}: 14 or newer is needed.")
         # All integers are sent as int8, the width of their columns: otherwise each width would be prepared separately.
         connection.adapters.register_dumper(int, Int8Dumper)
         connection.adapters.register_dumper(int, Int8BinaryDumper)
         connection.execute(_SETTINGS.format(schema=address.schema))
-    except BaseException:
-        connection.close()
-        raise
+        stack.pop_all()
     return connection
-
-
-def _check_version(version: int, address: Address) -> None:
-    if version < OLDEST_SERVER:
-        raise StoreError(f"The store {address.name} is PostgreSQL {version // 10000}: 14 or newer is needed.")
 
 
 def _connect_first(address: Address) -> psycopg.Connection[Row]:
@@ -226,7 +222,10 @@ def _secret_file(session: PostgresSession) -> Path:
 
 
 def _migrate(connection: psycopg.Connection[Row], address: Address) -> None:
-    """Brings the schema up to date, one process at a time; older and newer versions may keep working meanwhile."""
+    """Brings the schema up to date, one process at a time; older and newer versions may keep working meanwhile.
+
+    `-- oldest: 3` in a script means that a carpool that knows only version 3 may still work with its schema.
+    """
     if _standing(connection, address) >= max(migrations()):
         return
     with connection.transaction():
@@ -239,7 +238,14 @@ def _migrate(connection: psycopg.Connection[Row], address: Address) -> None:
         for number, script in migrations().items():
             if number > version:
                 connection.execute(script)
-                _set_version(connection, number, script)
+                oldest = re.search(r"^-- oldest: (\d+)", script, re.MULTILINE)
+                kept = {"schema_version": str(number), "schema_oldest": oldest[1] if oldest else str(number)}
+                for name, value in kept.items():
+                    connection.execute(
+                        "INSERT INTO meta (name, value) VALUES (%s, %s) "
+                        "ON CONFLICT (name) DO UPDATE SET value = excluded.value",
+                        (name, value),
+                    )
 
 
 def _is_there(connection: psycopg.Connection[Row], schema: str) -> bool:
@@ -262,18 +268,6 @@ def _standing(connection: psycopg.Connection[Row], address: Address) -> int:
             f"one knows {newest}. Upgrade carpool, or choose another store."
         )
     return version
-
-
-def _set_version(connection: psycopg.Connection[Row], number: int, script: str) -> None:
-    """Stores the schema version. `-- oldest: 3` in a script means that a carpool that knows only version 3 may still
-    work with this schema."""
-    oldest = re.search(r"^-- oldest: (\d+)", script, re.MULTILINE)
-    values = {"schema_version": number, "schema_oldest": int(oldest[1]) if oldest else number}
-    for name, value in values.items():
-        connection.execute(
-            "INSERT INTO meta (name, value) VALUES (%s, %s) ON CONFLICT (name) DO UPDATE SET value = excluded.value",
-            (name, str(value)),
-        )
 
 
 # ------------------------------------------------------------ looking at a store
