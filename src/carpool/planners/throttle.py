@@ -165,8 +165,8 @@ class Throttle:
 
     def take(self, now: float, tokens: float, *, waited: bool = False) -> None:
         """A call is sent. Calls that waited are paced, so that they are not all sent in the same moment."""
-        self._grow(now)
         if self.pressed or waited:
+            self._grow(now)
             self._next_at = max(now - LATE_S, self._next_at) + 1.0 / self.pace(now)
         elif now - self._counted_at > WINDOW_S:
             self._measure(now)
