@@ -88,6 +88,14 @@ async def test_its_key_header_carries_a_virtual_key_and_stays_secret() -> None:
         read_rules([{"match": {"header.x-toy-key": "*"}, "lane": "batch"}], "rules")
 
 
+async def test_its_prices_are_those_that_it_names() -> None:
+    async with serve_toy() as (url, _), proxied(providers(url), policy=QUICK) as house, client() as http:
+        for model, paid in (("toy-free-1", 0), ("toy-1", None)):
+            sent = await http.post(house.url + ENDPOINT, json=BODY | {"model": model}, headers=KEY | BATCH)
+            (entry,) = await house.engine._context.store.entries(ticket_number(sent.headers["x-carpool-ticket"]))
+            assert (entry.paid, entry.would_have_paid) == (paid, paid)
+
+
 async def test_its_models_take_the_lanes_that_it_lists() -> None:
     async with serve_toy() as (url, provider), proxied(providers(url), policy=QUICK) as house, client() as http:
         refused = await http.post(house.url + ENDPOINT, json=BODY | {"model": "toy-live-1"}, headers=KEY | BATCH)

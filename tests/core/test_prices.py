@@ -7,7 +7,9 @@ import pytest
 from carpool.core import prices
 from carpool.core.errors import ConfigError
 from carpool.core.model import Entry, EntryKind, Lane, Usage
+from carpool.core.ports import Dialect
 from carpool.core.prices import Price, PriceBook
+from carpool.dialects import ANTHROPIC, COMPATIBLE_PROVIDERS, CompatibleProvider, OpenAI
 
 AT = 1_795_000_000.0  # in November 2026
 BEFORE_BATCH_PRICES = 1_790_000_000.0  # in September 2026
@@ -34,8 +36,13 @@ TABLE = {
 CLASSES = ("input_tokens", "output_tokens", "cache_write_5m_tokens", "cache_write_1h_tokens", "cache_read_tokens")
 
 
+def seller(name: str) -> Dialect:
+    rows = [row for row in COMPATIBLE_PROVIDERS.values() if row.seller == name]
+    return OpenAI(rows[0] if rows else CompatibleProvider(name, name, name))
+
+
 def price(model: str, lane: Lane = Lane.NOW, at: float = AT, book: PriceBook = BOOK, **usage: object) -> int | None:
-    return book.price("anthropic", model, Usage(**usage), lane, at)  # type: ignore[arg-type]
+    return book.price(ANTHROPIC, model, Usage(**usage), lane, at)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("model", TABLE)
@@ -85,7 +92,7 @@ def test_a_model_without_batch_price_is_unknown_in_a_batch() -> None:
 def test_unknown_is_unknown_and_never_free() -> None:
     assert price("claude-nobody-9", input_tokens=1) is None
     assert price("claude-nobody-9") is None
-    assert BOOK.price("no-such-provider", "claude-haiku-4-5", Usage(input_tokens=1), Lane.NOW, AT) is None
+    assert BOOK.price(seller("no-such-provider"), "claude-haiku-4-5", Usage(input_tokens=1), Lane.NOW, AT) is None
     assert price("claude-2", cache_read_tokens=1) is None  # has no such price
 
 
@@ -201,7 +208,7 @@ def test_the_cards_agree_with_genai_prices(model: str, lane: Lane) -> None:
     their_price = genai_prices.calc_price(
         theirs, model, provider_id="anthropic", genai_request_timestamp=when, price_context=context
     ).total_price
-    assert abs((BOOK.price("anthropic", model, mine, lane, AT) or 0) - their_price * 10**9) <= Decimal("0.5")
+    assert abs((BOOK.price(ANTHROPIC, model, mine, lane, AT) or 0) - their_price * 10**9) <= Decimal("0.5")
 
 
 def test_the_table_is_searched_once_for_many_lines_of_a_kind(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -219,7 +226,7 @@ def test_the_table_is_searched_once_for_many_lines_of_a_kind(monkeypatch: pytest
 
 
 @pytest.mark.parametrize(
-    ("seller", "model", "now", "batch"),
+    ("name", "model", "now", "batch"),
     [
         ("azure", "gpt-5-mini", "2.25", "1.125"),
         ("groq", "openai/gpt-oss-120b", "0.75", "0.375"),
@@ -231,29 +238,29 @@ def test_the_table_is_searched_once_for_many_lines_of_a_kind(monkeypatch: pytest
         ("groq", "nobody-knows", None, None),
     ],
 )
-def test_relatives_have_prices_of_their_own(seller: str, model: str, now: str | None, batch: str | None) -> None:
+def test_relatives_have_prices_of_their_own(name: str, model: str, now: str | None, batch: str | None) -> None:
     for lane, dollars in ((Lane.NOW, now), (Lane.BATCH, batch)):
-        paid = BOOK.price(seller, model, Usage(M, M), lane, AT)
+        paid = BOOK.price(seller(name), model, Usage(M, M), lane, AT)
         assert paid == (None if dollars is None else int(Decimal(dollars) * 10**9))
 
 
 def test_xai_takes_a_fifth_off() -> None:
     used = Usage(1000, 1000, cache_read_tokens=1000)
-    now, batch = (BOOK.price("x-ai", "grok-4.3", used, lane, AT) for lane in (Lane.NOW, Lane.BATCH))
+    now, batch = (BOOK.price(seller("x-ai"), "grok-4.3", used, lane, AT) for lane in (Lane.NOW, Lane.BATCH))
     assert (now, batch) == (3_950_000, 3_160_000)
 
 
 def test_what_is_read_from_a_cache_in_a_batch_stays_unknown_where_nobody_says_it() -> None:
     used = Usage(1000, 1000, cache_read_tokens=1)
-    assert BOOK.price("groq", "qwen/qwen3.8-27b", used, Lane.BATCH, AT) is None
-    assert BOOK.price("groq", "openai/gpt-oss-120b", used, Lane.BATCH, AT) is not None
+    assert BOOK.price(seller("groq"), "qwen/qwen3.8-27b", used, Lane.BATCH, AT) is None
+    assert BOOK.price(seller("groq"), "openai/gpt-oss-120b", used, Lane.BATCH, AT) is not None
 
 
 def test_flex_at_groq_costs_what_now_does() -> None:
     used = Usage(1000, 1000, speed="flex")
     for lane in (Lane.NOW, Lane.FLEX):
-        assert BOOK.price("groq", "openai/gpt-oss-120b", used, lane, AT) == 750_000
-    assert BOOK.price("azure", "gpt-5-mini", used, Lane.FLEX, AT) == 1_125_000
+        assert BOOK.price(seller("groq"), "openai/gpt-oss-120b", used, lane, AT) == 750_000
+    assert BOOK.price(seller("azure"), "gpt-5-mini", used, Lane.FLEX, AT) == 1_125_000
 
 
 def attempt(purchase: int, lane: Lane, at: float = AT) -> Entry:
@@ -262,7 +269,7 @@ def attempt(purchase: int, lane: Lane, at: float = AT) -> Entry:
 
 def test_an_entry_of_a_batched_purchase_saves_half() -> None:
     usage = Usage(input_tokens=1000, output_tokens=200)
-    entry = BOOK.priced(attempt(7, Lane.BATCH), "anthropic", usage)
+    entry = BOOK.priced(attempt(7, Lane.BATCH), ANTHROPIC, usage)
     assert (entry.paid, entry.would_have_paid) == (1_000_000, 2_000_000)
     assert (entry.provider, entry.usage) == ("main", usage)
 
@@ -270,12 +277,12 @@ def test_an_entry_of_a_batched_purchase_saves_half() -> None:
 def test_an_attempt_is_completed_by_its_answer() -> None:
     started = attempt(-1, Lane.NOW)
     assert (started.paid, started.would_have_paid, started.usage) == (None, None, None)
-    entry = BOOK.priced(started, "anthropic", Usage(input_tokens=10))
+    entry = BOOK.priced(started, ANTHROPIC, Usage(input_tokens=10))
     assert (entry.ticket, entry.purchase, entry.paid, entry.would_have_paid) == (1, -1, 10_000, 10_000)
-    assert BOOK.priced(started, "anthropic", None) == started
+    assert BOOK.priced(started, ANTHROPIC, None) == started
 
 
 def test_no_saving_is_claimed_where_the_price_paid_is_unknown() -> None:
-    entry = BOOK.priced(attempt(7, Lane.BATCH, 1_780_000_000.0), "anthropic", Usage(input_tokens=10))
+    entry = BOOK.priced(attempt(7, Lane.BATCH, 1_780_000_000.0), ANTHROPIC, Usage(input_tokens=10))
     assert (entry.paid, entry.would_have_paid) == (None, None)
     assert entry.usage == Usage(input_tokens=10)

@@ -29,6 +29,7 @@ import carpool.stores.postgres.session
 from carpool import FleetDispatcher, RoutingPolicy
 from carpool.core.model import Lane, Usage
 from carpool.core.prices import PriceBook
+from carpool.dialects import ANTHROPIC
 from carpool.engine.cluster import Lease
 
 UNFINISHED = ("submitting", "unknown", "open", "cancelling", "ended")
@@ -162,7 +163,7 @@ def warm_up() -> None:
     """What would take every child half a second, done once before the first of them."""
     client = AsyncAnthropic(api_key="k")
     _ = client.messages, client.beta.messages
-    PriceBook().price("anthropic", "claude-haiku-4-5", Usage(1, 1), Lane.BATCH, 1_800_000_000.0)
+    PriceBook().price(ANTHROPIC, "claude-haiku-4-5", Usage(1, 1), Lane.BATCH, 1_800_000_000.0)
     usage = {"input_tokens": 1, "output_tokens": 1, "cache_creation": {}, "output_tokens_details": {}}
     answer = {"id": "m", "content": [{"type": "text", "text": "warm"}], "usage": usage, "role": "assistant"}
     Message.construct(**answer)

@@ -8,7 +8,6 @@ every quarter of an hour). A price that a card lacks is None: unknown, never fre
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
 from datetime import UTC, datetime
@@ -22,6 +21,7 @@ from msgspec.structs import replace
 
 from carpool.core.errors import ConfigError
 from carpool.core.model import Entry, Lane, Usage
+from carpool.core.ports import Dialect, Pricing
 
 Amount = int | float | str | Decimal
 
@@ -41,22 +41,7 @@ _CONTEXTS: Mapping[Lane, Mapping[str, str]] = {
     Lane.BATCH: {"processing": "batch"},
 }
 
-# Surcharges missing from genai-prices. They apply to tokens, not to fees.
-_US_ONLY = Fraction(11, 10)
-_US_ONLY_SINCE = (4, 6)
-_FAST = Fraction(2)
-# Batch prices missing from genai-prices, as a fraction of the price on `now`.
-_IN_BATCHES = {("openai", f"text-embedding-3-{size}"): Fraction(1, 2) for size in ("large", "small")}
-# The same for all models of a provider. The price of cache reads is then unknown: no provider states whether the batch
-# discount and the cache discount combine.
-_ALL_IN_BATCHES = {"groq": Fraction(1, 2), "mistral": Fraction(1, 2)}
-_TIERED = frozenset({"openai", "azure"})  # their answers state the service tier
-_FLEX_FOR_ROOM = frozenset({"groq"})  # there flex means higher limits at the price of `now`
-_INSTEAD = {("mistral", "mistral-large-latest"): "mistral-large-2512"}  # names that the table maps to older models
-_FREE_OF_CHARGE = (("openai", "*-moderation-*"),)  # genai-prices mentions this only in its descriptions
-_EVERYWHERE = (None, "", "global", "not_available")
 _UNHURRIED = (None, "", "standard")
-_VERSION = re.compile(r"claude-[a-z]+-(\d{1,2})(?:[-.](\d{1,2}))?(?![\d.])")
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +86,7 @@ Card = tuple[tuple[int, Rates], ...]  # (threshold of input tokens, rates above 
 
 
 class PriceBook:
-    """Prices usage in integer nano-dollars. `provider` is the dialect's `seller`."""
+    """Prices usage in integer nano-dollars."""
 
     def __init__(self, overrides: Overrides | None = None) -> None:
         self._overrides = overrides or {}
@@ -111,9 +96,9 @@ class PriceBook:
         """Loads the table, so that the first answer need not wait for it."""
         _snapshot()
 
-    def price(self, provider: str, model: str, usage: Usage, lane: Lane, at: float) -> int | None:
+    def price(self, dialect: Dialect, model: str, usage: Usage, lane: Lane, at: float) -> int | None:
         """Returns the cost of `usage` on `lane` at that time; None if any part of it is unknown."""
-        card = self._card(provider, model, lane, int(at // _SLOT_S), usage.inference_geo, usage.speed)
+        card = self._card(dialect, model, lane, int(at // _SLOT_S), usage.inference_geo, usage.speed)
         if card is None:
             return None
         if len(card) == 1:
@@ -122,7 +107,7 @@ class PriceBook:
         return _cost(next(rates for above, rates in card if total > above), usage)
 
     def paid_and_would_have_paid(
-        self, provider: str, model: str, usage: Usage, lane: Lane, at: float
+        self, dialect: Dialect, model: str, usage: Usage, lane: Lane, at: float
     ) -> tuple[int | None, int | None]:
         """What was paid, and what the same usage would have cost on `now`.
 
@@ -131,34 +116,34 @@ class PriceBook:
 
         Where the first is unknown, so is the second: one without the other would distort the totals.
         """
-        paid = self.price(provider, model, usage, lane, at)
+        paid = self.price(dialect, model, usage, lane, at)
         if paid is None or lane is Lane.NOW:
             return paid, paid
         plain = replace(usage, speed=None) if lane is Lane.FLEX else usage  # carpool chose the tier, not the client
-        return paid, self.price(provider, model, plain, Lane.NOW, at)
+        return paid, self.price(dialect, model, plain, Lane.NOW, at)
 
-    def priced(self, entry: Entry, provider: str, usage: Usage | None) -> Entry:
+    def priced(self, entry: Entry, dialect: Dialect, usage: Usage | None) -> Entry:
         """A ledger entry with its usage and prices; unchanged without a usage."""
         if usage is None:
             return entry
-        paid, would = self.paid_and_would_have_paid(provider, entry.model, usage, entry.lane, entry.at)
+        paid, would = self.paid_and_would_have_paid(dialect, entry.model, usage, entry.lane, entry.at)
         return replace(entry, usage=usage, paid=paid, would_have_paid=would)
 
     def _make_card(
-        self, provider: str, model: str, lane: Lane, slot: int, geo: str | None, speed: str | None
+        self, dialect: Dialect, model: str, lane: Lane, slot: int, geo: str | None, speed: str | None
     ) -> Card | None:
-        surcharge = _surcharge(provider, model, lane, geo, speed)
+        surcharge = dialect.surcharge(model, lane, geo, speed)
         if surcharge is None:
             return None
-        context = _context(provider, lane, speed)
-        prices = self._overrides.get(provider, {})
+        context = _context(dialect.pricing, lane, speed)
+        prices = self._overrides.get(dialect.seller, {})
         patterns = (price for pattern, price in prices.items() if fnmatchcase(model, pattern))
         override = prices[model] if model in prices else next(patterns, None)
         if override is not None:
             return _card_of_override(override, lane, surcharge) if context is _CONTEXTS[lane] else None
-        if any(provider == name and fnmatchcase(model, pattern) for name, pattern in _FREE_OF_CHARGE):
+        if any(fnmatchcase(model, pattern) for pattern in dialect.pricing.free):
             return ((-1, _rates([Fraction(0)] * (len(_TOKEN_KEYS) + 1))),)
-        return _card_of_table(provider, model, context, datetime.fromtimestamp(slot * _SLOT_S, UTC), surcharge)
+        return _card_of_table(dialect, model, context, datetime.fromtimestamp(slot * _SLOT_S, UTC), surcharge)
 
 
 def _cost(rates: Rates, usage: Usage) -> int | None:
@@ -189,33 +174,6 @@ def _half_even(numerator: int, denominator: int) -> int:
     return whole
 
 
-# ---------------------------------------------------------------- surcharges
-
-
-def _surcharge(provider: str, model: str, lane: Lane, geo: str | None, speed: str | None) -> Fraction | None:
-    """The price factor for all tokens; None for a combination without a published price."""
-    factor = Fraction(1)
-    if provider != "anthropic":
-        return factor
-    if geo not in _EVERYWHERE:
-        version = _version(model)
-        if geo != "us" or version is None:
-            return None
-        if version >= _US_ONLY_SINCE:
-            factor *= _US_ONLY
-    if speed not in _UNHURRIED:
-        if speed != "fast" or lane is not Lane.NOW:
-            return None
-        factor *= _FAST
-    return factor
-
-
-def _version(model: str) -> tuple[int, int] | None:
-    """`claude-opus-4-6` is (4, 6), `claude-sonnet-5-20260930` is (5, 0)."""
-    match = _VERSION.match(model)
-    return (int(match[1]), int(match[2] or 0)) if match else None
-
-
 # ---------------------------------------------------------------- cards
 
 
@@ -230,27 +188,28 @@ def _card_of_override(price: Price, lane: Lane, surcharge: Fraction) -> Card | N
     return ((-1, _rates([*tokens, _nano(price.web_search, _NANO_PER_KCOUNT_DOLLAR)])),)
 
 
-def _context(provider: str, lane: Lane, speed: str | None) -> Mapping[str, str]:
-    """Returns the table's context for a lane. OpenAI's answers state the tier that served them, such as flex or
-    priority, and the table has prices per tier; the price of a tier that it lacks is unknown."""
-    if provider in _FLEX_FOR_ROOM and lane is not Lane.BATCH:
+def _context(pricing: Pricing, lane: Lane, speed: str | None) -> Mapping[str, str]:
+    """Returns the table's context for a lane. Where answers state the tier that served them, such as flex or
+    priority, the table has prices per tier; the price of a tier that it lacks is unknown."""
+    if pricing.flex_at_now and lane is not Lane.BATCH:
         return _STANDARD
-    if provider in _TIERED and lane is Lane.NOW and speed not in _UNHURRIED:
+    if pricing.tiered and lane is Lane.NOW and speed not in _UNHURRIED:
         return {"service_tier": str(speed)}
-    if provider in _TIERED and lane is Lane.FLEX and speed != _CONTEXTS[lane]["service_tier"]:
+    if pricing.tiered and lane is Lane.FLEX and speed != _CONTEXTS[lane]["service_tier"]:
         return _STANDARD if speed in _UNHURRIED else {"service_tier": str(speed)}  # flex was requested but not granted
     return _CONTEXTS[lane]
 
 
 def _card_of_table(
-    provider: str, model: str, context: Mapping[str, str], at: datetime, surcharge: Fraction
+    dialect: Dialect, model: str, context: Mapping[str, str], at: datetime, surcharge: Fraction
 ) -> Card | None:
-    table = _table_prices(provider, model, at, context)
-    share = _IN_BATCHES.get((provider, model)) if context is _CONTEXTS[Lane.BATCH] else None
-    if table is None and share is not None:
-        return _card_of_table(provider, model, _STANDARD, at, surcharge * share)
-    if table is None and context is _CONTEXTS[Lane.BATCH] and provider in _ALL_IN_BATCHES:
-        card = _card_of_table(provider, model, _STANDARD, at, surcharge * _ALL_IN_BATCHES[provider])
+    pricing = dialect.pricing
+    table = _table_prices(dialect.seller, pricing.names.get(model, model), at, context)
+    in_batch = table is None and context is _CONTEXTS[Lane.BATCH]
+    if in_batch and model in pricing.batch_shares:
+        return _card_of_table(dialect, model, _STANDARD, at, surcharge * pricing.batch_shares[model])
+    if in_batch and pricing.batch_share is not None:
+        card = _card_of_table(dialect, model, _STANDARD, at, surcharge * pricing.batch_share)
         return None if card is None else tuple((above, rates._replace(cache_read=None)) for above, rates in card)
     if table is None:
         return None
@@ -272,7 +231,7 @@ def _table_prices(provider: str, model: str, at: datetime, context: Mapping[str,
     variant sets them. Fees (searches) have no variants and are used as they are.
     """
     try:
-        _, entry = _snapshot().find_provider_model(_INSTEAD.get((provider, model), model), None, provider, None)
+        _, entry = _snapshot().find_provider_model(model, None, provider, None)
     except LookupError:
         return None
     resolved: dict[str, Any] = dict(entry.get_prices(at, context or None).__dict__)

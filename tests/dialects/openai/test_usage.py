@@ -203,7 +203,7 @@ def test_embeddings_of_any_length_are_read() -> None:
 
 
 def price(model: str, usage: Usage, lane: Lane = Lane.NOW, book: PriceBook | None = None) -> int | None:
-    return (book or PriceBook()).price("openai", model, usage, lane, AT)
+    return (book or PriceBook()).price(OPENAI, model, usage, lane, AT)
 
 
 def test_a_call_by_hand() -> None:
@@ -241,6 +241,6 @@ def test_a_moderation_is_free_and_nothing_else_that_counts_no_tokens() -> None:
     judged = b'{"id":"modr-1","model":"omni-moderation-latest","results":[{"flagged":true,"categories":{}}]}'
     assert OPENAI.usage(judged) == Usage(0, 0)
     for lane in (Lane.NOW, Lane.BATCH):
-        assert PriceBook().price("openai", "omni-moderation-latest", Usage(0, 0), lane, 1_794_000_000.0) == 0
+        assert PriceBook().price(OPENAI, "omni-moderation-latest", Usage(0, 0), lane, 1_794_000_000.0) == 0
     assert OPENAI.usage(judged.replace(b"omni-moderation-latest", b"another")) is None
     assert OPENAI.usage(b'{"model":"omni-moderation-latest"}') is None

@@ -20,8 +20,8 @@ def test_a_response_passes_through_and_is_entered_at_its_end() -> None:
     bought.finish()
     bought.outlet.add.assert_called_once()  # type: ignore[attr-defined]
     [call] = bought.record.call_args_list  # type: ignore[attr-defined]
-    attempt, status, seller, seen = call.args
-    assert (attempt, status, seller) == (bought.attempt, 200, "openai")
+    attempt, status, dialect, seen = call.args
+    assert (attempt, status, dialect) == (bought.attempt, 200, OPENAI)
     assert seen.final
     assert seen.usage.input_tokens == 3
     bought.outlet.finish.assert_called_once_with()  # type: ignore[attr-defined]

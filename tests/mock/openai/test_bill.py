@@ -6,6 +6,7 @@ import pytest
 
 from carpool.core import model
 from carpool.core.prices import PriceBook
+from carpool.dialects import OPENAI
 from carpool.mock import OPENAI_CATALOGUE, Usage
 from carpool.mock.openai.bill import price_nano
 from carpool.mock.openai.cache import OpenAICache, prefixes
@@ -62,7 +63,7 @@ def test_two_tables_that_know_nothing_of_each_other_agree(name):
             mine = price_nano(spec, Usage(fresh, output, written, 0, read), tier)
             said = model.Usage(fresh, output, read, written, speed=tier if tier in spec.tiers else None)
             lane = model.Lane.BATCH if tier == "batch" else model.Lane.NOW
-            theirs = book.price("openai", name, said, lane, AT)
+            theirs = book.price(OPENAI, name, said, lane, AT)
             # What a cached token costs in a batch is not stated for all; then the price is unknown, never another.
             assert theirs == mine or (theirs is None and tier == "batch" and read), (tier, said)
 

@@ -18,6 +18,7 @@ from carpool.core.ports import (
     Claim,
     Dialect,
     Parsed,
+    Pricing,
     RawRequest,
     Refusal,
     ResultLine,
@@ -77,6 +78,7 @@ def _read(kind: Any, body: bytes) -> Any:
 class Toy(Dialect):
     name = seller = "toy"
     models = (("toy-live*", Capability(batch=False)),)
+    pricing = Pricing(free=("toy-free*",))
     limits = BatchLimits(max_count=100, max_bytes=1_000_000, window=3600.0, retention=7200.0)
     key_headers = (KEY,)
     mixes_models = tells_nonces = True

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from enum import IntEnum
+from fractions import Fraction
 from typing import Protocol
 
 from carpool.core.errors import Misuse
-from carpool.core.model import Headers, Turn, Usage, Value
+from carpool.core.model import Headers, Lane, Turn, Usage, Value
 
 
 class RawRequest(Value, frozen=True, gc=False):
@@ -182,6 +183,20 @@ class Capability:
     flex_price: float = 0.5  # price on `flex` relative to `now`
 
 
+@dataclass(frozen=True, slots=True)
+class Pricing:
+    """What genai-prices lacks about the prices of a seller."""
+
+    names: Mapping[str, str] = field(default_factory=dict)  # of models that the table maps to older ones
+    free: tuple[str, ...] = ()  # globs of models; the table mentions this only in its descriptions
+    tiered: bool = False  # answers state the service tier
+    flex_at_now: bool = False  # flex means higher limits at the price of `now`
+    batch_shares: Mapping[str, Fraction] = field(default_factory=dict)  # batch prices relative to `now`, by model
+    # The same for all models. The price of cache reads is then unknown: no provider states whether the batch discount
+    # and the cache discount combine.
+    batch_share: Fraction | None = None
+
+
 ModelTable = tuple[tuple[str, Capability], ...]  # rows of a glob of names; the first that matches applies
 
 
@@ -195,6 +210,7 @@ class Dialect(Protocol):
     name: str
     seller: str  # the provider whose prices apply; providers that share a dialect differ in this
     models: ModelTable = ()
+    pricing: Pricing = Pricing()
     limits: BatchLimits
     key_headers: tuple[str, ...]  # the headers in which clients send their key, the usual one first
     query: str = ""  # added to every request unless the client sent it already
@@ -304,6 +320,10 @@ class Dialect(Protocol):
         """Usage of a complete answer; None if it reports none."""
 
     def usage_tap(self) -> UsageTap: ...
+    def surcharge(self, model: str, lane: Lane, geo: str | None, speed: str | None) -> Fraction | None:
+        """The factor on the price of all tokens that genai-prices lacks; None for a combination without a price."""
+        return Fraction(1)
+
     def read_webhook(self, secret: str, headers: Headers, body: bytes, now: float) -> WebhookEvent:
         """Verifies the signature of a webhook and parses it; raises `KeyRefused` if the signature is invalid."""
         raise Misuse("There are no webhooks here.")

@@ -10,7 +10,7 @@ from carpool.dialects.anthropic import batches
 from carpool.dialects.anthropic.errors import error, refusal
 from carpool.dialects.anthropic.parse import ENDPOINT, KEY_HEADERS, claim, handles, key_header, parse, secret
 from carpool.dialects.anthropic.replay import PING, replay, stream_error
-from carpool.dialects.anthropic.usage import of_message, tap
+from carpool.dialects.anthropic.usage import of_message, surcharge, tap
 
 __all__ = ["Anthropic"]
 
@@ -70,6 +70,7 @@ class Anthropic(Dialect):
     result_line = staticmethod(batches.result_line)
     usage = staticmethod(of_message)
     usage_tap = staticmethod(tap)
+    surcharge = staticmethod(surcharge)
     refusal = staticmethod(refusal)
     requests_per_minute = staticmethod(batches.requests_per_minute)
     allowances = staticmethod(rate_limits.anthropic)

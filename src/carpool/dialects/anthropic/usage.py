@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import re
+from fractions import Fraction
 from typing import Annotated
 
 import msgspec
 
-from carpool.core.model import Usage
+from carpool.core.model import Lane, Usage
 from carpool.core.ports import Seen
 from carpool.dialects.usage_tap import Tap
 
@@ -139,3 +140,29 @@ class _Listener:
 
 def tap() -> Tap:
     return Tap(_Listener())
+
+
+# ------------------------------------------------------------ surcharges
+# They apply to tokens, not to fees.
+
+_US_ONLY = Fraction(11, 10)
+_US_ONLY_SINCE = (4, 6)
+_FAST = Fraction(2)
+_EVERYWHERE = (None, "", "global", "not_available")
+_VERSION = re.compile(r"claude-[a-z]+-(\d{1,2})(?:[-.](\d{1,2}))?(?![\d.])")
+
+
+def surcharge(model: str, lane: Lane, geo: str | None, speed: str | None) -> Fraction | None:
+    factor = Fraction(1)
+    if geo not in _EVERYWHERE:
+        match = _VERSION.match(model)
+        if geo != "us" or match is None:
+            return None
+        # `claude-opus-4-6` is (4, 6), `claude-sonnet-5-20260930` is (5, 0)
+        if (int(match[1]), int(match[2] or 0)) >= _US_ONLY_SINCE:
+            factor *= _US_ONLY
+    if speed not in (None, "", "standard"):
+        if speed != "fast" or lane is not Lane.NOW:
+            return None
+        factor *= _FAST
+    return factor

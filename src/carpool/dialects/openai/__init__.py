@@ -88,7 +88,7 @@ class OpenAI(Dialect):
         self.provider = provider
         self.home = provider.home
         self.seller, self.query, self.limits = provider.seller, provider.query, provider.limits
-        self.models = provider.models
+        self.models, self.pricing = provider.models, provider.pricing
         self.pages_results, self.key_headers = provider.pages_results, provider.key_headers
 
     # ------------------------------------------------------------ from clients

@@ -9,12 +9,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
+from fractions import Fraction
 from types import MappingProxyType
 from typing import Final, Literal, NamedTuple
 from urllib.parse import urlsplit
 
 from carpool.core.model import Headers
-from carpool.core.ports import BatchLimits, Capability, ModelTable
+from carpool.core.ports import BatchLimits, Capability, ModelTable, Pricing
 from carpool.dialects.openai.shapes import BatchShape, MistralShape, Shape, TogetherShape, XaiShape
 
 CHAT: Final = "/v1/chat/completions"
@@ -58,6 +59,7 @@ class CompatibleProvider:
     endpoints: frozenset[str] | None = None  # allowed in a batch; None: all that carpool supports
     max_line: int | None = None  # bytes of one call
     models: ModelTable = field(default=(), repr=False)
+    pricing: Pricing = field(default=Pricing(), repr=False)
     headers: Headers = field(default=(), repr=False)  # on carpool's own requests
     key_headers: tuple[str, ...] = ("authorization",)  # where clients send their key, the usual one first
 
@@ -115,7 +117,18 @@ _MODELS: Final = (
 )
 
 OPENAI: Final = CompatibleProvider(
-    "openai", "OpenAI", "openai", "https://api.openai.com/v1", hosts=("api.openai.com",), models=_MODELS, hooks=True
+    "openai",
+    "OpenAI",
+    "openai",
+    "https://api.openai.com/v1",
+    hosts=("api.openai.com",),
+    models=_MODELS,
+    pricing=Pricing(
+        free=("*-moderation-*",),
+        tiered=True,
+        batch_shares={f"text-embedding-3-{size}": Fraction(1, 2) for size in ("large", "small")},
+    ),
+    hooks=True,
 )
 
 AZURE: Final = CompatibleProvider(
@@ -129,6 +142,7 @@ AZURE: Final = CompatibleProvider(
     endpoints=frozenset({CHAT, RESPONSES}),
     # Flex is a preview for some kinds of deployment: off unless the config enables it.
     models=tuple((pattern, replace(row, flex=False)) for pattern, row in _MODELS),
+    pricing=Pricing(tiered=True),
     key_headers=("api-key", "authorization"),
     # A resource has room for 500 files, and for 10,000 that expire.
     form=(("purpose", "batch"), ("expires_after[seconds]", "1209600"), ("expires_after[anchor]", "created_at")),
@@ -145,6 +159,7 @@ GROQ: Final = CompatibleProvider(
     longest_window=7 * DAY,
     endpoints=frozenset({CHAT}),
     models=(("*", Capability(flex_price=1.0)),),
+    pricing=Pricing(flex_at_now=True, batch_share=Fraction(1, 2)),
     paging=Paging(limit=None),
     busy=frozenset({498}),
     closing=("x_groq", "usage"),
@@ -184,6 +199,7 @@ MISTRAL: Final = CompatibleProvider(
     longest_window=7 * DAY - HOUR,
     endpoints=frozenset({CHAT, EMBEDDINGS, MODERATIONS}),
     models=(("*-embed*", Capability(stream=False)),),
+    pricing=Pricing(names={"mistral-large-latest": "mistral-large-2512"}, batch_share=Fraction(1, 2)),
     batches="/v1/batch/jobs",
     paging=Paging("page_size", "page", more="order_by=-created", next="page"),
     plain_lines=True,

@@ -240,7 +240,7 @@ class Collector:
             reason = f"the batch gave it back as {line.result}"
         elif usage is not None:
             paid, would_have_paid = self._context.prices.paid_and_would_have_paid(
-                upstream.dialect.seller, model, usage, Lane.BATCH, now
+                upstream.dialect, model, usage, Lane.BATCH, now
             )
         kind = EntryKind.PURCHASE
         bought = ticket, batch.id, now, Lane.BATCH, kind, key.provider, self._context.whose(batch), model

@@ -39,7 +39,7 @@ class Purchase(Struct, eq=False):
     tells whether the client got everything it waits for, however the connection ended.
     """
 
-    record: Callable[[Entry, int, str, Seen], Entry]  # the result of the attempt, in the ledger
+    record: Callable[[Entry, int, Dialect, Seen], Entry]  # the result of the attempt, in the ledger
     record_unsent: Callable[[Entry], None]
     dialect: Dialect
     attempt: Entry
@@ -107,7 +107,7 @@ class Purchase(Struct, eq=False):
         assert self.tap is not None
         seen = self.tap.end(whole)
         self.complete = seen.answered
-        self.entry = self.record(self.attempt, self.status, self.dialect.seller, seen)
+        self.entry = self.record(self.attempt, self.status, self.dialect, seen)
 
     # ------------------------------------------------------------ called by the frontend
 

@@ -13,7 +13,7 @@ from carpool.core.bounded import backoff
 from carpool.core.errors import DeadlineMissed, NotConnected, ProviderFailing, TooBusy, WireError
 from carpool.core.lifecycle import TicketState
 from carpool.core.model import Call, Entry, EntryKind, Lane, Outcome, OutcomeKind, Settlement, Value
-from carpool.core.ports import Ask, HttpResponse, Refusal, ResponseReceiver, Seen
+from carpool.core.ports import Ask, Dialect, HttpResponse, Refusal, ResponseReceiver, Seen
 from carpool.core.upstream import Upstream, WholeResponse, whole
 from carpool.engine.context import EngineContext, Reply
 from carpool.engine.now.gate import KEPT_PATIENCE_S, Gates, Slot
@@ -80,7 +80,7 @@ class Sender:
     def passing(self, request: SendRequest, response: HttpResponse, entry: Entry) -> StreamedResponse:
         """Streams the response. Closing the passage aborts the request."""
         dialect = self._upstream(request).dialect
-        finish = partial(self.close, entry, response.status, dialect.seller)
+        finish = partial(self.close, entry, response.status, dialect)
         chunks = Tapped(response, dialect.usage_tap(), finish)
         ticket = request.call.ticket if entry.sent else None
         return StreamedResponse(ticket, response.status, response.headers, chunks, request.reason, request.lane)
@@ -108,7 +108,7 @@ class Sender:
         purchase.start(http_client, upstream.request(ask, (), PASSING_S), context.background)
         return purchase
 
-    def close(self, entry: Entry, status: int, dialect: str, seen: Seen) -> Entry:
+    def close(self, entry: Entry, status: int, dialect: Dialect, seen: Seen) -> Entry:
         """Prices a finished purchase: an error is not billed, and a response that broke off has no known price."""
         if status >= 400:
             finished = ledger.free(entry)
@@ -293,7 +293,7 @@ class Sender:
         if not response.ok:
             return ledger.free(entry)
         dialect = self._upstream(request).dialect
-        return self._context.prices.priced(entry, dialect.seller, dialect.usage(response.body))
+        return self._context.prices.priced(entry, dialect, dialect.usage(response.body))
 
 
 class _Taken(Exception):
