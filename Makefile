@@ -6,8 +6,9 @@ VENV := .venv
 ARGS :=
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
-# On all cores; a file stays together, so that what it sets up is set up once.
-TOGETHER := -n auto --dist loadfile
+# Two workers a core: tests wait for servers more than they compute. A file stays together: what it sets up is set up once.
+WORKERS := $(shell $(PYTHON) -c 'import os; print(2 * os.cpu_count())' 2>/dev/null)
+TOGETHER := -n $(or $(WORKERS),auto) --dist loadfile
 UNIT := config contract core dialects engine house http mock planners properties stores
 
 .DEFAULT_GOAL := help
