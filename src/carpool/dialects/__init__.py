@@ -22,6 +22,7 @@ __all__ = [
     "below",
     "compatible_provider",
     "configured_dialect",
+    "dialect_of_endpoint",
     "dialect_of_request",
     "get",
     "key_headers",
@@ -62,6 +63,11 @@ def dialect_of_request(path: str, headers: Headers) -> str | None:
             if header in _UNSPOKEN:
                 return _UNSPOKEN[header]
     return name if claims[name] else None
+
+
+def dialect_of_endpoint(method: str, path: str) -> Dialect | None:
+    """The dialect that parses an endpoint, whatever the headers: for requests whose destination is fixed already."""
+    return next((dialect for dialect in DIALECTS.values() if dialect.handles(method, path)), None)
 
 
 def compatible_provider(base_url: str, named: str | None = None) -> CompatibleProvider:

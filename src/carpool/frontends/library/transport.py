@@ -20,7 +20,7 @@ from carpool.core.errors import BadCall, Closed, NotStarted, TimedOut, WireError
 from carpool.core.model import Headers, Lane
 from carpool.core.ports import Dialect, HttpClient, HttpRequest, RawRequest
 from carpool.core.prices import PriceBook
-from carpool.dialects import DIALECTS, OPENAI, compatible_provider, configured_dialect, dialect_of_request
+from carpool.dialects import OPENAI, compatible_provider, configured_dialect, dialect_of_endpoint
 from carpool.engine import Engine, Hook, Upstream
 from carpool.frontends.intake import NO_RETRY, end_to_end
 from carpool.frontends.library.exchange import (
@@ -209,8 +209,8 @@ class Transport(LibraryFrontend):
         path, _, query = request.url.raw_path.decode("ascii").partition("?")
         prefix, _, rest = path.rpartition("/v1/")
         raw = RawRequest(request.method, f"/v1/{rest}", query, kept, body)
-        dialect = DIALECTS.get(dialect_of_request(raw.path, kept) or "")
-        if dialect is None or not dialect.handles(raw.method, raw.path):
+        dialect = dialect_of_endpoint(raw.method, raw.path)
+        if dialect is None:
             return await _with_read_timeout(self._pass(request, kept, body), request)
         exchange = self._exchange(dialect, f"{request.url.scheme}://{request.url.netloc.decode('ascii')}{prefix}")
         if not options.timed and options.key is None and options.lane in (None, Lane.NOW):
