@@ -23,7 +23,7 @@ test: $(READY) ## Run the tests, but for the deep ones
 	@$(BIN)/python -m pytest $(TOGETHER) -m 'not deep' $(ARGS)
 
 test-deep: $(READY) ## Run the deep tests only: all crashes, more worlds, more stores; slow
-	@$(BIN)/python -m pytest $(TOGETHER) -m deep $(ARGS)
+	@$(BIN)/python -m pytest -n auto --dist loadfile -m deep $(ARGS)
 
 test-all: test test-deep ## Run all tests: the quick ones, then the deep ones
 

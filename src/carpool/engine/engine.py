@@ -73,7 +73,7 @@ class Engine:
         rng: random.Random | None = None,
         probe: Probe | None = None,
         capabilities: Capabilities | None = None,
-        lease: Lease = LEASE,
+        lease: Lease | None = None,
     ) -> None:
         rng = rng or random.SystemRandom()
         self._context = context = EngineContext(
@@ -94,7 +94,7 @@ class Engine:
         self._capabilities = capabilities or Capabilities()
         self._api = api = BatchApi(context)
         collector = Collector(context, api)
-        self._membership = Membership(context, api, lease)
+        self._membership = Membership(context, api, lease or LEASE)
         self._buyer = Buyer(context, api)
         self._follower = Follower(context, api, self._buyer, collector)
         self._rescuer = Rescuer(context, api, self._sender, self._follower.look_soon)

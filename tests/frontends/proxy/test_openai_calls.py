@@ -69,7 +69,7 @@ async def both(config: MockConfig | None = None, **more: Any) -> AsyncIterator[B
             "anthropic": Upstream("anthropic", mock.url, get_dialect("anthropic"), wire),
             "openai": Upstream("openai", f"{mock.url}/v1", get_dialect("openai"), wire),
         }
-        policy = RoutingPolicy(linger_ms=20, poll_interval_s=0.05)
+        policy = RoutingPolicy(linger_ms=20, poll_interval_s=0.05, batch_rpm=3000)
         engine = Engine(store=store, clock=clock, upstreams=upstreams, keyring=Keyring(store.pepper), policy=policy)
         await engine.start()
         async with _served(Proxy(engine, upstreams, clock, note=lines.append, **more)) as url:
