@@ -11,20 +11,8 @@ from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, field, fields
 from typing import Any, Final
 
-from carpool.config.values import (
-    Reader,
-    allowed,
-    base_url,
-    caching_mode,
-    host,
-    list_of,
-    network,
-    pem_path,
-    proxy_url,
-    timezone,
-    url,
-    variable,
-)
+from carpool.config import values
+from carpool.config.values import Reader, allowed
 from carpool.core.settings import SWITCH, Check, Choice, Range, Shape
 from carpool.dialects import COMPATIBLE_PROVIDERS, DIALECTS
 from carpool.planners.access.rules import RuleBook
@@ -50,14 +38,14 @@ class Provider:
 
     name: str
     dialect: str = setting(MISSING, lambda value, path: allowed(one_of(DIALECTS))(value, path))
-    base_url: str = setting(MISSING, base_url)
-    api_key_env: str | None = setting(None, variable("ANTHROPIC_API_KEY"))
+    base_url: str = setting(MISSING, values.base_url)
+    api_key_env: str | None = setting(None, values.variable("ANTHROPIC_API_KEY"))
     default: bool = setting(False, SWITCH)  # used for requests of its dialect that name no provider
     allow_http: bool = setting(False, SWITCH)  # allow unencrypted connections to other machines
     allow_link_local: bool = setting(False, SWITCH)  # allow the addresses of cloud metadata services
-    proxy: str | None = setting(None, proxy_url)  # URL of the outgoing proxy
-    ca_file: str | None = setting(None, pem_path)  # additional certificate authorities
-    webhook_secret_env: str | None = setting(None, variable("OPENAI_WEBHOOK_SECRET"))
+    proxy: str | None = setting(None, values.proxy_url)  # URL of the outgoing proxy
+    ca_file: str | None = setting(None, values.pem_path)  # additional certificate authorities
+    webhook_secret_env: str | None = setting(None, values.variable("OPENAI_WEBHOOK_SECRET"))
     models: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # overrides of the capability table
     vendor: str = setting("", one_of(COMPATIBLE_PROVIDERS))  # empty for the dialect's own
     window: float | None = None  # completion window of its batches in seconds; None: the usual one
@@ -91,8 +79,8 @@ class ConnectionLimits:
 class Tls:
     """Paths of a certificate and its key, in PEM format."""
 
-    cert: str = setting(MISSING, pem_path)
-    key: str = setting(MISSING, pem_path)
+    cert: str = setting(MISSING, values.pem_path)
+    key: str = setting(MISSING, values.pem_path)
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,12 +88,12 @@ class ServerSettings:
     """How clients reach carpool, and the outgoing proxy for providers without their own: the section `server`."""
 
     tls: Tls | None = None
-    allowed_hosts: tuple[str, ...] = setting((), list_of(host, "[carpool.example.com]"))
-    admin_token_env: str = setting("CARPOOL_ADMIN_TOKEN", variable("CARPOOL_ADMIN_TOKEN"))
-    trusted_proxies: tuple[str, ...] = setting((), list_of(network, "[10.0.0.0/8]"))
-    outgoing_proxy: str | None = setting(None, proxy_url)
-    outgoing_proxy_auth_env: str | None = setting(None, variable("PROXY_LOGIN"))
-    ca_file: str | None = setting(None, pem_path)
+    allowed_hosts: tuple[str, ...] = setting((), values.list_of(values.host, "[carpool.example.com]"))
+    admin_token_env: str = setting("CARPOOL_ADMIN_TOKEN", values.variable("CARPOOL_ADMIN_TOKEN"))
+    trusted_proxies: tuple[str, ...] = setting((), values.list_of(values.network, "[10.0.0.0/8]"))
+    outgoing_proxy: str | None = setting(None, values.proxy_url)
+    outgoing_proxy_auth_env: str | None = setting(None, values.variable("PROXY_LOGIN"))
+    ca_file: str | None = setting(None, values.pem_path)
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,15 +101,15 @@ class Config:
     providers: tuple[Provider, ...] = tuple(BUILT_IN.values())
     policy: RoutingPolicy = field(default_factory=RoutingPolicy)
     book: RuleBook = field(default_factory=RuleBook)
-    timezone: str = setting("UTC", timezone, at="routing.timezone")
+    timezone: str = setting("UTC", values.timezone, at="routing.timezone")
     max_body_mb: float = setting(32.0, Range(0.001, 1000, whole=False), at="limits.max_body_mb")
     store: str = setting("carpool.db", _STORE, at="store.url")
     encrypt: bool = setting(False, SWITCH, at="store.encrypt")  # encrypt calls and responses in the store
     # None: required unless only this machine can connect
     keys_required: bool | None = setting(None, SWITCH, at="keys.required")
-    caching: str = setting("observe", caching_mode, at="caching.mode")
+    caching: str = setting("observe", values.caching_mode, at="caching.mode")
     otlp_endpoint: str | None = setting(
-        None, url("the URL of a collector", "http://127.0.0.1:4318"), at="observability.otlp_endpoint"
+        None, values.url("the URL of a collector", "http://127.0.0.1:4318"), at="observability.otlp_endpoint"
     )
     serving: ServerSettings = field(default_factory=ServerSettings)
     limits: ConnectionLimits = field(default_factory=ConnectionLimits)
