@@ -6,7 +6,7 @@ import operator
 import re
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import UTC, datetime, tzinfo
 from fnmatch import translate
 from functools import lru_cache
@@ -37,6 +37,7 @@ _PLAIN: Final = re.compile(r"(\*?)([^*?\[\]]*)(\*?)")  # patterns that need no r
 _SIZE: Final = re.compile(r"\s*(<=|>=|<|>)\s*([0-9]+(?:\.[0-9]+)?)\s*(b|kb|mb|)\s*", re.IGNORECASE)
 _COMPARE: Final = {">": operator.gt, ">=": operator.ge, "<": operator.lt, "<=": operator.le}
 _BYTES: Final = {"": 1, "b": 1, "kb": 1_000, "mb": 1_000_000}
+_MINUTES: Final = 24 * 60  # of a day
 _HOURS: Final = re.compile(r"\s*([01]?\d|2[0-4]):([0-5]\d)\s*-\s*([01]?\d|2[0-4]):([0-5]\d)\s*")
 DAYS: Final = ("mon", "tue", "wed", "thu", "fri", "sat", "sun")
 _DAY_WORDS: Final = {"weekdays": "mon-fri", "weekend": "sat-sun", "daily": "mon-sun"}
@@ -174,16 +175,30 @@ def _patterns(want: object, path: str) -> list[str]:
 
 
 def _window(wants: Mapping[str, object], path: str, zone: tzinfo) -> Condition | None:
-    texts = [f"{wants[key]}" for key in ("between", "days") if key in wants and isinstance(wants[key], str)]
-    hours = Window()
-    if "between" in wants:
-        start, end = _between(wants["between"], f"{path}.between")
-        hours = replace(hours, start=start, end=end)
-    if "days" in wants:
-        hours = replace(hours, days=_days(wants["days"], f"{path}.days"))
-        if not isinstance(wants["days"], str):
-            texts.append(", ".join(DAYS[day] for day in sorted(hours.days)))
-    return _time_condition(" ".join(texts), hours, zone) if hours != Window() else None
+    """On a time of day and the days on which it begins: it may run past midnight. None if it is always met."""
+    start, end = _between(wants["between"], f"{path}.between") if "between" in wants else (0, _MINUTES)
+    days = _days(wants["days"], f"{path}.days") if "days" in wants else frozenset(range(7))
+    if (start, end, len(days)) == (0, _MINUTES, 7):
+        return None
+    wanted = " ".join(str(wants[key]) for key in ("between", "days") if isinstance(wants.get(key), str))
+    if not isinstance(wants.get("days", ""), str):
+        wanted = f"{wanted} {', '.join(DAYS[day] for day in sorted(days))}".lstrip()
+
+    @lru_cache(maxsize=4)  # the result changes with the minute only, and every call needs it
+    def holds(minute_of_epoch: int) -> bool:
+        then = datetime.fromtimestamp(minute_of_epoch * 60, zone)
+        day, minute = then.weekday(), then.hour * 60 + then.minute
+        if start < end:
+            return day in days and start <= minute < end
+        if minute >= start:
+            return day in days
+        return minute < end and (day - 1) % 7 in days
+
+    def tell(_: Facts, now: float) -> str:
+        then = datetime.fromtimestamp(now, zone)
+        return f"{DAYS[then.weekday()]} {then:%H:%M} in {zone}"
+
+    return Condition("the time", wanted, lambda _, now: holds(int(now // 60)), tell, steady=False)
 
 
 def _between(want: object, path: str) -> tuple[int, int]:
@@ -191,7 +206,7 @@ def _between(want: object, path: str) -> tuple[int, int]:
     if match is None:
         raise ConfigError(f"{path} is {named(want)}; it must be two times of day, as in '22:00-06:00'.")
     start, end = int(match[1]) * 60 + int(match[2]), int(match[3]) * 60 + int(match[4])
-    if start == end or max(start, end) > 24 * 60:
+    if start == end or max(start, end) > _MINUTES:
         raise ConfigError(f"{path} is {named(want)}, which is no part of a day: write one as in '22:00-06:00'.")
     return start, end
 
@@ -282,32 +297,3 @@ def _text_condition(key: str, patterns: Sequence[str] | bool) -> Condition:
         return text is not None and fits(text.lower())
 
     return Condition(key, " or ".join(patterns), test, tell, steady)
-
-
-@dataclass(frozen=True, slots=True)
-class Window:
-    """A time of day in minutes, and the days on which it begins: a window may run past midnight."""
-
-    start: int = 0
-    end: int = 24 * 60
-    days: frozenset[int] = frozenset(range(7))
-
-    def holds(self, day: int, minute: int) -> bool:
-        if self.start < self.end:
-            return day in self.days and self.start <= minute < self.end
-        if minute >= self.start:
-            return day in self.days
-        return minute < self.end and (day - 1) % 7 in self.days
-
-
-def _time_condition(wanted: str, hours: Window, zone: tzinfo) -> Condition:
-    @lru_cache(maxsize=4)  # the result changes with the minute only, and every call needs it
-    def holds(minute: int) -> bool:
-        then = datetime.fromtimestamp(minute * 60, zone)
-        return hours.holds(then.weekday(), then.hour * 60 + then.minute)
-
-    def tell(_: Facts, now: float) -> str:
-        then = datetime.fromtimestamp(now, zone)
-        return f"{DAYS[then.weekday()]} {then:%H:%M} in {zone}"
-
-    return Condition("the time", wanted, lambda _, now: holds(int(now // 60)), tell, steady=False)
