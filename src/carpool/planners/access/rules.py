@@ -50,9 +50,6 @@ def call_of(
     payer: str = "",
 ) -> Call:
     """The call of a parsed request, after the rules."""
-    deadline = options.deadline
-    if deadline is None and options.budget is not None:
-        deadline = arrived + options.budget
     return Call(
         ticket=ticket,
         provider=upstream.provider,
@@ -63,7 +60,7 @@ def call_of(
         credential=credential,
         model=parsed.model,
         arrived=arrived,
-        deadline=deadline,
+        deadline=options.until(arrived),
         stream=parsed.stream,
         max_output_tokens=parsed.max_output_tokens,
         unbatchable=parsed.unbatchable,
