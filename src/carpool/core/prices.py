@@ -17,7 +17,7 @@ from fractions import Fraction
 from functools import lru_cache
 from typing import Any, NamedTuple
 
-from msgspec.structs import replace
+from msgspec.structs import astuple, replace
 
 from carpool.core.errors import ConfigError
 from carpool.core.model import Entry, Lane, Usage
@@ -151,15 +151,7 @@ def _cost(rates: Rates, usage: Usage) -> int | None:
     if not rest and rates.input is not None and rates.output is not None:  # the common case
         return _half_even(usage.input_tokens * rates.input + usage.output_tokens * rates.output, rates.scale)
     total = 0
-    counts = (  # in the order of `Rates`
-        usage.input_tokens,
-        usage.output_tokens,
-        usage.cache_read_tokens,
-        usage.cache_write_5m_tokens,
-        usage.cache_write_1h_tokens,
-        usage.web_searches,
-    )
-    for count, rate in zip(counts, rates, strict=False):
+    for count, rate in zip(astuple(usage), rates[:-1], strict=False):  # the counts come first, in the order of `Rates`
         if count:
             if rate is None:
                 return None
