@@ -15,12 +15,12 @@ from carpool.core.model import Totals
 from carpool.core.ports import Store
 from carpool.stores.encryption import check_sealing
 from carpool.stores.operations.calls import KeyAdmin
-from carpool.stores.secret import load_secret
+from carpool.stores.secret import find_secret
 from carpool.stores.sqlite import SqliteStore
 from carpool.stores.sqlite.opening import inspect_file, is_there, look, real_path
 from carpool.stores.sqlite.opening import open_keys as sqlite_keys
 
-__all__ = ["KeyAdmin", "SqliteStore", "carries_password", "check_url", "inspect_store", "is_postgres", "load_secret"]
+__all__ = ["KeyAdmin", "SqliteStore", "carries_password", "check_url", "inspect_store", "is_postgres"]
 __all__ += ["open_inline", "open_keys", "open_store", "peek", "shown", "sqlite_path", "store_exists"]
 
 _SQLITE = "sqlite://"
@@ -71,7 +71,7 @@ def inspect_store(url: str | Path | None, *, encrypt: bool = False) -> list[Virt
     path = sqlite_path(url)
     if path is not None:
         return inspect_file(real_path(path), encrypt=encrypt)
-    load_secret(None)
+    find_secret(None)
     check_sealing(None, encrypt=encrypt)
     return []
 

@@ -99,15 +99,15 @@ class Sealing(PlainContents):
         return _SEALED_TEXT + base64.b64encode(nonce + sealed).decode()
 
 
-def unseal(session: Session, secret: bytes, *, encrypt: bool) -> None:
+def unseal(session: Session, *, encrypt: bool) -> None:
     """Sets the session's contents. Each store has its own salt, so one secret gives each a different key. Without a
     salt, nothing in a store was ever encrypted."""
     if (library := check_sealing(session, encrypt=encrypt)) is None:
         return
     cipher, invalid = library
     salt = bytes.fromhex(session.make_meta(_SALT, os.urandom(16).hex()))
-    words = _derived(secret, salt, b"carpool store, words")
-    bodies = cipher(_derived(secret, salt, b"carpool store, bodies"))
+    words = _derived(session.pepper, salt, b"carpool store, words")
+    bodies = cipher(_derived(session.pepper, salt, b"carpool store, bodies"))
     session.contents = Sealing(bodies, words, invalid, encrypt=encrypt)
 
 

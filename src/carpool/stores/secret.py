@@ -18,14 +18,6 @@ VARIABLE = "CARPOOL_SECRET"
 SHORTEST = 16
 
 
-def load_secret(path: str | None, env: Mapping[str, str] = os.environ) -> bytes:
-    """Returns `CARPOOL_SECRET`, else the contents of `<path>.secret` (mode 0600, created if missing); for a store in
-    memory, a random secret."""
-    if path is None:
-        return find_secret(None, env) or secrets.token_bytes(32)
-    return _load_file(secret_file(path), env)
-
-
 def secret_file(path: str) -> Path:
     return Path(f"{os.path.realpath(path)}.secret")
 
@@ -48,6 +40,22 @@ def find_secret(file: Path | None, env: Mapping[str, str] = os.environ) -> bytes
     return text.encode()
 
 
+def load_secret(file: Path | None, env: Mapping[str, str] = os.environ) -> bytes:
+    """As `find_secret`, and creates the file (mode 0600) if it is missing; without a file, returns a random secret."""
+    if file is None:
+        return find_secret(None, env) or secrets.token_bytes(32)
+    secret = find_secret(file, env)
+    if secret is None:
+        try:
+            file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            _create(file)
+        except OSError as error:
+            raise _unusable(file, error) from error
+        secret = find_secret(file, env)
+    assert secret is not None
+    return secret
+
+
 def find_store_secret(session: Session, given: bytes | None, file: Path) -> bytes | None:
     """Returns the store's secret, None if it has none yet. Raises if the secret is missing, or is another one."""
     check = session.meta("secret_check")  # before the secret, which a new store writes first
@@ -68,29 +76,15 @@ def find_store_secret(session: Session, given: bytes | None, file: Path) -> byte
     return secret
 
 
-def settle_secret(session: Session, given: bytes | None, file: Path) -> bytes:
-    """As `find_store_secret`; a store without a secret gets one, which is kept in the file unless it is configured."""
-    secret = find_store_secret(session, given, file) or _load_file(file, os.environ)
-    session.make_meta("secret_check", _check_value(secret))
-    find_store_secret(session, secret, file)  # another process may have been faster
-    return secret
+def settle_secret(session: Session, given: bytes | None, file: Path) -> None:
+    """Sets the session's secret. A store without one gets one, which is kept in the file unless it is configured."""
+    session.pepper = find_store_secret(session, given, file) or load_secret(file)
+    session.make_meta("secret_check", _check_value(session.pepper))
+    find_store_secret(session, session.pepper, file)  # another process may have been faster
 
 
 def _check_value(secret: bytes) -> str:
     return hmac.new(secret, b"carpool store check", hashlib.sha256).hexdigest()
-
-
-def _load_file(file: Path, env: Mapping[str, str]) -> bytes:
-    secret = find_secret(file, env)
-    if secret is None:
-        try:
-            file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            _create(file)
-        except OSError as error:
-            raise _unusable(file, error) from error
-        secret = find_secret(file, env)
-    assert secret is not None
-    return secret
 
 
 def _unusable(path: Path, error: Exception) -> StoreUnwritable:

@@ -30,8 +30,9 @@ from carpool.core.errors import (
 )
 from carpool.core.lifecycle import BatchState, TicketState
 from carpool.core.model import EntryKind, Lane, Outcome, OutcomeKind, Settlement
-from carpool.stores import SqliteStore, load_secret, open_store, peek
+from carpool.stores import SqliteStore, open_store, peek
 from carpool.stores.operations.session import migrations
+from carpool.stores.secret import load_secret, secret_file
 from carpool.stores.sqlite import opening
 from tests.support import ROOT
 from tests.support.stores import (
@@ -604,15 +605,15 @@ async def test_a_wrong_secret_is_refused(path: str) -> None:
 
 
 def test_the_secret_comes_from_the_environment_first(path: str) -> None:
-    assert load_secret(path, {"CARPOOL_SECRET": "x" * 20}) == b"x" * 20
+    assert load_secret(secret_file(path), {"CARPOOL_SECRET": "x" * 20}) == b"x" * 20
     assert not Path(f"{path}.secret").exists()
     with pytest.raises(ConfigError, match="too short"):
-        load_secret(path, {"CARPOOL_SECRET": "x"})
+        load_secret(secret_file(path), {"CARPOOL_SECRET": "x"})
 
 
 def test_the_secret_beside_the_file_is_made_once(path: str, tmp_path: Path) -> None:
-    first = load_secret(path, {})
-    assert load_secret(path, {}) == first
+    first = load_secret(secret_file(path), {})
+    assert load_secret(secret_file(path), {}) == first
     assert len(bytes.fromhex(first.decode())) == 32
     assert stat.S_IMODE(Path(f"{path}.secret").stat().st_mode) == 0o600
     assert [file.name for file in tmp_path.iterdir()] == ["carpool.db.secret"]
@@ -625,4 +626,4 @@ def test_a_secret_in_memory_is_new_each_time() -> None:
 def test_a_damaged_secret_is_no_secret(path: str) -> None:
     Path(f"{path}.secret").write_text("")
     with pytest.raises(WrongSecret, match="damaged"):
-        load_secret(path, {})
+        load_secret(secret_file(path), {})

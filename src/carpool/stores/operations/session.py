@@ -100,6 +100,7 @@ class Session(ABC):
         self.name = name
         self.sql = sql
         self.contents = PlainContents()
+        self.pepper = b""  # the store's secret; `settle_secret` sets it
         self.awaiters: set[str] = set()  # every engine that this session ever wrote as awaiter of a call
         self.doubted: frozenset[str] = frozenset()  # engines that may be dead or alive, as of the last `bury`
         self._credentials: dict[str, int] = {}
@@ -117,6 +118,10 @@ class Session(ABC):
     @abstractmethod
     def new_id(self, statement: str, parameters: Parameters = ()) -> int:
         """Runs an INSERT of one row and returns its id."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Closes the connection, and what was opened with it. May be called twice."""
 
     @abstractmethod
     def departed(self, now: float) -> list[str]:

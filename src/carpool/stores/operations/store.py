@@ -71,19 +71,19 @@ class HintListeners:
 
 # ------------------------------------------------------------ opening
 
-Opened = TypeVar("Opened")
+S = TypeVar("S", bound=Session)
 
 
-async def open_in_thread(open_store: Callable[[], Opened], discard: Callable[[Opened], None]) -> Opened:
-    """Opens in another thread. If the caller is cancelled meanwhile, what was opened is discarded."""
+async def open_in_thread(open_store: Callable[[], S]) -> S:
+    """Opens in another thread. If the caller is cancelled meanwhile, what was opened is closed."""
     opening = asyncio.get_running_loop().run_in_executor(None, open_store)
     try:
         return await asyncio.shield(opening)
     except asyncio.CancelledError:
 
-        def opened(opening: asyncio.Future[Opened]) -> None:
+        def opened(opening: asyncio.Future[S]) -> None:
             if not opening.cancelled() and opening.exception() is None:
-                discard(opening.result())
+                opening.result().close()
 
         opening.add_done_callback(opened)
         raise
@@ -127,11 +127,12 @@ def _snapshot(argument: object) -> object:
 class OperatedStore(HintListeners):
     """Implements `ports.Store` except for opening, closing and synchronous attempts."""
 
-    def __init__(self, groups: Groups, secret: bytes, *, threaded: bool) -> None:
+    def __init__(self, session: Session, groups: Groups, *, threaded: bool) -> None:
         super().__init__()
+        self._session = session
         self._groups = groups
         self.writer = Writer(groups, threaded=threaded)
-        self.pepper = secret
+        self.pepper = session.pepper
 
     durable: bool
 
@@ -247,7 +248,8 @@ class OperatedStore(HintListeners):
         await self.writer.do(each(calls.used_keys), (dict(uses),), relaxed=True)
 
     @abstractmethod
-    async def aclose(self) -> None: ...
+    async def aclose(self) -> None:
+        """Finishes all queued writes, then closes what was opened. May be called twice."""
 
 
 _lines = _queued(batches.lines)

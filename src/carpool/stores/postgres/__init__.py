@@ -21,7 +21,6 @@ from psycopg.types.numeric import Int8BinaryDumper, Int8Dumper
 from carpool.core.errors import ConfigError, StoreError, StoreTooNew
 from carpool.core.keys import VirtualKey
 from carpool.core.model import Totals
-from carpool.stores import secret as secrets
 from carpool.stores.encryption import check_sealing, unseal
 from carpool.stores.operations import calls, ledger
 from carpool.stores.operations.session import Row, no_store
@@ -30,6 +29,7 @@ from carpool.stores.operations.store import OperatedStore, open_in_thread
 from carpool.stores.postgres.groups import PATIENCE_S, PostgresGroups
 from carpool.stores.postgres.notify import NotifyChannel
 from carpool.stores.postgres.session import PostgresSession, for_driver, is_permanent, translate
+from carpool.stores.secret import find_secret, find_store_secret, settle_secret
 
 OLDEST_SERVER = 140000
 SCHEMA = "carpool"
@@ -49,9 +49,6 @@ SELECT set_config('synchronous_commit', 'on', false) WHERE current_setting('sync
 """
 
 
-Opened = tuple[PostgresSession, bytes]
-
-
 class PostgresStore(OperatedStore):
     """A store that several engines in several processes may share.
 
@@ -60,14 +57,12 @@ class PostgresStore(OperatedStore):
 
     durable = True
 
-    def __init__(self, opened: Opened, address: Address, threaded: bool, patience: float) -> None:
-        self._session, secret = opened
-        groups = PostgresGroups(self._session, partial(connect, address), patience)
-        super().__init__(groups, secret, threaded=threaded)
-        self._released = False
+    def __init__(self, session: PostgresSession, address: Address, threaded: bool, patience: float) -> None:
+        groups = PostgresGroups(session, partial(connect, address), patience)
+        super().__init__(session, groups, threaded=threaded)
         self._hearing: NotifyChannel | None = None
         if threaded:
-            sign_in = for_driver(self._session.sql["sign_in"])
+            sign_in = for_driver(session.sql["sign_in"])
             self._hearing = NotifyChannel(partial(connect, address), address.schema, sign_in, super().notify)
 
     @classmethod
@@ -86,8 +81,8 @@ class PostgresStore(OperatedStore):
         reached."""
         address = address_of(url)
         opening = partial(_open, address, secret, encrypt, own_clock)
-        opened = await open_in_thread(opening, _close) if threaded else opening()
-        return cls(opened, address, threaded, patience)
+        session = await open_in_thread(opening) if threaded else opening()
+        return cls(session, address, threaded, patience)
 
     async def join(self, engine: str, now: float, ttl: float, pulse: float | None = None) -> bool:
         alive = await super().join(engine, now, ttl, pulse)
@@ -106,17 +101,11 @@ class PostgresStore(OperatedStore):
             self._hearing.tell(topic, names)
 
     async def aclose(self) -> None:
-        """Finishes all queued writes, then closes the connections. May be called twice."""
         await self.writer.aclose()
-        if not self._released:
-            self._released = True
-            if self._hearing is not None:
-                await asyncio.get_running_loop().run_in_executor(None, self._hearing.close)
-            self._session.connection.close()
-
-
-def _close(opened: Opened) -> None:
-    opened[0].connection.close()
+        if self._hearing is not None:
+            hearing, self._hearing = self._hearing, None
+            await asyncio.get_running_loop().run_in_executor(None, hearing.close)
+        self._session.close()
 
 
 # ------------------------------------------------------------ connecting
@@ -199,20 +188,20 @@ def _connected(url: str) -> Iterator[tuple[psycopg.Connection[Row], Address]]:
 # ------------------------------------------------------------ opening
 
 
-def _open(address: Address, secret: bytes | None, encrypt: bool, own_clock: bool) -> Opened:
+def _open(address: Address, secret: bytes | None, encrypt: bool, own_clock: bool) -> PostgresSession:
     connection = _connect_first(address)
     try:
         _migrate(connection, address)
         session = PostgresSession(connection, address.name, own_clock=own_clock)
         session.make_meta("store_id", uuid4().hex)
-        secret = secrets.settle_secret(session, secret, _secret_file(session))
-        unseal(session, secret, encrypt=encrypt)
+        settle_secret(session, secret, _secret_file(session))
+        unseal(session, encrypt=encrypt)
     except BaseException as error:
         connection.close()
         if isinstance(error, psycopg.Error):
             raise translate(error, address.name) from None
         raise
-    return session, secret
+    return session
 
 
 def _secret_file(session: PostgresSession) -> Path:
@@ -278,10 +267,9 @@ def open_keys(url: str, *, make: bool) -> Iterator[calls.KeyAdmin]:
     address = address_of(url)
     if not make and not exists(url):
         raise StoreError(no_store(address.name))
-    session, secret = _open(address, None, encrypt=False, own_clock=True)
-    with closing(session.connection) as connection:
+    with closing(_open(address, None, encrypt=False, own_clock=True)) as session:
         try:
-            yield calls.KeyAdmin(session, secret, partial(_lock_keys, connection))
+            yield calls.KeyAdmin(session, session.pepper, partial(_lock_keys, session.connection))
         except psycopg.Error as error:
             raise translate(error, address.name) from None
 
@@ -302,11 +290,11 @@ def inspect(url: str, *, encrypt: bool) -> list[VirtualKey]:
     """Raises what opening the store would raise, and creates nothing. Returns its keys."""
     with _connected(url) as (connection, address):
         if _standing(connection, address) == 0:
-            secrets.find_secret(None)
+            find_secret(None)
             check_sealing(None, encrypt=encrypt)
             return []
         session = PostgresSession(connection, address.name)
-        secrets.find_store_secret(session, None, _secret_file(session))
+        find_store_secret(session, None, _secret_file(session))
         check_sealing(session, encrypt=encrypt)
         return calls.all_keys(session)
 

@@ -91,6 +91,9 @@ class PostgresSession(Session):
             raise WriteConflict(f"{statement} found its row neither there nor missing")
         return int(row[0])
 
+    def close(self) -> None:
+        self.connection.close()
+
     def departed(self, now: float) -> list[str]:
         return [row[0] for row in self.rows("departed", {"now": now})]
 

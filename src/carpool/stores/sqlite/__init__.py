@@ -39,8 +39,8 @@ from carpool.core.errors import StoreUnwritable
 from carpool.core.model import Entry, Totals
 from carpool.stores.operations.store import OperatedStore, open_in_thread
 from carpool.stores.operations.writer import Told
-from carpool.stores.sqlite.opening import Opened, attempt_files, close, open_file
-from carpool.stores.sqlite.session import SqliteGroups
+from carpool.stores.sqlite.opening import attempt_files, open_file
+from carpool.stores.sqlite.session import SqliteGroups, SqliteSession
 
 TURN = 256_000  # bytes after which the files swap, once the ledger has all lines of the other one
 TAKE_OVER_S = 0.5  # an attempt without an entry is written to the ledger after one or two of these
@@ -49,14 +49,11 @@ TAKE_OVER_S = 0.5  # an attempt without an entry is written to the ledger after 
 class SqliteStore(OperatedStore):
     """A store that several engines of one process may share; a second process is locked out."""
 
-    def __init__(self, opened: Opened, *, threaded: bool) -> None:
-        self._opened = opened
-        self._session, lock, secret = opened
-        super().__init__(SqliteGroups(self._session), secret, threaded=threaded)
-        self.durable = lock is not None
-        files = [_AttemptFile(path) for path in attempt_files(self._session.name)] if self.durable else []
+    def __init__(self, session: SqliteSession, *, threaded: bool) -> None:
+        super().__init__(session, SqliteGroups(session), threaded=threaded)
+        self.durable = session.lock is not None
+        files = [_AttemptFile(path) for path in attempt_files(session.name)] if self.durable else []
         self._pending = PendingAttempts(files, super().completed) if threaded else None
-        self._released = False
 
     @classmethod
     async def open(
@@ -64,7 +61,7 @@ class SqliteStore(OperatedStore):
     ) -> Self:
         """Opens or creates the store; `path` None means in memory. `threaded` False runs in the caller's thread."""
         opening = partial(open_file, path, secret, encrypt)
-        return cls(await open_in_thread(opening, close) if threaded else opening(), threaded=threaded)
+        return cls(await open_in_thread(opening) if threaded else opening(), threaded=threaded)
 
     # ledger: pending attempts count as part of it
     def attempted(self, entry: Entry) -> bool:
@@ -101,11 +98,9 @@ class SqliteStore(OperatedStore):
         """Finishes all queued writes, then closes the file. May be called twice."""
         self._flush()
         await self.writer.aclose()
-        if not self._released:
-            self._released = True
-            if self._pending is not None:
-                self._pending.close()
-            close(self._opened)
+        if self._pending is not None:
+            self._pending.close()
+        self._session.close()
 
 
 def _ignore(error: BaseException | None) -> None:

@@ -207,52 +207,41 @@ def look(path: str) -> tuple[list[Totals], Mapping[str, int]]:
 
 # ------------------------------------------------------------ opening
 
-Opened = tuple[SqliteSession, int | None, bytes]  # with the descriptor of the lock, and the secret
 
-
-def open_file(path: str | None, secret: bytes | None = None, encrypt: bool = False) -> Opened:
+def open_file(path: str | None, secret: bytes | None = None, encrypt: bool = False) -> SqliteSession:
     """Opens or creates a store; `path` None means in memory. Without a `secret`, uses the one from the environment or
     from the file beside the store."""
     if path is None:
-        secret = secret or load_secret(None)
-        return _open_session(None, secret, encrypt), None, secret
+        return _open_session(None, secret or load_secret(None), encrypt, None)
     real = real_path(path)
     inspect_file(real, secret, encrypt=encrypt)
     lock = take_lock(real)
     try:
-        secret = secret or load_secret(real)
-        return _open_session(real, secret, encrypt), lock, secret
+        return _open_session(real, secret or load_secret(secret_file(real)), encrypt, lock)
     except BaseException:
         os.close(lock)
         raise
 
 
-def close(opened: Opened) -> None:
-    session, lock, _ = opened
-    session.connection.close()
-    if lock is not None:
-        os.close(lock)
-
-
-def _open_session(path: str | None, secret: bytes, encrypt: bool) -> SqliteSession:
+def _open_session(path: str | None, secret: bytes, encrypt: bool, lock: int | None) -> SqliteSession:
     name = path or "in memory"
     with translated(name), ExitStack() as stack:
         connection = stack.enter_context(closing(connect(path)))
         migrate(connection, name)
-        session = SqliteSession(connection, name)
+        session = SqliteSession(connection, name, lock)
         settle_secret(session, secret, secret_file(name))
-        _recover(session, path, secret, encrypt)
+        _recover(session, path, encrypt)
         stack.pop_all()
     return session
 
 
-def _recover(session: SqliteSession, path: str | None, secret: bytes, encrypt: bool) -> None:
+def _recover(session: SqliteSession, path: str | None, encrypt: bool) -> None:
     """Ends the leases and claims of all earlier users of the file: we hold the lock, so they are dead. Enters the
     attempts on `now` that a crash left out of the ledger."""
     with immediate(session.connection):
         for statement in ("void_engines", "void_leaders", "void_owners", "void_awaiters", "void_senders"):
             session.run(statement)
-    unseal(session, secret, encrypt=encrypt)
+    unseal(session, encrypt=encrypt)
     session.forget()
     if path is not None:
         if entries := left_behind(path):
@@ -303,13 +292,9 @@ def open_keys(path: str | None, *, make: bool) -> Iterator[calls.KeyAdmin]:
         if there:
             with closing(connect(real)) as connection:
                 if version_of(connection, real) == max(migrations()):
-                    session, secret = SqliteSession(connection, real), load_secret(real)
-                    settle_secret(session, secret, secret_file(real))
-                    yield calls.KeyAdmin(session, secret, partial(immediate, connection))
+                    session = SqliteSession(connection, real)
+                    settle_secret(session, None, secret_file(real))
+                    yield calls.KeyAdmin(session, session.pepper, partial(immediate, connection))
                     return
-        opened = open_file(real)  # creating or migrating a store requires that no other process has it open
-        try:
-            session, _, secret = opened
-            yield calls.KeyAdmin(session, secret, partial(immediate, session.connection))
-        finally:
-            close(opened)
+        with closing(open_file(real)) as session:  # to create or migrate it, no other process may have it open
+            yield calls.KeyAdmin(session, session.pepper, partial(immediate, session.connection))

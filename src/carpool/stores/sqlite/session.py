@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sqlite3
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -18,11 +19,13 @@ _SIZES = (8192, 4096, 2048, 1024, 512, 256, 128, 32, 8, 2, 1)
 
 
 class SqliteSession(Session):
-    """Only one process uses the file, with one transaction at a time. `forget` must be called before ids are used."""
+    """Only one process uses the file, with one transaction at a time. `forget` must be called before ids are used.
+    `lock` is the descriptor that holds the file's lock."""
 
-    def __init__(self, connection: sqlite3.Connection, name: str) -> None:
+    def __init__(self, connection: sqlite3.Connection, name: str, lock: int | None = None) -> None:
         super().__init__(name, SQL)
         self.connection = connection
+        self.lock = lock
         self._most_values = connection.getlimit(sqlite3.SQLITE_LIMIT_VARIABLE_NUMBER)  # per statement
 
     def execute(self, text: str, parameters: Parameters = ()) -> sqlite3.Cursor:
@@ -45,6 +48,12 @@ class SqliteSession(Session):
         number = self.execute(self.sql[statement], parameters).lastrowid
         assert number is not None
         return number
+
+    def close(self) -> None:
+        self.connection.close()
+        if self.lock is not None:
+            os.close(self.lock)
+            self.lock = None
 
     def departed(self, now: float) -> list[str]:
         return sorted(self.awaiters - {row[0] for row in self.rows("engines", (now,))})
