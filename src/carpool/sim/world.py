@@ -19,7 +19,7 @@ from carpool.sim.plan import Crash, Plan
 from carpool.sim.process import Process
 from carpool.sim.story import Story
 from carpool.sim.timeline import Timeline, VirtualClock
-from carpool.stores import open_inline
+from carpool.stores import open_store
 
 LONGEST_S = 2 * 86_400.0  # the longest budget is hours, the longest batch a day
 AFTERMATH_S = 4 * 86_400.0  # time for unfinished and abandoned batches to end
@@ -163,4 +163,4 @@ class Run:
 
 async def run_world(plan: Plan, timeline: Timeline, store: str | None = None) -> World:
     """Run a world. `store` None keeps it in memory; else it must be the address of an empty store."""
-    return await Run(plan, timeline, await open_inline(store, b"simulation")).go()
+    return await Run(plan, timeline, await open_store(store, secret=b"simulation", inline=True)).go()

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 from urllib.parse import parse_qsl, unquote, urlencode, urlsplit
 
 from carpool.core.errors import ConfigError
@@ -21,27 +22,22 @@ from carpool.stores.sqlite.opening import inspect_file, is_there, look, real_pat
 from carpool.stores.sqlite.opening import open_keys as sqlite_keys
 
 __all__ = ["KeyAdmin", "SqliteStore", "carries_password", "check_url", "inspect_store", "is_postgres"]
-__all__ += ["open_inline", "open_keys", "open_store", "peek", "shown", "sqlite_path", "store_exists"]
+__all__ += ["open_keys", "open_store", "peek", "shown", "sqlite_path", "store_exists"]
 
 _SQLITE = "sqlite://"
 
 
-async def open_store(url: str | Path | None, *, secret: bytes | None = None, encrypt: bool = False) -> Store:
+async def open_store(
+    url: str | Path | None, *, secret: bytes | None = None, encrypt: bool = False, inline: bool = False
+) -> Store:
     """Opens a store. None means in memory; a path or `sqlite:///path` is a SQLite file, `postgresql://…` a database
-    that several processes may share. `encrypt`: contents of calls and answers are encrypted with the secret."""
+    that several processes may share. `encrypt`: contents of calls and answers are encrypted with the secret. `inline`,
+    for a simulation: it runs in the caller's thread, never suspends, and uses the callers' time."""
+    options: dict[str, Any] = {"secret": secret, "encrypt": encrypt, "threaded": not inline}
     if is_postgres(url):
-        opened: Store = await postgres_module().PostgresStore.open(str(url), secret=secret, encrypt=encrypt)
+        opened: Store = await postgres_module().PostgresStore.open(str(url), own_clock=not inline, **options)
         return opened
-    return await SqliteStore.open(sqlite_path(url), secret=secret, encrypt=encrypt)
-
-
-async def open_inline(url: str | None, secret: bytes) -> Store:
-    """Opens a store for a simulation: it runs in the caller's thread, never suspends, and uses the callers' time."""
-    if is_postgres(url):
-        options = {"threaded": False, "own_clock": False, "secret": secret}
-        opened: Store = await postgres_module().PostgresStore.open(url, **options)
-        return opened
-    return await SqliteStore.open(sqlite_path(url), threaded=False, secret=secret)
+    return await SqliteStore.open(sqlite_path(url), **options)
 
 
 async def peek(url: str | Path) -> tuple[list[Totals], Mapping[str, int]]:
