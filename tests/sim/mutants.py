@@ -816,8 +816,8 @@ MUTANTS = (
     Mutant(
         "purchases are shown to whoever knows their ticket",
         "src/carpool/stores/operations/ledger.py",
-        'session.rows("entries_of", {"ticket": ticket, "credentials": own})',
-        'session.rows("entries", (ticket,))',
+        'query = {"ticket": ticket, "credentials": session.credential_filter(credentials)}',
+        'query = {"ticket": ticket, "credentials": session.credential_filter(None)}',
         test="tests/frontends/proxy/test_isolation.py",
     ),
     Mutant(

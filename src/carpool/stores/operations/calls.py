@@ -116,8 +116,8 @@ def listed_calls(
 ) -> list[CallRow]:
     query: dict[str, object] = {"before": BIGGEST if before is None else before, "limit": limit}
     if credentials is not None:
-        own = {"credentials": _numbers(session, credentials), "state": state.value if state else "", "reach": REACH}
-        return _listed(session, "newest_own", query | own)
+        query |= {"credentials": session.credential_filter(credentials), "state": state.value if state else ""}
+        return _listed(session, "newest_own", query | {"reach": REACH})
     if state is None:
         return _listed(session, "newest_calls", query)
     if state is TicketState.SETTLED:
@@ -126,24 +126,17 @@ def listed_calls(
 
 
 def listed_call(session: Session, ticket: int, credentials: Sequence[str] | None = None) -> CallRow | None:
-    if credentials is None:
-        rows = _listed(session, "one_call", {"ticket": ticket})
-    else:
-        rows = _listed(session, "one_own_call", {"ticket": ticket, "credentials": _numbers(session, credentials)})
-    return rows[0] if rows else None
+    query = {"ticket": ticket, "credentials": session.credential_filter(credentials)}
+    return next(iter(_listed(session, "one_call", query)), None)
 
 
 def listed_batches(
     session: Session, before: int | None, state: BatchState | None, limit: int, credentials: Sequence[str] | None = None
 ) -> list[Batch]:
     query = {"before": BIGGEST if before is None else before, "state": state.value if state else "", "limit": limit}
-    own = {"credentials": None if credentials is None else _numbers(session, credentials)}
+    own = {"credentials": session.credential_filter(credentials)}
     rows = session.rows("listed_batches", query | own)
     return [batch_value(session, row) for row in rows]
-
-
-def _numbers(session: Session, credentials: Sequence[str]) -> str:
-    return to_json(session.known_credentials(credentials))
 
 
 def _listed(session: Session, which: str, query: Parameters) -> list[CallRow]:

@@ -108,20 +108,13 @@ def stop_sending(session: Session, ticket: int) -> bool:
 
 
 def totals(session: Session, credentials: Sequence[str] | None = None) -> list[Totals]:
-    if credentials is None:
-        rows = session.rows("totals")
-    else:
-        rows = session.rows("totals_of", (to_json(session.known_credentials(credentials)),))
+    rows = session.rows("totals", {"credentials": session.credential_filter(credentials)})
     return [Totals(Lane(lane), EntryKind(kind), *sums) for lane, kind, *sums in rows]
 
 
 def entries(session: Session, ticket: int, credentials: Sequence[str] | None = None) -> list[Entry]:
-    if credentials is None:
-        rows = session.rows("entries", (ticket,))
-    else:
-        own = to_json(session.known_credentials(credentials))
-        rows = session.rows("entries_of", {"ticket": ticket, "credentials": own})
-    return [entry_value(session, row) for row in rows]
+    query = {"ticket": ticket, "credentials": session.credential_filter(credentials)}
+    return [entry_value(session, row) for row in session.rows("entries", query)]
 
 
 def attempts(session: Session, ticket: int) -> int:

@@ -187,6 +187,10 @@ class Session(ABC):
     def known_credentials(self, names: Iterable[str]) -> list[int]:
         return [self._credentials[name] for name in dict.fromkeys(names) if name in self._credentials]
 
+    def credential_filter(self, names: Iterable[str] | None) -> str | None:
+        """Returns the ids of these credentials, as JSON; None, which stands for all of them, stays None."""
+        return None if names is None else to_json(self.known_credentials(names))
+
     def pool(self, key: PoolKey) -> int:
         number = self._numbers.get(key)
         if number is None:

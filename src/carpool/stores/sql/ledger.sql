@@ -59,24 +59,16 @@ ON CONFLICT DO UPDATE SET purchases = purchases + excluded.purchases, unknown = 
 
 -- name: totals
 SELECT lane, kind, sum(purchases), sum(unknown), sum(paid), sum(would_have_paid) FROM sums
-GROUP BY lane, kind HAVING sum(purchases) > 0 ORDER BY lane, kind
-
--- name: totals_of
-SELECT lane, kind, sum(purchases), sum(unknown), sum(paid), sum(would_have_paid) FROM sums
-WHERE credential IN (SELECT value FROM json_each(?))
+WHERE :credentials IS NULL OR credential IN (SELECT value FROM json_each(:credentials))
 GROUP BY lane, kind HAVING sum(purchases) > 0 ORDER BY lane, kind
 
 -- name: entries
 SELECT e.ticket, e.purchase, e.at, e.lane, e.kind, e.provider, c.name, e.model, e.usage, e.paid, e.would_have_paid,
   e.reason, e.tags
 FROM entries e JOIN credentials c ON c.id = e.credential
-WHERE e.ticket = ? ORDER BY e.at, e.purchase DESC
-
--- name: entries_of
-SELECT e.ticket, e.purchase, e.at, e.lane, e.kind, e.provider, c.name, e.model, e.usage, e.paid, e.would_have_paid,
-  e.reason, e.tags
-FROM entries e JOIN credentials c ON c.id = e.credential
-WHERE e.ticket = :ticket AND e.credential IN (SELECT value FROM json_each(:credentials)) ORDER BY e.at, e.purchase DESC
+WHERE e.ticket = :ticket
+  AND (:credentials IS NULL OR e.credential IN (SELECT value FROM json_each(:credentials)))
+ORDER BY e.at, e.purchase DESC
 
 -- name: attempts
 SELECT count(*) FROM entries WHERE ticket = ? AND purchase < 0

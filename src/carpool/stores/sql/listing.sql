@@ -34,10 +34,8 @@ SELECT id FROM (
 ) WHERE id < :before ORDER BY id DESC LIMIT :limit
 
 -- name: one_call
-SELECT :ticket
-
--- name: one_own_call
-SELECT id FROM calls WHERE id = :ticket AND credential IN (SELECT value FROM json_each(:credentials))
+SELECT id FROM calls
+WHERE id = :ticket AND (:credentials IS NULL OR credential IN (SELECT value FROM json_each(:credentials)))
 
 -- name: listed_batches
 SELECT id, pool, nonce, state, owner, count, bytes, intended_at, sent_at, resolved_at, provider_id, expires_at,

@@ -62,24 +62,15 @@ ON CONFLICT (shard, credential, lane, kind) DO UPDATE SET purchases = sums.purch
 
 -- name: totals
 SELECT lane, kind, sum(purchases)::bigint, sum(unknown)::bigint, sum(paid)::bigint, sum(would_have_paid)::bigint
-FROM sums GROUP BY lane, kind HAVING sum(purchases) > 0 ORDER BY lane, kind
-
--- name: totals_of
-SELECT lane, kind, sum(purchases)::bigint, sum(unknown)::bigint, sum(paid)::bigint, sum(would_have_paid)::bigint
-FROM sums WHERE credential = {numbers ?}
+FROM sums WHERE :credentials::text IS NULL OR credential = {numbers :credentials}
 GROUP BY lane, kind HAVING sum(purchases) > 0 ORDER BY lane, kind
 
 -- name: entries
 SELECT e.ticket, e.purchase, e.at, e.lane, e.kind, e.provider, c.name, e.model, e.usage, e.paid, e.would_have_paid,
   e.reason, e.tags
 FROM entries e JOIN credentials c ON c.id = e.credential
-WHERE e.ticket = ? ORDER BY e.at, e.purchase DESC
-
--- name: entries_of
-SELECT e.ticket, e.purchase, e.at, e.lane, e.kind, e.provider, c.name, e.model, e.usage, e.paid, e.would_have_paid,
-  e.reason, e.tags
-FROM entries e JOIN credentials c ON c.id = e.credential
-WHERE e.ticket = :ticket AND e.credential = {numbers :credentials} ORDER BY e.at, e.purchase DESC
+WHERE e.ticket = :ticket AND (:credentials::text IS NULL OR e.credential = {numbers :credentials})
+ORDER BY e.at, e.purchase DESC
 
 -- name: attempts
 SELECT count(*) FROM entries WHERE ticket = ? AND purchase < 0

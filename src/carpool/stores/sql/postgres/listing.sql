@@ -36,10 +36,7 @@ SELECT id FROM (
 WHERE id < :before ORDER BY id DESC LIMIT :limit
 
 -- name: one_call
-SELECT :ticket::bigint
-
--- name: one_own_call
-SELECT id FROM calls WHERE id = :ticket AND credential = {numbers :credentials}
+SELECT id FROM calls WHERE id = :ticket AND (:credentials::text IS NULL OR credential = {numbers :credentials})
 
 -- name: listed_batches
 SELECT id, pool, nonce, state, owner, count, bytes, intended_at, sent_at, resolved_at, provider_id, expires_at,
