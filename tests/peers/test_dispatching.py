@@ -147,13 +147,13 @@ async def _statements(count: int, monkeypatch: pytest.MonkeyPatch) -> tuple[int,
             return 0
 
         [store] = opened
-        commits = store.commits
+        commits = store.writer._groups.commits
         store._session.connection.set_progress_handler(step, 100)  # every 100 instructions of SQLite's machine
         scene.provider.end_batch(scene.provider.batches[0].id)
         await soon(asyncio.gather(*calls), 60)
         await scene.collected()
         store._session.connection.set_progress_handler(None, 0)
-        return steps, store.commits - commits
+        return steps, store.writer._groups.commits - commits
 
 
 async def test_05_collecting_is_linear_in_the_batch(monkeypatch: pytest.MonkeyPatch) -> None:

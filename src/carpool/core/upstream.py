@@ -86,9 +86,6 @@ class WholeResponse:
     def ok(self) -> bool:
         return 200 <= self.status < 300
 
-    def header(self, name: str) -> str | None:
-        return next((value for key, value in self.headers if key == name), None)
-
 
 async def whole(response: HttpResponse) -> WholeResponse:
     try:

@@ -74,15 +74,15 @@ async def check_books(store: PostgresStore, count: int) -> None:
 async def test_cut_connections_fail_nobody(store: PostgresStore, boss: psycopg.Connection[Any]) -> None:
     working = asyncio.gather(*(flood(store, 1 + 100 * turn, 100) for turn in range(20)))
     while not working.done():
-        before = store.commits
+        before = store.writer._groups.commits
         boss.execute(
             "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = %s",
             (store._session.connection.info.parameter_status("application_name"),),
         )
-        while store.commits == before and not working.done():  # noqa: ASYNC110  in another thread
+        while store.writer._groups.commits == before and not working.done():  # noqa: ASYNC110  in another thread
             await asyncio.sleep(0.001)
     await working
-    assert store._groups.reconnects
+    assert store.writer._groups.reconnects
     await check_books(store, 2000)
 
 
@@ -113,7 +113,7 @@ async def test_a_commit_without_an_answer_is_looked_up(store: PostgresStore, aft
         assert (admitted.fresh, admitted.ticket) == ((True, ticket) if ticket % 2 else (False, ticket - 1))
     store._session.connection = Cutting(store._session.connection, after)  # type: ignore[assignment]
     assert await store.settle([Settlement(1, outcome())], T0) == [True]
-    assert store._groups.reconnects == 6
+    assert store.writer._groups.reconnects == 6
     assert (await store.counts())["tickets.settled"] == 1
 
 
@@ -121,7 +121,7 @@ async def test_a_transaction_that_the_server_still_holds_is_waited_for(
     store: PostgresStore, boss: psycopg.Connection[Any]
 ) -> None:
     """The connection broke on our side only: what the server has not ended, it is told to."""
-    groups = store._groups
+    groups = store.writer._groups
     left = store._session.connection
     left.execute("BEGIN")
     [number] = left.execute("SELECT pg_current_xact_id()::text").fetchone() or ("",)

@@ -130,16 +130,10 @@ class OperatedStore(HintListeners):
     def __init__(self, session: Session, groups: Groups, *, threaded: bool) -> None:
         super().__init__()
         self._session = session
-        self._groups = groups
         self.writer = Writer(groups, threaded=threaded)
         self.pepper = session.pepper
 
     durable: bool
-
-    @property
-    def commits(self) -> int:
-        """The number of committed transactions."""
-        return self._groups.commits
 
     # leases
     join = _queued(batches.join)

@@ -49,19 +49,11 @@ _TRIES = 20  # of a group that loses races against other transactions
 _READS = frozenset(
     each(operation)
     for operation in (
-        *(
-            calls.outcome,
-            calls.outcomes,
-            calls.sendable_call,
-            calls.views,
-            batches.pools,
-            batches.due,
-            batches.next_due,
-        ),
-        *(calls.counts, batches.still_mine, batches.lines, batches.batches, batches.batch, batches.open_calls),
-        *(batches.unmentioned, batches.known_provider_ids, batches.suspects, batches.leaders),
-        *(ledger.attempts, ledger.totals, ledger.entries, ledger.recall, calls.keys),
+        *(calls.outcome, calls.outcomes, calls.sendable_call, calls.views, calls.counts, calls.keys),
         *(calls.listed_calls, calls.listed_call, calls.listed_batches),
+        *(batches.leaders, batches.pools, batches.due, batches.next_due, batches.still_mine, batches.lines),
+        *(batches.batches, batches.batch, batches.open_calls, batches.unmentioned, batches.known_provider_ids),
+        *(batches.suspects, ledger.attempts, ledger.totals, ledger.entries, ledger.recall),
     )
 )
 
