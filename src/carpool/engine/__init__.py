@@ -7,7 +7,7 @@ it into a batch. `batch/follow.py` polls that batch until it ends, `batch/collec
 client is woken. `batch/rescue.py` sends calls on `now` whose batch would be late. `batch/follow.py` also resolves
 creates with an unknown outcome.
 
-`batch/api.py` is the only way to a batch API. `cluster.py` decides which engine does what where several share a store.
+`batch/api.py` is the only way to a batch API. `cluster/` decides which engine does what where several share a store.
 `context.py` has what the parts share, and the one way in which a call is settled.
 """
 

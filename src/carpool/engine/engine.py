@@ -24,7 +24,7 @@ from carpool.engine.batch.buy import Buyer
 from carpool.engine.batch.collect import Collector
 from carpool.engine.batch.follow import Follower
 from carpool.engine.batch.rescue import Rescuer
-from carpool.engine.cluster import Lease, Membership, VirtualKeyCache
+from carpool.engine.cluster.membership import Lease, Membership, VirtualKeyCache
 from carpool.engine.context import EngineContext, Keyring, Probe, Reply
 from carpool.engine.events import EventHooks, Hook, Stats
 from carpool.engine.now.flex import FlexRefused, FlexSender

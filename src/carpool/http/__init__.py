@@ -3,7 +3,7 @@
 Each implements `ports.HttpClient`; `tests/contract/test_http_client.py` runs one suite over all of them.
 """
 
-from carpool.http.http1_client import Http1Client, OutgoingProxy
-from carpool.http.httpx_clients import HttpxClient, ThreadedHttpxClient
+from carpool.http.http1.client import Http1Client, OutgoingProxy
+from carpool.http.httpx.client import HttpxClient, ThreadedHttpxClient
 
 __all__ = ["Http1Client", "HttpxClient", "OutgoingProxy", "ThreadedHttpxClient"]

@@ -14,7 +14,7 @@ from carpool.core.ports import RawRequest, Store
 from carpool.core.prices import PriceBook
 from carpool.dialects import get as get_dialect
 from carpool.engine import Engine, Event, Keyring, PendingCall, Reply, Upstream
-from carpool.engine.cluster import Lease
+from carpool.engine.cluster.membership import Lease
 from carpool.engine.context import BackgroundTasks
 from carpool.engine.engine import LEASE
 from carpool.engine.events import Trouble

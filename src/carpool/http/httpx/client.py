@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 from carpool.core.errors import ConnectionBroken, NotConnected, TimedOut, WireError, WrongClient
 from carpool.core.model import Headers
 from carpool.core.ports import HttpRequest, StreamedBody
-from carpool.http.http1_client import BodyUnavailable, blocks, framed, host_of, sliced
+from carpool.http.http1.client import BodyUnavailable, blocks, framed, host_of, sliced
 
 _T = TypeVar("_T")
 _CONNECTED = ("connection.connect_tcp.complete", "connection.start_tls.complete")

@@ -18,7 +18,7 @@ from carpool.core.errors import ConnectionBroken, NotConnected, WireError
 from carpool.core.model import Headers
 from carpool.core.ports import HttpRequest, ResponseReceiver, StreamedBody
 from carpool.core.upstream import is_link_local
-from carpool.http.http1_connection import Http1Connection, Http1Exchange, Http1Response
+from carpool.http.http1.connection import Http1Connection, Http1Exchange, Http1Response
 
 BLOCK = 64 * 1024
 SWEEP_S = 15.0  # an idle connection is closed after one or two of these

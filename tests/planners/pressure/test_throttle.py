@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from carpool.core.ports import Allowance, Allowances
-from carpool.planners.fair_queue import FairQueue, tag_set
-from carpool.planners.throttle import (
+from carpool.planners.pressure.fair_queue import FairQueue, tag_set
+from carpool.planners.pressure.throttle import (
     CALM_S,
     CLOSED_MOST_S,
     FAILURES,
