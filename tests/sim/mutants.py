@@ -426,7 +426,7 @@ MUTANTS = (
     ),
     Mutant(
         "a credential does not depend on its key",
-        f"{ENGINE}/context.py",
+        f"{ENGINE}/keyring.py",
         '*(f"{name}:{value}" for name, value in sorted(secret))',
         "*(name for name, _ in sorted(secret))",
         test="tests/frontends/proxy/test_isolation.py",
@@ -447,7 +447,7 @@ MUTANTS = (
     ),
     Mutant(
         "a key in another header is another credential",
-        f"{ENGINE}/context.py",
+        f"{ENGINE}/keyring.py",
         "return self._owners.get(name, name)",
         "return name",
         test="tests/frontends/proxy/test_isolation.py",
@@ -669,14 +669,14 @@ MUTANTS = (
     ),
     Mutant(
         "a breaker that opened never lets a probe through",
-        "src/carpool/planners/pressure/throttle.py",
+        "src/carpool/planners/pressure/breaker.py",
         "        return max(now, self.open_until, self._probed_at + PROBE_S)\n",
         "        return math.inf\n",
-        test="tests/planners/pressure/test_throttle.py",
+        test="tests/planners/pressure/test_breaker.py",
     ),
     Mutant(
         "a breaker lets everybody probe",
-        "src/carpool/planners/pressure/throttle.py",
+        "src/carpool/planners/pressure/breaker.py",
         "        return max(now, self.open_until, self._probed_at + PROBE_S)\n",
         "        return max(now, self.open_until)\n",
         test=f"{PRESSED}::test_one_call_at_a_time_asks_whether_the_provider_is_well",
@@ -693,7 +693,7 @@ MUTANTS = (
         "src/carpool/planners/pressure/fair_queue.py",
         "            self._queues[place.tags] = self._queues.pop(place.tags)  # behind the others again\n",
         "            pass\n",
-        test="tests/planners/pressure/test_throttle.py",
+        test="tests/planners/pressure/test_fair_queue.py",
     ),
     Mutant(
         "everybody comes back in the moment that the gate opens",
@@ -850,10 +850,10 @@ MUTANTS = (
     ),
     Mutant(
         "a refusal leaves the pace as it was",
-        "src/carpool/planners/pooling.py",
+        "src/carpool/planners/pressure/quota.py",
         "self._paced(max(1, self.rpm // 2))",
         "self",
-        test="tests/planners/test_batch_limits.py",
+        test="tests/planners/pressure/test_quota.py",
     ),
     Mutant(
         "a create that was never sent is in doubt",
