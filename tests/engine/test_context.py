@@ -2,71 +2,24 @@
 
 from __future__ import annotations
 
-import asyncio
-import logging
 import random
-from dataclasses import fields
 from itertools import pairwise
 from typing import Any
 
 import pytest
 
 from carpool.core.errors import Closed, StoreError, StoreLocked, StoreUnwritable
-from carpool.core.model import Entry, EntryKind, Lane, Outcome, OutcomeKind, ticket_number, ticket_text
+from carpool.core.model import Lane, Outcome, OutcomeKind, ticket_number, ticket_text
 from carpool.core.ports import Clock
 from carpool.core.prices import PriceBook
-from carpool.engine.context import BELIEVED_S, BackgroundTasks, EngineContext, Keyring, LaneRefusals, Reply, Waiters
-from carpool.engine.events import EventHooks, Stats, Trouble, TroubleBegan, TroubleOver
+from carpool.engine.context import EngineContext, Reply, Waiters
+from carpool.engine.events import EventHooks, Trouble, TroubleBegan, TroubleOver
+from carpool.engine.keyring import BELIEVED_S, Keyring, LaneRefusals
 from carpool.planners.forecast import Forecast
 from carpool.planners.policy import RoutingPolicy
 from carpool.stores import open_store
-from tests.support.fleets import soon
 
 OUTCOME = Outcome(OutcomeKind.SUCCEEDED, 200, b"{}", 0.0, Lane.BATCH)
-
-# ---------------------------------------------------------------- keyring
-
-SECRET = (("x-api-key", "sk-very-secret"),)
-
-
-def test_a_credential_tells_nothing_of_its_secret() -> None:
-    ring = Keyring(b"pepper" * 6)
-    assert ring.known("anthropic", "https://api.test", SECRET) is None
-    assert ring.add("anthropic", "https://api.test", [SECRET])
-    credential = ring.known("anthropic", "https://api.test", SECRET)
-    assert credential is not None
-    assert "secret" not in credential
-    assert "sk-" not in credential
-    assert len(credential) == 32
-    assert int(credential, 16) >= 0
-    assert ring.secret(credential) == SECRET
-    for shown in (repr(ring), str(ring), f"{ring}"):
-        assert "secret" not in shown
-        assert credential not in shown
-
-
-def test_equal_secrets_are_one_credential_and_the_order_of_headers_is_nothing() -> None:
-    ring = Keyring(b"pepper" * 6)
-    both = (("x-api-key", "a"), ("authorization", "Bearer b"))
-    first = ring.name("anthropic", "https://api.test", both)
-    assert ring.add("anthropic", "https://api.test", [both])
-    assert not ring.add("anthropic", "https://api.test", [both[::-1]])
-    assert list(ring) == [first]
-    assert first in ring
-    assert "another" not in ring
-
-
-def test_place_provider_and_pepper_make_other_credentials() -> None:
-    ring, other = Keyring(b"pepper" * 6), Keyring(b"salted" * 6)
-    names = {
-        ring.name("anthropic", "https://api.test", SECRET),
-        ring.name("anthropic", "https://api.elsewhere", SECRET),
-        ring.name("openai", "https://api.test", SECRET),
-        ring.name("anthropic", "https://api.test", (("authorization", "sk-very-secret"),)),
-        other.name("anthropic", "https://api.test", SECRET),
-    }
-    assert len(names) == 5
-
 
 # ---------------------------------------------------------------- waiters
 
@@ -110,101 +63,7 @@ async def test_at_the_end_all_are_told() -> None:
     assert len(waiters) == 0
 
 
-# ---------------------------------------------------------------- crew
-
-
-async def test_a_task_that_fails_is_heard_of(caplog: pytest.LogCaptureFixture) -> None:
-    background = BackgroundTasks()
-
-    async def fail() -> None:
-        raise ValueError("out of ideas")
-
-    task = background.spawn(fail(), "thinker")
-    await asyncio.wait([task])
-    await asyncio.sleep(0)
-    assert background.failures == 1
-    assert not background.busy
-    assert "The task thinker failed: ValueError at " in caplog.text  # where, but not its words: they may quote anything
-    assert "out of ideas" not in caplog.text
-
-
-async def test_a_borrowed_task_gives_its_failure_to_who_awaits_it(caplog: pytest.LogCaptureFixture) -> None:
-    background = BackgroundTasks()
-
-    async def fail() -> None:
-        raise ValueError
-
-    with pytest.raises(ValueError):
-        await background.lend(fail(), "lent")
-    assert background.failures == 0
-    assert caplog.text == ""
-
-
-async def test_rest_waits_for_what_ends_and_cancels_the_rest() -> None:
-    background = BackgroundTasks()
-    done = asyncio.Event()
-
-    async def finish() -> None:
-        await asyncio.sleep(0)
-        done.set()
-
-    background.spawn(finish(), "short")
-    endless = background.spawn(asyncio.Event().wait(), "endless")
-    await soon(background.rest(timeout=0.05), 2)
-    assert done.is_set()
-    assert endless.cancelled()
-    assert not background.busy
-    assert background.failures == 0
-    await soon(background.rest(timeout=60), 1)  # nothing to wait for
-
-
-# ---------------------------------------------------------------- stats
-
-
-def _entry(**more: Any) -> Entry:
-    standard: dict[str, Any] = {
-        "ticket": 1,
-        "purchase": 1,
-        "at": 0.0,
-        "lane": Lane.BATCH,
-        "kind": EntryKind.PURCHASE,
-        "provider": "anthropic",
-        "credential": "c",
-        "model": "m",
-        "paid": 100,
-        "would_have_paid": 200,
-    }
-    return Entry(**{**standard, **more})
-
-
-def test_money_is_counted_once_with_its_answer() -> None:
-    stats = Stats()
-    stats.count(_entry(), used=True)
-    assert (stats.paid, stats.would_have_paid, stats.saved) == (100, 200, 100)
-    stats.count(_entry(), used=False)  # the batch's copy of a call that was rescued
-    assert (stats.paid, stats.would_have_paid, stats.duplicates) == (200, 200, 1)
-    stats.count(_entry(lane=Lane.NOW, kind=EntryKind.RESCUE, paid=200), used=False)
-    assert (stats.paid, stats.duplicates, stats.saved) == (400, 1, -200)
-    assert (stats.paid_usd, stats.would_have_paid_usd, stats.saved_usd) == (4e-7, 2e-7, -2e-7)
-
-
-def test_the_unknown_is_not_free() -> None:
-    stats = Stats()
-    stats.count(_entry(paid=None, would_have_paid=None), used=True)
-    assert (stats.unknown_purchases, stats.paid, stats.would_have_paid) == (1, 0, 0)
-    stats.count(_entry(paid=0, would_have_paid=0), used=True)  # refused: known to be free
-    assert stats.unknown_purchases == 1
-
-
-def test_metrics_name_every_counter() -> None:
-    stats = Stats(sync_calls=2, batched_calls=3)
-    assert set(stats.metrics("x")) == {f"x.{field.name}" for field in fields(Stats)}
-    together = stats.metrics("x", split=False)
-    assert together["x.calls"] == 5
-    assert not {"x.sync_calls", "x.batched_calls"} & set(together)
-
-
-# ---------------------------------------------------------------- desk
+# ---------------------------------------------------------------- identifiers, and writes that must succeed
 
 
 class Turned:
@@ -306,20 +165,3 @@ async def test_a_refusal_of_the_batch_road_is_believed_for_a_while() -> None:
     clock.time += BELIEVED_S + 1
     assert desk.learned.why_not(Lane.BATCH, "c", "m") is None
     await desk.store.aclose()
-
-
-# ---------------------------------------------------------------- bulletin
-
-
-def test_a_hook_that_fails_stops_neither_the_next_nor_the_teller(caplog: pytest.LogCaptureFixture) -> None:
-    heard: list[Any] = []
-
-    def broken(event: Any) -> None:
-        raise RuntimeError("no")
-
-    event_hooks = EventHooks((broken,))
-    event_hooks.add(heard.append)
-    with caplog.at_level(logging.WARNING, "carpool"):
-        event_hooks.tell(Trouble(0.0, "testing", "nothing"))
-    assert len(heard) == 1
-    assert "A hook failed on Trouble: RuntimeError at " in caplog.text

@@ -10,8 +10,8 @@ from carpool.core.clock import SystemClock
 from carpool.core.errors import Closed, NotStarted
 from carpool.core.upstream import Upstream
 from carpool.dialects import OPENAI
-from carpool.engine.context import Keyring
 from carpool.engine.engine import Engine
+from carpool.engine.keyring import Keyring
 from carpool.planners.policy import RoutingPolicy
 from carpool.stores import open_store
 from tests.support.engine_context import PLACE, SECRET, AlikeClient

@@ -1,9 +1,14 @@
-"""Trouble is told when it begins, changes and ends, and not with every try."""
+"""Trouble is told when it begins, changes and ends, and not with every try; counters; and hooks that fail."""
 
+import logging
+from dataclasses import fields
 from typing import Any
 
+import pytest
+
 from carpool.core.errors import NotConnected
-from carpool.engine.events import FORGOTTEN_S, EventHooks, TroubleBegan, TroubleOver, Troubles
+from carpool.core.model import Entry, EntryKind, Lane
+from carpool.engine.events import FORGOTTEN_S, EventHooks, Stats, Trouble, TroubleBegan, TroubleOver, Troubles
 from carpool.engine.events import MOST_TROUBLES as MOST
 
 
@@ -74,3 +79,60 @@ def test_it_remembers_so_many_and_no_more() -> None:
     for number in range(MOST + 5):
         told.failed("it answered 503", 100.0, f"looking at batch {number}")
     assert len(told.troubles._known) == MOST
+
+
+def _entry(**more: Any) -> Entry:
+    standard: dict[str, Any] = {
+        "ticket": 1,
+        "purchase": 1,
+        "at": 0.0,
+        "lane": Lane.BATCH,
+        "kind": EntryKind.PURCHASE,
+        "provider": "anthropic",
+        "credential": "c",
+        "model": "m",
+        "paid": 100,
+        "would_have_paid": 200,
+    }
+    return Entry(**{**standard, **more})
+
+
+def test_money_is_counted_once_with_its_answer() -> None:
+    stats = Stats()
+    stats.count(_entry(), used=True)
+    assert (stats.paid, stats.would_have_paid, stats.saved) == (100, 200, 100)
+    stats.count(_entry(), used=False)  # the batch's copy of a call that was rescued
+    assert (stats.paid, stats.would_have_paid, stats.duplicates) == (200, 200, 1)
+    stats.count(_entry(lane=Lane.NOW, kind=EntryKind.RESCUE, paid=200), used=False)
+    assert (stats.paid, stats.duplicates, stats.saved) == (400, 1, -200)
+    assert (stats.paid_usd, stats.would_have_paid_usd, stats.saved_usd) == (4e-7, 2e-7, -2e-7)
+
+
+def test_the_unknown_is_not_free() -> None:
+    stats = Stats()
+    stats.count(_entry(paid=None, would_have_paid=None), used=True)
+    assert (stats.unknown_purchases, stats.paid, stats.would_have_paid) == (1, 0, 0)
+    stats.count(_entry(paid=0, would_have_paid=0), used=True)  # refused: known to be free
+    assert stats.unknown_purchases == 1
+
+
+def test_metrics_name_every_counter() -> None:
+    stats = Stats(sync_calls=2, batched_calls=3)
+    assert set(stats.metrics("x")) == {f"x.{field.name}" for field in fields(Stats)}
+    together = stats.metrics("x", split=False)
+    assert together["x.calls"] == 5
+    assert not {"x.sync_calls", "x.batched_calls"} & set(together)
+
+
+def test_a_hook_that_fails_stops_neither_the_next_nor_the_teller(caplog: pytest.LogCaptureFixture) -> None:
+    heard: list[Any] = []
+
+    def broken(event: Any) -> None:
+        raise RuntimeError("no")
+
+    event_hooks = EventHooks((broken,))
+    event_hooks.add(heard.append)
+    with caplog.at_level(logging.WARNING, "carpool"):
+        event_hooks.tell(Trouble(0.0, "testing", "nothing"))
+    assert len(heard) == 1
+    assert "A hook failed on Trouble: RuntimeError at " in caplog.text

@@ -6,12 +6,52 @@ from carpool.core.model import PoolKey, PoolView
 from carpool.core.ports import BatchLimits
 from carpool.engine import Keyring
 from carpool.planners.policy import RoutingPolicy
-from carpool.planners.pooling import BatchQuota, plan
+from carpool.planners.pooling import plan
+from carpool.planners.pressure.quota import BatchQuota
 
 PLACE = ("anthropic", "https://api.test")
 SECRET, OTHER = (("x-api-key", "sk-very-secret"),), (("x-api-key", "sk-another"),)
 FORMS = [SECRET, (("authorization", "Bearer sk-very-secret"),)]
 NOW = 1_800_000_000.0
+
+
+def test_a_credential_tells_nothing_of_its_secret() -> None:
+    ring = Keyring(b"pepper" * 6)
+    assert ring.known("anthropic", "https://api.test", SECRET) is None
+    assert ring.add("anthropic", "https://api.test", [SECRET])
+    credential = ring.known("anthropic", "https://api.test", SECRET)
+    assert credential is not None
+    assert "secret" not in credential
+    assert "sk-" not in credential
+    assert len(credential) == 32
+    assert int(credential, 16) >= 0
+    assert ring.secret(credential) == SECRET
+    for shown in (repr(ring), str(ring), f"{ring}"):
+        assert "secret" not in shown
+        assert credential not in shown
+
+
+def test_equal_secrets_are_one_credential_and_the_order_of_headers_is_nothing() -> None:
+    ring = Keyring(b"pepper" * 6)
+    both = (("x-api-key", "a"), ("authorization", "Bearer b"))
+    first = ring.name("anthropic", "https://api.test", both)
+    assert ring.add("anthropic", "https://api.test", [both])
+    assert not ring.add("anthropic", "https://api.test", [both[::-1]])
+    assert list(ring) == [first]
+    assert first in ring
+    assert "another" not in ring
+
+
+def test_place_provider_and_pepper_make_other_credentials() -> None:
+    ring, other = Keyring(b"pepper" * 6), Keyring(b"salted" * 6)
+    names = {
+        ring.name("anthropic", "https://api.test", SECRET),
+        ring.name("anthropic", "https://api.elsewhere", SECRET),
+        ring.name("openai", "https://api.test", SECRET),
+        ring.name("anthropic", "https://api.test", (("authorization", "sk-very-secret"),)),
+        other.name("anthropic", "https://api.test", SECRET),
+    }
+    assert len(names) == 5
 
 
 def test_borrowers_have_names_of_their_own_and_one_account() -> None:

@@ -23,8 +23,8 @@ from carpool.dialects import get, json_object
 from carpool.engine.now import decompress
 from carpool.frontends.proxy.http.connection import Connection
 from carpool.frontends.proxy.parse_head import later
-from carpool.http.http1_client import head_of
-from carpool.http.http1_connection import Http1Connection, Http1Response
+from carpool.http.http1.client import head_of
+from carpool.http.http1.connection import Http1Connection, Http1Response
 from carpool.planners.access.options import from_headers, split_path
 from carpool.planners.access.providers import Hosts
 from carpool.planners.policy import MAX_BUDGET, parse_budget

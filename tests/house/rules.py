@@ -18,7 +18,7 @@ CLOCK_MODULES = {"carpool.core.clock", "carpool.mock.core.clock", "carpool.sim.t
 SLEEPERS = {"mock", "sim"}
 
 TASKS = {"asyncio.create_task", "asyncio.ensure_future"}
-TASK_MODULES = {"carpool.engine.context"}
+TASK_MODULES = {"carpool.engine.tasks"}
 
 BROAD = {"Exception", "BaseException"}
 LOG_METHODS = {"debug", "info", "warning", "error", "exception", "critical", "log"}

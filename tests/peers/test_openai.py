@@ -82,7 +82,7 @@ def test_12_every_terminal_state_ends_the_polling(status: str) -> None:
 
 
 async def test_13_a_full_queue_means_later(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("carpool.planners.pooling.WAIT_S", 0.1)
+    monkeypatch.setattr("carpool.planners.pressure.quota.WAIT_S", 0.1)
     async with scene() as on:
         on.mock.script("token_limit", 5)  # more often than a call may be tried
         answer = await on.batch(**chat())

@@ -11,7 +11,8 @@ from msgspec import structs
 from carpool.core.model import PoolKey, PoolView
 from carpool.core.ports import BatchLimits
 from carpool.planners.policy import RoutingPolicy
-from carpool.planners.pooling import PATIENCE, BatchQuota, Flush, FlushPlan, plan
+from carpool.planners.pooling import PATIENCE, Flush, FlushPlan, plan
+from carpool.planners.pressure.quota import BatchQuota
 
 NOW = 1_800_000_000.0
 LIMITS = BatchLimits(max_count=100_000, max_bytes=256_000_000, window=86_400, retention=29 * 86_400)

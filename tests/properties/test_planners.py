@@ -17,7 +17,7 @@ from carpool.core.model import Batch, Due, Lane, OpenCalls, PoolKey, PoolView
 from carpool.core.ports import BatchLimits
 from carpool.planners import pooling, tracking
 from carpool.planners.policy import RoutingPolicy
-from carpool.planners.pooling import CREATE_BURST, BatchQuota, create_rate
+from carpool.planners.pressure.quota import CREATE_BURST, BatchQuota, create_rate
 from carpool.planners.routing import pool_wait
 from tests.support.hypothesis_settings import STEADY
 

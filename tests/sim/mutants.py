@@ -146,14 +146,14 @@ MUTANTS = (
         f"{ENGINE}/batch/rescue.py",
         "return call.awaiter is None or call.awaiter == self._context.name",
         "return True",
-        test="tests/engine/test_cluster.py",
+        test="tests/engine/cluster/test_membership.py",
     ),
     Mutant(
         "who was taken for dead forgets its clients",
-        f"{ENGINE}/cluster.py",
+        f"{ENGINE}/cluster/membership.py",
         "        await self._await_again()\n",
         "",
-        test="tests/engine/test_cluster.py",
+        test="tests/engine/cluster/test_membership.py",
     ),
     Mutant(
         "who was taken for dead goes on with another's batch",
@@ -402,7 +402,7 @@ MUTANTS = (
         f"{ENGINE}/batch/follow.py",
         'self._context.background.spawn(self._pass_on(provider, provider_id), "hint_batch")',
         "pass",
-        test="tests/engine/test_cluster.py",
+        test="tests/engine/cluster/test_membership.py",
     ),
     Mutant(
         "an answer comes without what it cost",
@@ -426,7 +426,7 @@ MUTANTS = (
     ),
     Mutant(
         "a credential does not depend on its key",
-        f"{ENGINE}/context.py",
+        f"{ENGINE}/keyring.py",
         '*(f"{name}:{value}" for name, value in sorted(secret))',
         "*(name for name, _ in sorted(secret))",
         test="tests/frontends/proxy/test_isolation.py",
@@ -447,7 +447,7 @@ MUTANTS = (
     ),
     Mutant(
         "a key in another header is another credential",
-        f"{ENGINE}/context.py",
+        f"{ENGINE}/keyring.py",
         "return self._owners.get(name, name)",
         "return name",
         test="tests/frontends/proxy/test_isolation.py",
@@ -493,7 +493,7 @@ MUTANTS = (
     ),
     Mutant(
         "a redirect is followed with the key",
-        "src/carpool/http/http1_client.py",
+        "src/carpool/http/http1/client.py",
         "        return response\n",
         '        moved = dict(response.headers).get("location")\n'
         "        if moved is not None:\n"
@@ -503,10 +503,10 @@ MUTANTS = (
     ),
     Mutant(
         "a name that leads to the metadata service is asked",
-        "src/carpool/http/http1_client.py",
+        "src/carpool/http/http1/client.py",
         "if not self._allow_link_local and any(",
         "if self._allow_link_local and any(",
-        test="tests/http/test_tunnel.py",
+        test="tests/http/http1/test_proxy.py",
     ),
     Mutant(
         "a crash quotes what it stumbled over",
@@ -669,14 +669,14 @@ MUTANTS = (
     ),
     Mutant(
         "a breaker that opened never lets a probe through",
-        "src/carpool/planners/throttle.py",
+        "src/carpool/planners/pressure/breaker.py",
         "        return max(now, self.open_until, self._probed_at + PROBE_S)\n",
         "        return math.inf\n",
-        test="tests/planners/test_throttle.py",
+        test="tests/planners/pressure/test_breaker.py",
     ),
     Mutant(
         "a breaker lets everybody probe",
-        "src/carpool/planners/throttle.py",
+        "src/carpool/planners/pressure/breaker.py",
         "        return max(now, self.open_until, self._probed_at + PROBE_S)\n",
         "        return max(now, self.open_until)\n",
         test=f"{PRESSED}::test_one_call_at_a_time_asks_whether_the_provider_is_well",
@@ -690,17 +690,17 @@ MUTANTS = (
     ),
     Mutant(
         "a tag set keeps its turn",
-        "src/carpool/planners/fair_queue.py",
+        "src/carpool/planners/pressure/fair_queue.py",
         "            self._queues[place.tags] = self._queues.pop(place.tags)  # behind the others again\n",
         "            pass\n",
-        test="tests/planners/test_throttle.py",
+        test="tests/planners/pressure/test_fair_queue.py",
     ),
     Mutant(
         "everybody comes back in the moment that the gate opens",
-        "src/carpool/planners/throttle.py",
+        "src/carpool/planners/pressure/throttle.py",
         "        if self.pressed or waited:\n",
         "        if self.pressed and waited and now < 0:\n",
-        test="tests/planners/test_throttle.py",
+        test="tests/planners/pressure/test_throttle.py",
     ),
     Mutant(
         "retries have no budget",
@@ -718,10 +718,10 @@ MUTANTS = (
     ),
     Mutant(
         "an answer that shows no room holds nobody back",
-        "src/carpool/planners/throttle.py",
+        "src/carpool/planners/pressure/throttle.py",
         "        return self.limit == 0.0 or self.level(now)",
         "        return self.limit >= 0.0 or self.level(now)",
-        test="tests/planners/test_throttle.py",
+        test="tests/planners/pressure/test_throttle.py",
     ),
     Mutant(
         "a model is not part of the pool", "src/carpool/planners/routing.py", '"" if mixes_models else call.model', '""'
@@ -850,10 +850,10 @@ MUTANTS = (
     ),
     Mutant(
         "a refusal leaves the pace as it was",
-        "src/carpool/planners/pooling.py",
+        "src/carpool/planners/pressure/quota.py",
         "self._paced(max(1, self.rpm // 2))",
         "self",
-        test="tests/planners/test_batch_limits.py",
+        test="tests/planners/pressure/test_quota.py",
     ),
     Mutant(
         "a create that was never sent is in doubt",

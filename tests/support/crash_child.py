@@ -30,7 +30,7 @@ from carpool import FleetDispatcher, RoutingPolicy
 from carpool.core.model import Lane, Usage
 from carpool.core.prices import PriceBook
 from carpool.dialects import ANTHROPIC
-from carpool.engine.cluster import Lease
+from carpool.engine.cluster.membership import Lease
 
 UNFINISHED = ("submitting", "unknown", "open", "cancelling", "ended")
 

@@ -12,8 +12,9 @@ from carpool.core.ports import HttpRequest
 from carpool.core.prices import PriceBook
 from carpool.core.upstream import Upstream, WholeResponse
 from carpool.dialects import OPENAI
-from carpool.engine.context import EngineContext, Keyring
+from carpool.engine.context import EngineContext
 from carpool.engine.events import EventHooks
+from carpool.engine.keyring import Keyring
 from carpool.engine.now.relay import Read
 from carpool.planners.forecast import Forecast
 from carpool.planners.policy import RoutingPolicy

@@ -12,7 +12,7 @@ import msgspec
 from carpool.core.model import Call, Lane
 from carpool.core.ports import RawRequest
 from carpool.core.prices import PriceBook
-from carpool.engine.cluster import Lease
+from carpool.engine.cluster.membership import Lease
 from carpool.mock import MockAnthropic, MockConfig, expected_text
 from carpool.planners.access.options import Options
 from carpool.planners.policy import RoutingPolicy

@@ -56,7 +56,7 @@ from carpool.config import Config, ConnectionLimits
 from carpool.core.clock import SystemClock
 from carpool.core.errors import CarpoolError, ConfigError
 from carpool.engine import Engine, Keyring, Upstream
-from carpool.engine.context import BackgroundTasks
+from carpool.engine.tasks import BackgroundTasks
 from carpool.frontends.proxy import Proxy
 from carpool.frontends.proxy.http.connection import Connection
 from carpool.frontends.proxy.log import EventLogger, JsonFormatter, LogWriter, Noted, Tell, as_json, as_text, to_stream

@@ -17,7 +17,7 @@ from carpool.core.model import Headers
 from carpool.core.ports import Dialect, HttpClient
 from carpool.dialects import COMPATIBLE_PROVIDERS, DIALECTS, configured_dialect
 from carpool.engine import Upstream
-from carpool.engine.cluster import SecretLookup
+from carpool.engine.virtual_keys import SecretLookup
 from carpool.http import Http1Client, OutgoingProxy
 from carpool.stores import carries_password, check_url, inspect_store, is_postgres
 

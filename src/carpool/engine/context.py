@@ -1,25 +1,20 @@
-"""State shared by the parts of the engine: ports, settings, and what one process remembers."""
+"""State shared by the parts of the engine: ports, settings, the clients that wait, and the one way to settle a call."""
 
 from __future__ import annotations
 
 import asyncio
 import gc
-import hmac
-import logging
 import random
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from carpool.core.bounded import backoff
 from carpool.core.errors import StoreError, StoreUnwritable, error_name
-from carpool.core.keys import digest_of
 from carpool.core.model import (
     NONCE_LETTERS,
     Batch,
     Entry,
-    Headers,
-    Lane,
     Outcome,
     OutcomeKind,
     Settled,
@@ -28,79 +23,29 @@ from carpool.core.model import (
     base32,
     ticket_text,
 )
-from carpool.core.ports import Clock, KeyStore, Store
+from carpool.core.ports import Clock, Store
 from carpool.core.prices import PriceBook
 from carpool.core.upstream import Upstream
 from carpool.engine.events import CallSettled, Event, EventHooks, Stats, Trouble, Troubles
+from carpool.engine.keyring import Keyring, LaneRefusals
+from carpool.engine.tasks import BackgroundTasks
 from carpool.planners.forecast import Forecast
 from carpool.planners.policy import RoutingPolicy
 
 T = TypeVar("T")
 
-log = logging.getLogger("carpool.engine")
-
-
-class BackgroundTasks:
-    """Keeps background tasks alive and ends them together. A task that fails is reported, never silent."""
-
-    def __init__(self) -> None:
-        self._tasks: set[asyncio.Task[Any]] = set()
-        self.failures = 0
-
-    def spawn(self, work: Coroutine[Any, Any, Any], name: str) -> asyncio.Task[Any]:
-        """Starts a task that nobody awaits."""
-        task = asyncio.create_task(work, name=name)
-        self._tasks.add(task)
-        task.add_done_callback(self._done)
-        return task
-
-    def lend(self, work: Coroutine[Any, Any, T], name: str) -> asyncio.Task[T]:
-        """Starts a task whose result the caller awaits. It is only kept alive, and cancelled on close."""
-        task = asyncio.create_task(work, name=name)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-        return task
-
-    def _done(self, task: asyncio.Task[Any]) -> None:
-        self._tasks.discard(task)
-        if not task.cancelled() and (error := task.exception()) is not None:
-            self.told(error, task.get_name())
-
-    def told(self, error: BaseException | None, name: str = "in the background") -> None:
-        """Reports the result of work done elsewhere; `error` is None if it succeeded."""
-        if error is not None:
-            self.failures += 1
-            log.error("The task %s failed: %s", name, error_name(error))
-
-    @property
-    def busy(self) -> bool:
-        return bool(self._tasks)
-
-    def abort(self) -> None:
-        """Cancels all tasks at once."""
-        for task in list(self._tasks):
-            task.cancel()
-
-    async def rest(self, timeout: float) -> None:
-        """Waits up to `timeout` for the running tasks, and cancels the rest."""
-        if self._tasks:
-            await asyncio.wait(list(self._tasks), timeout=timeout)
-        self.abort()
-        if self._tasks:
-            await asyncio.wait(list(self._tasks), timeout=5)
-
-
 INSIST_S, INSIST_MAX_S = 0.1, 30.0  # backoff of a write that must succeed
 TICKET_EPOCH_MS = 1_767_225_600_000  # 2026-01-01: keeps tickets within 63 bits for centuries
 LEAD_AGAIN_S = 1.0  # minimum time between two leadership checks
 HURRY_S = 0.1  # admitted calls wake the planner no more often than this
-BELIEVED_S = 3600.0  # how long a refused lane is not tried: an account may get the permission later
-_REFUSALS = {Lane.BATCH: ("cannot_batch", "can't batch"), Lane.FLEX: ("cannot_flex", "can't take the lane flex")}
 
 PRESSED = "its calls are pressed for time"  # the note of a batch that was cancelled for its calls' deadlines
 LATE = "its batch would have been late"  # the reason of a rescue
 
 Probe = Callable[[str], Awaitable[None]]
+
+
+# ------------------------------------------------------------ clients that wait
 
 
 class Reply(Value, frozen=True, gc=False):
@@ -115,120 +60,6 @@ class Reply(Value, frozen=True, gc=False):
     def of(cls, settled: Settled) -> Reply:
         """Built from the store, whichever engine settled the call."""
         return cls(settled.ticket, settled.outcome, settled.entry)
-
-
-class Keyring:
-    """Secrets are kept here, in memory, and nowhere else. Other code knows a credential by its keyed hash."""
-
-    def __init__(self, pepper: bytes) -> None:
-        self._pepper = pepper
-        self._secrets: dict[str, Headers] = {}
-        self._names: dict[tuple[str, str, Headers], str] = {}  # a cache: every call needs the name
-        self._owners: dict[str, str] = {}  # name of any form → name of the usual form
-        self._accounts: dict[str, str] = {}  # borrowed name → name of the lent secret
-
-    def name(self, provider: str, base_url: str, secret: Headers) -> str:
-        """The name of a secret at a provider, in the form in which it is sent. Equal secrets at different providers
-        have different names."""
-        return self._hashed(provider, base_url, *(f"{name}:{value}" for name, value in sorted(secret)))
-
-    def _hashed(self, *parts: str) -> str:
-        return hmac.digest(self._pepper, "\n".join(parts).encode(), "sha256")[:16].hex()
-
-    def known(self, provider: str, base_url: str, secret: Headers) -> str | None:
-        """The name of a secret that was added."""
-        return self._names.get((provider, base_url, secret))
-
-    def add(self, provider: str, base_url: str, forms: Sequence[Headers]) -> bool:
-        """Adds a secret in every form in which it may be sent, the usual one first: a purchase made with one form can
-        continue with another. Returns whether any form is new."""
-        names = [self.name(provider, base_url, form) for form in forms]
-        self._names |= {(provider, base_url, form): name for form, name in zip(forms, names, strict=True)}
-        return self._keep(names, forms)
-
-    def lend(self, borrower: str, provider: str, base_url: str, forms: Sequence[Headers]) -> tuple[list[str], bool]:
-        """Gives a borrower separate names for a secret that others may use as well. The names stay the same when the
-        secret behind them changes."""
-        names = [
-            self._hashed("borrowed", borrower, provider, base_url, *sorted(name for name, _ in form)) for form in forms
-        ]
-        self._accounts |= dict.fromkeys(names, self.name(provider, base_url, forms[0]))
-        return names, self._keep(names, forms)
-
-    def _keep(self, names: Sequence[str], forms: Sequence[Headers]) -> bool:
-        new = any(name not in self._secrets for name in names)
-        self._secrets |= dict(zip(names, forms, strict=True))
-        self._owners |= dict.fromkeys(names, names[0])
-        return new
-
-    def digest(self, virtual_key: str) -> str:
-        """The digest under which the store knows a virtual key."""
-        return digest_of(self._pepper, virtual_key)
-
-    def secret(self, name: str) -> Headers:
-        return self._secrets[name]
-
-    def credential(self, name: str) -> str:
-        """The credential of a secret in any form: the name of its usual form."""
-        return self._owners.get(name, name)
-
-    def account(self, credential: str) -> str:
-        """The account at the provider, with its limits and permissions: shared by all who buy with one secret."""
-        return self._accounts.get(credential) or self.credential(credential)
-
-    def sharing(self, credential: str) -> list[str]:
-        """All credentials of the account, this one first."""
-        account = self.account(credential)
-        others = [name for name in self._secrets if name != credential and self.account(name) == account]
-        return [credential, *others]
-
-    def __contains__(self, credential: str) -> bool:
-        return credential in self._secrets
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._secrets)
-
-    def __repr__(self) -> str:  # never the secrets
-        return f"<Keyring of {len(self._secrets)}>"
-
-
-class LaneRefusals:
-    """What providers refuse on principle. It is remembered for a while, so that it is not requested again."""
-
-    def __init__(self, store: KeyStore, clock: Clock, keyring: Keyring) -> None:
-        self._store = store
-        self._clock = clock
-        self._keyring = keyring
-        self._refused: dict[tuple[Lane, str], tuple[float, str]] = {}  # lane, account and model → (until, why)
-
-    def why_not(self, lane: Lane, credential: str, model: str) -> str | None:
-        """Why a credential's account may not take a lane with a model; None if it was not refused recently."""
-        if not self._refused:
-            return None
-        account = self._keyring.account(credential)
-        for key in (account, f"{account} {model}"):
-            until, why = self._refused.get((lane, key), (0.0, ""))
-            if until > self._clock.now():
-                return why
-        return None
-
-    async def refused(self, lane: Lane, credential: str, model: str, message: str) -> None:
-        """Remembers a refusal. `model` is empty if the whole account was refused."""
-        account, now = self._keyring.account(credential), self._clock.now()
-        key, until = f"{account} {model}".rstrip(), now + BELIEVED_S
-        self._note(lane, key, until, message)
-        await self._store.remember(_REFUSALS[lane][0], key, f"{until} {message}", now)
-
-    async def recall(self) -> None:
-        for lane, (kind, _) in _REFUSALS.items():
-            for key, memo in (await self._store.recall(kind)).items():
-                until, _, message = memo.partition(" ")
-                self._note(lane, key, float(until), message)
-
-    def _note(self, lane: Lane, key: str, until: float, message: str) -> None:
-        _, _, model = key.partition(" ")
-        who = f"the model {model}" if model else "this credential"
-        self._refused[lane, key] = (until, f"{who} {_REFUSALS[lane][1]}: {message}")
 
 
 class Waiters:

@@ -24,13 +24,16 @@ from carpool.engine.batch.buy import Buyer
 from carpool.engine.batch.collect import Collector
 from carpool.engine.batch.follow import Follower
 from carpool.engine.batch.rescue import Rescuer
-from carpool.engine.cluster import Lease, Membership, VirtualKeyCache
-from carpool.engine.context import EngineContext, Keyring, Probe, Reply
+from carpool.engine.cluster.hints import SettledHints
+from carpool.engine.cluster.membership import Lease, Membership
+from carpool.engine.context import EngineContext, Probe, Reply
 from carpool.engine.events import EventHooks, Hook, Stats
+from carpool.engine.keyring import Keyring
 from carpool.engine.now.flex import FlexRefused, FlexSender
 from carpool.engine.now.gate import GateDelay, Gates
 from carpool.engine.now.relay import Purchase, StreamedResponse
 from carpool.engine.now.send import Sender, SendRequest
+from carpool.engine.virtual_keys import VirtualKeyCache
 from carpool.planners.forecast import Forecast
 from carpool.planners.policy import RoutingPolicy
 from carpool.planners.routing import (
@@ -94,7 +97,8 @@ class Engine:
         self._capabilities = capabilities or Capabilities()
         self._api = api = BatchApi(context)
         collector = Collector(context, api)
-        self._membership = Membership(context, api, lease or LEASE)
+        self._settled_hints = SettledHints(context)
+        self._membership = Membership(context, api, self._settled_hints, lease or LEASE)
         self._buyer = Buyer(context, api)
         self._follower = Follower(context, api, self._buyer, collector)
         self._rescuer = Rescuer(context, api, self._sender, self._follower.look_soon)
@@ -128,7 +132,7 @@ class Engine:
         await self._membership.start(context.now())
         await context.learned.recall()
         self._unsubscribes = (
-            context.store.subscribe(self._membership.on_settled),
+            context.store.subscribe(self._settled_hints.on_settled),
             context.store.on_pool_change(context.on_pool_change),
             context.store.on_batch_hint(self._follower.on_hint),
         )

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from carpool.core.model import Headers
-from carpool.engine.cluster import Lease
+from carpool.engine.cluster.membership import Lease
 from carpool.mock import Constant, Faults, Latency, LogNormal, Mixture, MockConfig, Uniform
 from carpool.planners.policy import RoutingPolicy
 from carpool.sim import openai

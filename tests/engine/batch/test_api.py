@@ -19,13 +19,14 @@ from carpool.dialects import OPENAI
 from carpool.engine.batch.api import LONGEST_PAUSE_S, PAUSE_S, BatchApi
 from carpool.engine.batch.collect import Collector
 from carpool.engine.batch.rescue import Rescuer
-from carpool.engine.context import EngineContext, Keyring
+from carpool.engine.context import EngineContext
 from carpool.engine.events import EventHooks
+from carpool.engine.keyring import Keyring
 from carpool.engine.now.relay import Read
 from carpool.engine.now.send import Sender
 from carpool.planners.forecast import Forecast
 from carpool.planners.policy import RoutingPolicy
-from carpool.planners.pooling import BatchQuota
+from carpool.planners.pressure.quota import BatchQuota
 from carpool.sim.timeline import Timeline, VirtualClock, run
 
 PLACE = "https://provider.invalid/v1"

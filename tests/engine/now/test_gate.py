@@ -13,7 +13,7 @@ from carpool.engine.events import AccountSlowed, BreakerOpened, Event, EventHook
 from carpool.engine.now.gate import Gates, Slot
 from carpool.engine.now.relay import Read
 from carpool.planners.policy import RoutingPolicy
-from carpool.planners.throttle import FAILURES
+from carpool.planners.pressure.breaker import FAILURES
 from tests.support.engine_context import HandClock, engine_context
 
 SLOW_DOWN: Headers = (("retry-after", "5"),)

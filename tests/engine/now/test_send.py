@@ -13,8 +13,9 @@ from carpool.core.lifecycle import BatchState
 from carpool.core.model import EntryKind, Intent, Lane
 from carpool.core.ports import Store
 from carpool.core.prices import PriceBook
-from carpool.engine.context import EngineContext, Keyring
+from carpool.engine.context import EngineContext
 from carpool.engine.events import EventHooks
+from carpool.engine.keyring import Keyring
 from carpool.engine.now.send import BACKOFF_MAX_S, Sender, SendRequest
 from carpool.planners.forecast import Forecast
 from carpool.planners.policy import RoutingPolicy

@@ -196,7 +196,7 @@ async def test_a_create_with_unknown_outcome_is_found_by_its_nonce(fault: str) -
 
 
 async def test_a_full_queue_is_waited_for_and_counts_as_no_try(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("carpool.planners.pooling.WAIT_S", 0.2)
+    monkeypatch.setattr("carpool.planners.pressure.quota.WAIT_S", 0.2)
     async with both(QUICK) as stage, stage.client() as client:
         stage.mock.script("token_limit", 4)  # more often than a call may be tried
         answer = await client.chat.completions.create(**chat(), **BATCH)
@@ -207,7 +207,7 @@ async def test_a_full_queue_is_waited_for_and_counts_as_no_try(monkeypatch: pyte
 
 
 async def test_a_known_limit_splits_what_would_not_fit(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("carpool.planners.pooling.WAIT_S", 0.1)
+    monkeypatch.setattr("carpool.planners.pressure.quota.WAIT_S", 0.1)
     config = MockConfig(batch_latency=Constant(0.2), openai=OpenAIConfig(enqueued_tokens={MODEL: 4000}))
     async with both(config) as stage, stage.client() as client:
         texts = [f"{n} " + "word " * 1000 for n in range(12)]  # far more than fit at once

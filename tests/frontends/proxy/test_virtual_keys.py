@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from carpool.core.keys import Profile, revoked, rotated
 from carpool.core.model import Lane
-from carpool.engine.cluster import KEYS_LOOK_S
+from carpool.engine.virtual_keys import KEYS_LOOK_S
 from carpool.mock import Constant, MockConfig, expected_text
 from tests.support.key_holders import HOUSE, give, hosting
 from tests.support.stage import ask

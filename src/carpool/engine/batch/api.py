@@ -27,7 +27,7 @@ from carpool.core.model import Batch, Headers, Lane, PoolKey
 from carpool.core.ports import Ask, HttpResponse, Refusal, StreamedBody
 from carpool.core.upstream import WholeResponse, clock_offset, whole
 from carpool.engine.context import EngineContext
-from carpool.planners.pooling import BatchQuota, EnqueuedLimits, enqueued
+from carpool.planners.pressure.quota import BatchQuota, EnqueuedLimits, enqueued
 
 DEFAULT_RPM = 50
 DEFAULT_PACE = 2.0

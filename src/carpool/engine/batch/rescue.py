@@ -33,7 +33,7 @@ from carpool.engine.batch.api import BatchApi
 from carpool.engine.context import LATE, PRESSED, EngineContext, Reply
 from carpool.engine.events import BatchLate, CallRescued
 from carpool.engine.now.send import Sender, SendRequest, Sent
-from carpool.planners.pooling import TokenBucket
+from carpool.planners.pressure.quota import TokenBucket
 from carpool.planners.tracking import early_start, rescue_plan
 
 CANCEL_AGAIN_S = 2.0  # minimum time between two cancel requests for a batch

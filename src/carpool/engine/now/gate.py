@@ -16,8 +16,9 @@ from carpool.core.errors import Closed, ConnectionBroken, NotConnected, Provider
 from carpool.core.ports import Dialect, HttpResponse
 from carpool.engine.context import EngineContext
 from carpool.engine.events import AccountSlowed, BreakerClosed, BreakerOpened
-from carpool.planners.fair_queue import FairQueue, Tags, tag_set
-from carpool.planners.throttle import Breaker, Mark, RetryBudget, Throttle
+from carpool.planners.pressure.breaker import Breaker, RetryBudget
+from carpool.planners.pressure.fair_queue import FairQueue, Tags, tag_set
+from carpool.planners.pressure.throttle import Mark, Throttle
 
 PRESSING_S = 10.0  # a call with less slack than this, beyond its own duration, skips the queue
 KEPT_PATIENCE_S = 600.0  # how long a call on disk may wait: its outcome is final

@@ -149,7 +149,7 @@ async def test_what_nobody_asked_for_is_nobodys_answer(unasked: bytes) -> None:
 
 
 async def test_a_connection_that_rests_is_closed_after_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("carpool.http.http1_client.SWEEP_S", 0.02)
+    monkeypatch.setattr("carpool.http.http1.client.SWEEP_S", 0.02)
     gone = asyncio.Event()
 
     async def script(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

@@ -5,11 +5,9 @@ from __future__ import annotations
 
 import asyncio
 import re
-import socket
 import ssl
-from base64 import b64encode
-from collections.abc import AsyncGenerator, Callable
-from contextlib import ExitStack, aclosing
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
 from functools import lru_cache
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
@@ -18,11 +16,11 @@ from carpool.core.errors import ConnectionBroken, NotConnected, WireError
 from carpool.core.model import Headers
 from carpool.core.ports import HttpRequest, ResponseReceiver, StreamedBody
 from carpool.core.upstream import is_link_local
-from carpool.http.http1_connection import Http1Connection, Http1Exchange, Http1Response
+from carpool.http.http1.connection import Http1Connection, Http1Exchange, Http1Response
+from carpool.http.http1.proxy import OutgoingProxy, connect_to_any, resolve
 
 BLOCK = 64 * 1024
 SWEEP_S = 15.0  # an idle connection is closed after one or two of these
-LARGEST_PROXY_ANSWER = 16 * 1024
 _TOKEN = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 _TARGET = re.compile(r"[!-~]+")
 _FRAMING = ("content-length", "transfer-encoding")
@@ -152,14 +150,14 @@ class Http1Client:
                 raise OSError("The connection was closed at once.")
             connection.connection_made(transport)
             return
-        addresses = await _addresses(origin.host, origin.port)
+        addresses = await resolve(origin.host, origin.port)
         if not self._allow_link_local and any(is_link_local(address) for address in addresses):
             raise NotConnected(
                 f"{origin.host} leads to a link-local address, where a machine's own secrets are served. If the "
                 "provider really is there, set its allow_link_local."
             )
         tls: dict[str, Any] = {"ssl": self._context(), "server_hostname": origin.host} if origin.secure else {}
-        await _connect_to_any(addresses, origin.port, lambda: connection, **tls)
+        await connect_to_any(addresses, origin.port, lambda: connection, **tls)
 
     def _context(self) -> ssl.SSLContext:
         if self._tls is None:
@@ -324,63 +322,3 @@ async def sliced(body: bytes) -> AsyncGenerator[bytes, None]:
     view = memoryview(body)
     for start in range(0, len(body), BLOCK):
         yield bytes(view[start : start + BLOCK])
-
-
-# ------------------------------------------------------------ outgoing proxy
-
-
-class OutgoingProxy:
-    """`url` is `http://host:port`; `login` is `user:password`."""
-
-    def __init__(self, url: str, login: str | None = None) -> None:
-        parts = urlsplit(url)
-        self.host, self.port = parts.hostname or "", parts.port or 80
-        self._login = login
-
-    def __repr__(self) -> str:  # without the login
-        return f"<OutgoingProxy {self.host}:{self.port}>"
-
-    async def open(self, host: str, port: int) -> asyncio.Transport:
-        """Returns a connection to the provider through the proxy. If it fails, nothing of a request was sent."""
-        authority = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-        lines = [f"CONNECT {authority} HTTP/1.1", f"host: {authority}"]
-        if self._login is not None:
-            lines.append(f"proxy-authorization: Basic {b64encode(self._login.encode()).decode()}")
-        reader, addresses = asyncio.StreamReader(LARGEST_PROXY_ANSWER), await _addresses(self.host, self.port)
-        tunnel = await _connect_to_any(addresses, self.port, lambda: asyncio.StreamReaderProtocol(reader))
-        with ExitStack() as stack:
-            stack.callback(tunnel.abort)
-            tunnel.write("\r\n".join([*lines, "", ""]).encode("ascii"))
-            try:
-                head = await reader.readuntil(b"\r\n\r\n")
-            except (EOFError, asyncio.LimitOverrunError) as error:
-                raise OSError("The proxy's answer has no end.") from error
-            status = re.match(rb"HTTP/1\.[^ \r]* ([0-9]+)[ \r]", head)
-            if status is None:
-                raise OSError("The proxy does not speak HTTP.")
-            if int(status[1]) == 407:
-                variable = "the variable that server.outgoing_proxy_auth_env names"
-                raise NotConnected(f"The proxy {self.host} wants another login. Check {variable}.")
-            if int(status[1]) != 200:
-                raise NotConnected(f"The proxy {self.host} would not connect to {host} (status {int(status[1])}).")
-            stack.pop_all()
-        return tunnel
-
-
-async def _addresses(host: str, port: int) -> list[str]:
-    """Resolves a host, IPv4 first: where IPv6 is broken, packets may be dropped silently."""
-    infos = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
-    return [str(info[4][0]) for info in sorted(infos, key=lambda info: info[0] != socket.AF_INET)]
-
-
-async def _connect_to_any(
-    addresses: list[str], port: int, protocol: Callable[[], asyncio.BaseProtocol], **tls: Any
-) -> asyncio.Transport:
-    """Connects to the first address that can be reached."""
-    for number, address in enumerate(addresses, 1):
-        try:
-            return (await asyncio.get_running_loop().create_connection(protocol, address, port, **tls))[0]
-        except OSError:
-            if number == len(addresses):
-                raise
-    raise OSError("no address")

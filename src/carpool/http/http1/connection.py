@@ -3,7 +3,7 @@
 The client must tell apart two kinds of failure, because one of them may cost money:
 
 - Never connected: opening the connection failed, so provably nothing was sent (`NotConnected`, raised in
-  `http1_client.py`).
+  `client.py`).
 - Cut after sending: once `begin` has written the first byte, the provider may have acted on the request. A reset or an
   unparsable response is `ConnectionBroken`, a timeout is `TimedOut`. The outcome is unknown, and nothing here retries.
 

@@ -7,7 +7,7 @@ import asyncio
 import msgspec
 import pytest
 
-import carpool.engine.cluster
+import carpool.engine.cluster.membership
 from carpool.mock import Constant, Faults, MockConfig
 from carpool.planners.policy import RoutingPolicy
 from carpool.sim.leaving import Cut
@@ -157,7 +157,7 @@ def test_who_awaits_many_calls_again_is_not_taken_for_dead_meanwhile(monkeypatch
             await asyncio.sleep(0.9 * LEASE.beat)
 
     monkeypatch.setattr(SqliteStore, "await_ticket", slowly)
-    monkeypatch.setattr(carpool.engine.cluster, "REAWAIT", 1)
+    monkeypatch.setattr(carpool.engine.cluster.membership, "REAWAIT", 1)
 
     async def test(house: House) -> None:
         await house.boot(2)

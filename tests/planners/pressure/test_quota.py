@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from carpool.planners.pooling import BatchQuota, TokenBucket, create_rate
+from carpool.planners.pressure.quota import BatchQuota, TokenBucket, create_rate
 
 NOW = 1_800_000_000.0  # a real epoch: floating point is coarse there
 

@@ -18,7 +18,7 @@ from carpool.core.errors import NotConnected
 from carpool.core.ports import HttpRequest
 from carpool.http import Http1Client, OutgoingProxy
 
-from .test_http1 import always, certificate, serving
+from .test_client import always, certificate, serving
 
 __all__ = ["certificate"]
 SECRET = "sk-ant-never-seen-on-the-way"
