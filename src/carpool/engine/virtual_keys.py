@@ -1,5 +1,6 @@
-"""Virtual keys, cached in memory, so that no call waits for the store. The store is polled once a second for keys that
-any process added or ended; last uses are written behind the calls."""
+"""Virtual keys, cached in memory, so that no call with a known key waits for the store. The store is polled once a
+second for keys that any process added or ended, and read at once for a key that is unknown; last uses are written behind
+the calls."""
 
 from __future__ import annotations
 
@@ -61,6 +62,13 @@ class VirtualKeyCache:
                 f"The virtual key {holder.key.name} {_WHY[state]}. Ask whoever runs carpool for a new one."
             )
         return holder
+
+    async def refresh(self) -> bool:
+        """Reads the keys for a request whose key was refused: it may have been added since the last poll. Returns
+        whether any key has changed."""
+        before = self.epoch
+        await self._read()
+        return self.epoch != before
 
     # ------------------------------------------------------------ in the background
 

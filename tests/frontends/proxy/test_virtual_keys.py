@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from carpool.core.keys import Profile, revoked, rotated
+from carpool.core.keys import Profile, new_key, revoked, rotated
 from carpool.core.model import Lane
 from carpool.engine.virtual_keys import KEYS_LOOK_S
 from carpool.mock import Constant, MockConfig, expected_text
@@ -145,6 +145,19 @@ async def test_another_process_may_add_and_revoke(tmp_path: Path) -> None:
         await store.write_keys(revoked([standing], "ci", now()))
         assert "was revoked" in said(await at_last(stage, key))[2]
         assert KEYS_LOOK_S <= 1
+
+
+@pytest.mark.parametrize("way", [{}, BATCH])
+async def test_a_new_key_works_at_once(way: dict[str, str]) -> None:
+    """A script makes a key and uses it in the next line."""
+    async with hosting(MockConfig(batch_latency=Constant(0.1))) as stage:
+        stage.engine.virtual_key_cache.stop()  # no poll comes to help
+        store, now = stage.engine._context.store, stage.engine._context.now()
+        unknown = await stage.post(ask(), **{"x-api-key": "cpk-" + "x" * 43}, **way)
+        key, secret = new_key(store.pepper, "ci", "anthropic", "HOUSE_KEY", now)
+        await store.write_keys([key])
+        answer = await stage.post(ask(), **{"x-api-key": secret}, **way)
+        assert (unknown.status_code, answer.status_code) == (401, 200)
 
 
 async def test_a_rotated_key_keeps_its_calls() -> None:

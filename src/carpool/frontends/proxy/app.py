@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from msgspec.structs import replace
 
-from carpool.core.errors import BadCall, CarpoolError
+from carpool.core.errors import BadCall, CarpoolError, KeyRefused
 from carpool.core.ports import Clock, RawRequest
 from carpool.engine import Engine, Upstream
 from carpool.frontends.proxy.admin import HOOKS, Admin, Webhooks
@@ -151,7 +151,7 @@ class Proxy:
     async def _begin(self, request: RequestContext) -> WaitingCall | None:
         """Answers a request. For a call that must wait, returns what to wait for."""
         scope, receive = request.scope, request.receive
-        head = request.head or self._head_parser.facts_of_head(scope)
+        head = request.head or await self._facts_of_head(scope)
         upstream, request.client = head.upstream, head.client
         if upstream is None:
             await self._answer_own(request, head)
@@ -173,6 +173,14 @@ class Proxy:
             if waiting_call is None:
                 leaving.cancel()
         return waiting_call
+
+    async def _facts_of_head(self, scope: Scope) -> HeadFacts:
+        try:
+            return self._head_parser.facts_of_head(scope)
+        except KeyRefused:
+            if not await self._engine.virtual_key_cache.refresh():
+                raise
+        return self._head_parser.facts_of_head(scope)
 
     async def _pass(self, request: RequestContext, upstream: Upstream, raw: RawRequest) -> None:
         status = upgrade_refused(upstream.dialect, raw.path, raw.headers)
