@@ -1,6 +1,6 @@
 """Virtual keys, cached in memory, so that no call with a known key waits for the store. The store is polled once a
-second for keys that any process added or ended, and read at once for a key that is unknown; last uses are written behind
-the calls."""
+second for keys that any process added or ended, and read at once for a key that is unknown; last uses are written
+behind the calls."""
 
 from __future__ import annotations
 
