@@ -1,4 +1,4 @@
-"""The demo as somebody without a terminal sees it. It takes its time, so it runs once."""
+"""The demo as somebody without a terminal sees it. It takes its time: it runs once, among the deep tests."""
 
 import asyncio
 import re
@@ -22,15 +22,18 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> tuple[subprocess.CompletedP
     return subprocess.run(line, capture_output=True, text=True, timeout=40, check=False), store
 
 
+@pytest.mark.deep
 def test_it_ends_well(ran: tuple[subprocess.CompletedProcess[str], Path]) -> None:
     assert ran[0].returncode == 0, ran[0].stdout + ran[0].stderr
     assert ran[0].stderr == ""
 
 
+@pytest.mark.deep
 def test_it_writes_plain_lines(ran: tuple[subprocess.CompletedProcess[str], Path]) -> None:
     assert not re.search(r"[\x00-\x09\x0b-\x1f\x7f]", ran[0].stdout)
 
 
+@pytest.mark.deep
 def test_every_call_takes_the_lane_that_fits_its_budget(ran: tuple[subprocess.CompletedProcess[str], Path]) -> None:
     out = ran[0].stdout
     assert "All 14 chats are answered: 14 now." in out
@@ -39,6 +42,7 @@ def test_every_call_takes_the_lane_that_fits_its_budget(ran: tuple[subprocess.Co
     assert "All 6 reviewers are answered: 6 rescued." in out
 
 
+@pytest.mark.deep
 def test_the_stuck_batch_is_cancelled_before_its_calls_are_sent_again(
     ran: tuple[subprocess.CompletedProcess[str], Path],
 ) -> None:
@@ -48,6 +52,7 @@ def test_the_stuck_batch_is_cancelled_before_its_calls_are_sent_again(
     assert len(re.findall(r"msgbatch_\w{24} +\d+ +collected +\d+\.\d s", out)) == 3
 
 
+@pytest.mark.deep
 def test_the_tables_add_up(ran: tuple[subprocess.CompletedProcess[str], Path]) -> None:
     out = ran[0].stdout
     assert re.search(r"now +14 +\d\.\d s +\d\.\d s +\$", out)
@@ -60,6 +65,7 @@ def test_the_tables_add_up(ran: tuple[subprocess.CompletedProcess[str], Path]) -
     assert "Try next" in out
 
 
+@pytest.mark.deep
 def test_the_store_can_be_looked_at_afterwards(ran: tuple[subprocess.CompletedProcess[str], Path]) -> None:
     line = [sys.executable, "-m", "carpool", "stats", "--store", str(ran[1])]
     shown = subprocess.run(line, capture_output=True, text=True, check=True).stdout

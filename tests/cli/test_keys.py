@@ -27,7 +27,7 @@ from carpool.mock import Constant, MockConfig, MockServer, expected_text, serve
 from carpool.stores import peek
 
 HOUSE = "sk-ant-of-the-house"
-CONFIG = "batching: {linger_ms: 20, poll_interval_s: 0.05}\n"
+CONFIG = "batching: {linger_ms: 20, poll_interval_s: 0.05, rpm: 100000}\n"
 VERSION = {"anthropic-version": "2023-06-01"}
 LATER = {"x-carpool-budget": "30m", "prefer": "respond-async"}
 

@@ -17,7 +17,7 @@ from carpool.mock import Constant, MockConfig, MockServer, expected_text, serve
 from carpool.stores import peek
 from tests.support.stage import ask
 
-CONFIG = "batching: {linger_ms: 20, poll_interval_s: 0.05}\n"
+CONFIG = "batching: {linger_ms: 20, poll_interval_s: 0.05, rpm: 100000}\n"
 
 
 class Child:

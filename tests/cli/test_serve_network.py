@@ -220,7 +220,7 @@ async def test_it_speaks_tls_and_takes_a_new_certificate_on_a_hangup(tmp_path: P
 async def test_an_sdk_streams_and_waits_over_tls(tmp_path: Path) -> None:
     cert, key = make_certificate(tmp_path)
     trusted = ssl.create_default_context(cafile=cert)
-    (tmp_path / "carpool.yaml").write_text("batching: {linger_ms: 20, poll_interval_s: 0.05}\n")
+    (tmp_path / "carpool.yaml").write_text("batching: {linger_ms: 20, poll_interval_s: 0.05, rpm: 100000}\n")
     options = ("--tls-cert", str(cert), "--tls-key", str(key), "--config", str(tmp_path / "carpool.yaml"))
     async with (
         serve(MockConfig(batch_latency=Constant(1.0))) as mock,

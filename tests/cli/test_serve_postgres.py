@@ -24,7 +24,7 @@ from tests.support.disconnecting import LARGE, answered, calling, lengthen
 from tests.support.postgres import HASTY, Server, schema_url
 from tests.support.stage import ask
 
-CONFIG = "batching: {linger_ms: 700, poll_interval_s: 0.2}\n"
+CONFIG = "batching: {linger_ms: 700, poll_interval_s: 0.2, rpm: 100000}\n"
 NEVER = Constant(3600.0)
 CALLS = 2000
 DOORS = 4
@@ -117,6 +117,12 @@ def postgres() -> Iterator[Server]:
     server.remove()
 
 
+def connected(server: Server) -> int:
+    with psycopg.connect(server.url) as connection:
+        query = "SELECT count(*) FROM pg_stat_activity WHERE application_name = 'carpool'"
+        return int((connection.execute(query).fetchone() or (0,))[0])
+
+
 def riding(upstream: MockServer) -> int:
     return sum(batch.size for batch in upstream.provider.batches)
 
@@ -201,6 +207,7 @@ async def test_a_client_of_a_dead_process_may_hang_up_while_its_fate_is_undecide
             await until(lambda: bought(store, 1))
             first.process.kill()
             await first.process.wait()
+            await until(lambda: connected(postgres) == 2)  # the other's; before that, nobody can know that it is gone
         for _ in range(6):
             async with calling(second.url, ask("orphan")) as caller:
                 await asyncio.sleep(0.3)  # it dies within 5 s

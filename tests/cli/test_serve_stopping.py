@@ -17,7 +17,7 @@ from anthropic import AsyncAnthropic
 from carpool.mock import Constant, MockConfig, MockServer, expected_text, serve
 from tests.support.stage import ask
 
-CONFIG = "batching: {linger_ms: 20, poll_interval_s: 0.05}\n"
+CONFIG = "batching: {linger_ms: 20, poll_interval_s: 0.05, rpm: 100000}\n"
 KEY = {"x-api-key": "k", "anthropic-version": "2023-06-01"}
 PIPE = asyncio.subprocess.PIPE
 
@@ -82,7 +82,7 @@ class Place:
 
 @asynccontextmanager
 async def place(folder: Path, **config: Any) -> AsyncIterator[Place]:
-    async with serve(MockConfig(**{"batch_latency": Constant(4.0), **config})) as upstream:
+    async with serve(MockConfig(**{"batch_latency": Constant(2.0), **config})) as upstream:
         yield Place(upstream, folder)
 
 

@@ -22,7 +22,7 @@ from tests.support import post_webhook as hooking
 from tests.support.disconnecting import LARGE, MIDDLING, answered, calling, lengthen
 from tests.support.stage import ask
 
-CONFIG = "batching: {linger_ms: 200, poll_interval_s: 0.1}\n"
+CONFIG = "batching: {linger_ms: 200, poll_interval_s: 0.1, rpm: 100000}\n"
 CALLS = 60
 
 

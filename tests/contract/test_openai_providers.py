@@ -11,7 +11,7 @@ import pytest
 from carpool.core.errors import BadCall
 from carpool.core.model import Lane
 from carpool.dialects import COMPATIBLE_PROVIDERS
-from carpool.mock import Constant, MockConfig, OpenAIConfig, expected_openai_text, serve
+from carpool.mock import Constant, Faults, MockConfig, OpenAIConfig, expected_openai_text, serve
 from carpool.mock.openai.providers import TABLE
 from tests.support.openai_providers import ROWS, Row, engine_at, scene, until
 
@@ -106,7 +106,7 @@ async def test_a_create_with_unknown_outcome_is_found_by_its_nonce(row: Row, fau
 
 
 async def test_an_unknown_create_that_bought_nothing_is_bought_once(row: Row, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("carpool.engine.batch.follow.GRACE_S", 0.5)
+    monkeypatch.setattr("carpool.engine.batch.follow.GRACE_S", 0.2)
     async with scene(row) as on:
         on.mock.provider.add_openai_stranger("k", 1)
         on.mock.provider.script("create_cut")
@@ -145,7 +145,7 @@ async def test_a_successor_buys_nothing_twice(row: Row, point: str, tmp_path: Pa
 @pytest.mark.parametrize("fault", ["upload_cut", "upload_500", "upload_429", "upload_accepted_cut"])
 async def test_an_upload_that_fails_buys_nothing(row: Row, fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("carpool.engine.batch.api.PAUSE_S", 0.05)
-    async with scene(row) as on:
+    async with scene(row, {"faults": Faults(retry_after_s=0)}) as on:
         on.mock.provider.script(fault)
         assert (await on.ask()).outcome.status == 200
         assert len(on.mock.provider.bill.charges) == 1
@@ -173,7 +173,7 @@ async def test_what_a_batch_did_not_run_is_run_elsewhere(row: Row) -> None:
 
 
 async def test_an_expired_batch_is_resubmitted(row: Row) -> None:
-    async with scene(row, {"batch_latency": Constant(60.0), "expiry_s": 1.5}) as on:
+    async with scene(row, {"batch_latency": Constant(60.0), "expiry_s": 0.4}) as on:
         waiting = asyncio.create_task(on.ask())
         await until(lambda: len(on.mock.provider.batches) > 1)
         on.mock.provider.end_batch(on.mock.provider.batches[-1].id)

@@ -10,9 +10,11 @@ from pathlib import Path
 import pytest
 
 from carpool.sim.databases import database
+from tests.support.deep import quick_and_deep
 from tests.support.doc_blocks import PAGES, ROOT, Block, Command, blocks, commands, shows
 from tests.support.doc_reader import Reader, mock_provider
 
+RUN = [page for page in PAGES if blocks(page)]
 SHOWN = frozenset({"mermaid", "text"})  # pictures, and the log: tests/house and test_log_samples look at those
 
 
@@ -26,7 +28,7 @@ def reader(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Reader]:
         one.stop()
 
 
-@pytest.mark.parametrize("page", [pytest.param(page, id=page.name) for page in PAGES if blocks(page)])
+@pytest.mark.parametrize("page", quick_and_deep(RUN, [ROOT / "README.md"]), ids=[page.name for page in RUN])
 def test_the_blocks_of_a_page_run(page: Path, reader: Reader) -> None:
     reader.turn_the_page()
     for block in blocks(page):

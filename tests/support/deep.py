@@ -9,7 +9,9 @@ import pytest
 
 
 def quick_and_deep(cases: Iterable[Any], quick: Collection[Any]) -> list[Any]:
-    """The cases for `parametrize`; those that are not among the quick ones are deep."""
+    """The cases for `parametrize` (a tuple is several values); those that are not among the quick ones are deep."""
     cases = list(cases)
     assert set(quick) <= set(cases), "a quick case is not among the cases"
-    return [case if case in quick else pytest.param(case, marks=pytest.mark.deep) for case in cases]
+    values = [case if isinstance(case, tuple) else (case,) for case in cases]
+    marks = [() if case in quick else (pytest.mark.deep,) for case in cases]
+    return [pytest.param(*value, marks=mark) for value, mark in zip(values, marks, strict=True)]

@@ -17,7 +17,7 @@ KEY = {"authorization": "Bearer k"}
 def config(upstream: MockServer) -> str:
     """So seldom would it look by itself that no test could wait for it."""
     return (
-        "batching: {linger_ms: 50, poll_interval_s: 3000}\n"
+        "batching: {linger_ms: 50, poll_interval_s: 3000, rpm: 100000}\n"
         f"providers: {{openai: {{dialect: openai, base_url: '{upstream.url}/v1', "
         "webhook_secret_env: CARPOOL_TEST_HOOK_SECRET}}\n"
     )

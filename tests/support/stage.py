@@ -26,7 +26,7 @@ from carpool.planners.policy import RoutingPolicy
 
 MODEL = "claude-haiku-4-5"
 IMPATIENT = KeepAliveIntervals(stream_head_s=0.05, ping_s=0.05)  # the rest as in earnest
-QUICK = RoutingPolicy(linger_ms=20, poll_interval_s=0.05)
+QUICK = RoutingPolicy(linger_ms=20, poll_interval_s=0.05, batch_rpm=100_000)
 
 
 def ask(text: str = "hello", **more: Any) -> dict[str, Any]:

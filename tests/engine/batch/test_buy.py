@@ -114,7 +114,7 @@ async def _bought_once(monkeypatch: pytest.MonkeyPatch) -> tuple[int, int]:
     monkeypatch.setattr(follow, "GRACE_S", 0.2)
     async with serve(MockConfig(batch_latency=Constant(0.0))) as mock:
         client = AsyncAnthropic(api_key="sk-test", base_url=mock.url)
-        policy = RoutingPolicy(linger_ms=0, poll_interval_s=0.1)
+        policy = RoutingPolicy(linger_ms=0, poll_interval_s=0.1, batch_rpm=100_000)
         async with asyncio.timeout(30), FleetDispatcher(client, policy=policy) as fleet:
             message = {"role": "user", "content": "hello"}
             await fleet.submit_batch(model="claude-sonnet-5", max_tokens=5, messages=[message])

@@ -30,7 +30,7 @@ async def test_no_chunk_is_larger_and_all_but_the_last_are_full(monkeypatch: pyt
     monkeypatch.setattr(collect, "CHUNK", chunk)
     config = MockConfig(batch_latency=Constant(0.0))  # writes 500 lines at a time
     async with serve(config) as mock, AsyncAnthropic(api_key="sk-test", base_url=mock.url) as client:
-        policy = RoutingPolicy(linger_ms=50, poll_interval_s=0.05, batch_max_size=CALLS)
+        policy = RoutingPolicy(linger_ms=50, poll_interval_s=0.05, batch_rpm=100_000, batch_max_size=CALLS)
         async with FleetDispatcher(client, policy=policy) as fleet:
             questions = [[{"role": "user", "content": f"number {number}"}] for number in range(CALLS)]
             asked = (fleet.submit_batch(model="claude-sonnet-5", max_tokens=5, messages=one) for one in questions)

@@ -20,7 +20,7 @@ from carpool.planners.access.options import Options
 from carpool.planners.policy import RoutingPolicy
 from carpool.stores import open_store
 
-POLICY = RoutingPolicy(linger_ms=0, poll_interval_s=0.05)
+POLICY = RoutingPolicy(linger_ms=0, poll_interval_s=0.05, batch_rpm=100_000)
 HEADERS = (("authorization", "Bearer k"),)
 BODY = json.dumps({"model": "gpt-6-luna", "messages": [{"role": "user", "content": "hello"}]}).encode()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -13,6 +14,7 @@ import pytest
 
 from carpool.core.model import ticket_text
 from carpool.mock import Constant, MockConfig, serve
+from tests.support.deep import quick_and_deep
 from tests.support.key_holders import HOUSE, give, hosting
 from tests.support.stage import Stage, ask
 
@@ -24,6 +26,8 @@ UNKNOWN = ticket_text(1234567890123456789 >> 2)
 SECRET_TAG = "canary"
 
 both = pytest.mark.parametrize("pair", PAIRS)
+TEXTS = ["answered", "at once", "keyed", "later", "waiting"]
+EQUAL = list(itertools.product(PAIRS, TEXTS))
 Headers = dict[str, str]
 
 
@@ -52,7 +56,7 @@ class Scene:
 
 
 @asynccontextmanager
-async def scene(pair: str, latency: float = 0.2) -> AsyncIterator[Scene]:
+async def scene(pair: str, latency: float = 0.05) -> AsyncIterator[Scene]:
     config = MockConfig(batch_latency=Constant(latency))
     async with hosting(config) as stage:
         base = {"anthropic-version": "2023-06-01"}
@@ -185,8 +189,7 @@ async def test_the_admin_token_shows_everything_and_a_key_beside_it_its_own() ->
 # ------------------------------------------------------------ by sending the same
 
 
-@both
-@pytest.mark.parametrize("text", ["answered", "at once", "keyed", "later", "waiting"])
+@pytest.mark.parametrize(("pair", "text"), quick_and_deep(EQUAL, list(zip(PAIRS, TEXTS, strict=True))))
 async def test_an_equal_call_is_a_call_of_its_own(pair: str, text: str) -> None:
     async with scene(pair) as one:
         await lived_in(one)

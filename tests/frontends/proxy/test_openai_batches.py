@@ -13,7 +13,7 @@ import pytest
 from carpool.core.model import Entry
 from carpool.core.ports import Ask
 from carpool.frontends.proxy.waiting import KeepAliveIntervals
-from carpool.mock import Constant, MockConfig, OpenAIConfig, expected_openai_text
+from carpool.mock import Constant, Faults, MockConfig, OpenAIConfig, expected_openai_text
 from carpool.stores import SqliteStore
 
 from .test_openai_calls import CHAT_TOOL, MODEL, TOOL, Both, both, chat
@@ -174,7 +174,7 @@ async def test_an_upload_that_fails_buys_nothing_and_is_never_unknown(
 
 
 async def test_a_file_that_can_not_be_seen_yet_is_waited_for() -> None:
-    config = MockConfig(batch_latency=Constant(0.1))
+    config = MockConfig(batch_latency=Constant(0.1), faults=Faults(file_lag_s=1.0))
     async with both(config) as stage, stage.client() as client:
         stage.mock.script("file_lag")
         await client.chat.completions.create(**chat(), **BATCH)

@@ -24,7 +24,7 @@ from carpool.stores import open_store
 from tests.support.stage import _served
 
 MODELS = {"azure": "gpt-6-luna", "groq": "openai/gpt-oss-120b", "mistral": "mistral-small-latest", "xai": "grok-4.3"}
-QUICK = RoutingPolicy(linger_ms=20, poll_interval_s=0.05)
+QUICK = RoutingPolicy(linger_ms=20, poll_interval_s=0.05, batch_rpm=100_000)
 
 
 @dataclass

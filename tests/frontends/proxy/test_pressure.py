@@ -16,6 +16,7 @@ import pytest
 from carpool.engine.events import AccountSlowed, BreakerClosed, BreakerOpened, TroubleBegan, TroubleOver
 from carpool.mock import Constant, Faults, MockConfig, Uniform
 from carpool.planners.policy import RoutingPolicy
+from tests.support.deep import quick_and_deep
 from tests.support.socket_agents import run_fleet
 from tests.support.stage import QUICK, Stage, ask
 
@@ -23,7 +24,7 @@ MINUTE_S = float(os.environ.get("CARPOOL_MINUTE_S", "30"))
 PER_MINUTE = 1000
 IN_EARNEST = MINUTE_S >= 60
 AT_FIRST = PER_MINUTE if IN_EARNEST else PER_MINUTE // 5
-MINUTES = 2.5 if IN_EARNEST else 1.2
+LASTS = [2.5] if IN_EARNEST else quick_and_deep([0.7, 1.2], [0.7])  # minutes
 STORM_EVERY, STORM_S = (0.6 * MINUTE_S, MINUTE_S / 10) if IN_EARNEST else (7.0, 1.0)
 TEAMS = {"red": 120, "green": 60, "blue": 20}
 SEED = 20261116
@@ -56,7 +57,8 @@ async def press(stage: Stage, **headers: str) -> None:
 # ---------------------------------------------------------------- the fleet
 
 
-async def test_two_hundred_agents_share_a_limit_through_bursts_of_429(stage_with: Any) -> None:
+@pytest.mark.parametrize("minutes", LASTS)
+async def test_two_hundred_agents_share_a_limit_through_bursts_of_429(stage_with: Any, minutes: float) -> None:
     print(f"seed {SEED}, a minute of {MINUTE_S:g} s")
     config = MockConfig(
         seed=SEED,
@@ -65,7 +67,7 @@ async def test_two_hundred_agents_share_a_limit_through_bursts_of_429(stage_with
         sync_latency=Uniform(0.2, 0.5),
         faults=Faults(burst_s=STORM_S, retry_after_s=1),
     )
-    seconds = MINUTES * MINUTE_S
+    seconds = minutes * MINUTE_S
     async with stage_with(config) as stage:
         began = time.time()
         storms = asyncio.create_task(_storms(stage, STORM_EVERY))
@@ -80,7 +82,7 @@ async def test_two_hundred_agents_share_a_limit_through_bursts_of_429(stage_with
     print(f"{len(taken)} taken, {len(refused)} refused, {len(done)} finished", Counter(one.status for one in done))
 
     assert {one.status for one in done} == {200}, "everybody finishes"
-    assert len(refused) >= 4, "there were bursts"
+    assert len(refused) >= 2, "there were bursts"
     assert len(refused) < len(taken) / 10, "and the fleet does not run against them"
 
     limit = AT_FIRST + PER_MINUTE * seconds / MINUTE_S

@@ -76,7 +76,7 @@ async def test_a_body_that_is_too_large_is_noted() -> None:
 
 async def test_calls_that_find_no_room_are_noted_with_what_is_known_of_them() -> None:
     lines: list[LogLine] = []
-    policy = RoutingPolicy(linger_ms=20, poll_interval_s=0.05, max_waiting_calls=1)
+    policy = RoutingPolicy(linger_ms=20, poll_interval_s=0.05, batch_rpm=100_000, max_waiting_calls=1)
     async with hosting(SLOW, policy, note=lines.append) as stage:
         first = asyncio.ensure_future(stage.post(ask("first"), **BATCH))
         await stage.until(lambda: len(stage.engine._context.waiters))

@@ -31,7 +31,7 @@ def config() -> str:
     return f"""
 providers:
   anthropic: {{api_key_env: CARPOOL_TEST_HOUSE_KEY}}
-batching: {{linger_ms: 20, poll_interval_s: 0.05}}
+batching: {{linger_ms: 20, poll_interval_s: 0.05, rpm: 100000}}
 limits: {{max_body_mb: 0.5}}
 routing:
   rules:

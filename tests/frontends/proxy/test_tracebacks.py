@@ -38,7 +38,7 @@ async def breaking(
     place: str, folder: Path, upstream: MockServer, log_format: str, **more: str
 ) -> AsyncIterator[tuple[asyncio.subprocess.Process, str]]:
     config = folder / "carpool.yaml"
-    config.write_text("batching: {linger_ms: 20, poll_interval_s: 0.05}\n")
+    config.write_text("batching: {linger_ms: 20, poll_interval_s: 0.05, rpm: 100000}\n")
     options = ["serve", "--port", "0", "--upstream", upstream.url, "--store", str(folder / "carpool.db")]
     options += ["--config", str(config), "--log-format", log_format, "--drain", "0"]
     pipe = asyncio.subprocess.PIPE

@@ -21,7 +21,7 @@ from carpool.stores import open_store
 from tests.support.stage import _served
 
 SECRET = "whsec_Y2FycG9vbC1tb2NrLXdlYmhvb2stc2VjcmV0"
-SELDOM = RoutingPolicy(linger_ms=20, poll_interval_s=3000)
+SELDOM = RoutingPolicy(linger_ms=20, poll_interval_s=3000, batch_rpm=100_000)
 CHAT = {"model": "gpt-6-luna", "messages": [{"role": "user", "content": "hello"}]}
 
 
@@ -54,7 +54,7 @@ async def test_a_webhook_brings_the_answer_long_before_the_next_look() -> None:
 
 
 async def test_one_that_is_lost_costs_time_only_and_one_that_is_doubled_nothing() -> None:
-    async with hooked(RoutingPolicy(linger_ms=20, poll_interval_s=0.2)) as (url, mock, engine):
+    async with hooked(RoutingPolicy(linger_ms=20, poll_interval_s=0.2, batch_rpm=100_000)) as (url, mock, engine):
         mock.provider.tell(f"{url}/carpool/hooks/openai", SECRET)
         mock.provider.script("hook_lost")
         await ask(url)
