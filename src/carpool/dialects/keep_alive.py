@@ -28,12 +28,14 @@ from enum import StrEnum
 from typing import Any, NamedTuple, Protocol
 
 from carpool.core.model import Headers, ticket_text
-from carpool.dialects.events import MEMBERS, Members, event
+from carpool.dialects.event_stream import MEMBERS, Members, event
 
 _FRESH = {"input_tokens": 0, "cache_creation_input_tokens": 0, "cache_read_input_tokens": 0, "output_tokens": 0}
 
 
 class KeepAliveEvents(Protocol):
+    early: bool  # whether they begin the answer
+
     def first(self) -> bytes:
         """What to send right after the response headers; may be empty."""
         ...
@@ -49,6 +51,8 @@ class KeepAliveEvents(Protocol):
 
 class Pings:
     """The dialect's own keep-alive. It has no content, so the replay follows in full."""
+
+    early = False
 
     def __init__(self, keep_alive: bytes) -> None:
         self._keep_alive = keep_alive
@@ -68,6 +72,8 @@ class EarlyMessage:
 
     The usage of the true `message_start` is sent with the final `message_delta`, where clients read it.
     """
+
+    early = True
 
     def __init__(self, model: str, ticket: str) -> None:
         self._model = model
@@ -109,6 +115,7 @@ class EarlyResponse:
     continues the numbers and skips its own first two events.
     """
 
+    early = True
     _OPENING = (b"event: response.created\n", b"event: response.in_progress\n")
 
     def __init__(self, model: str, ticket: str, at: float) -> None:

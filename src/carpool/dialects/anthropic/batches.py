@@ -2,42 +2,24 @@
 
 from __future__ import annotations
 
-import re
-from datetime import UTC, datetime
 from urllib.parse import quote
 
 import msgspec
 
-from carpool.core.errors import MalformedResponse, Misuse
-from carpool.core.model import NONCE_LETTERS, TICKET_LETTERS, Headers
+from carpool.core.errors import MalformedResponse
+from carpool.core.model import Headers
 from carpool.core.ports import Ask, BatchReport, ResultLine
 from carpool.dialects.anthropic import errors, usage
-from carpool.dialects.anthropic.usage import Count
+from carpool.dialects.provider_api import IDENTITY, JSON, Count, checked_custom_id, checked_id, decode, moment, path_of
 
 PATH = "/v1/messages/batches"
-
-_CUSTOM_ID = re.compile(r"[a-zA-Z0-9_-]{1,64}")
-_BATCH_ID = re.compile(r"[a-zA-Z0-9_:-]{1,200}")  # nothing that could change a path
-_IDENTITY = ("accept-encoding", "identity")
-_JSON = ("content-type", "application/json")
 
 
 # ---------------------------------------------------------------- to the provider
 
 
-def send(endpoint: str, headers: Headers, body: bytes) -> Ask:
-    return Ask("POST", endpoint, (*headers, _JSON, _IDENTITY), body)
-
-
 def line(endpoint: str, custom_id: str, body: bytes) -> bytes:
-    if not _CUSTOM_ID.fullmatch(custom_id):
-        raise Misuse(f"{custom_id[:80]!r} can't name a call in a batch: 1 to 64 letters, digits, `_` and `-` can.")
-    return b'{"custom_id":"%b","params":%b}' % (custom_id.encode(), body)
-
-
-def line_overhead(endpoint: str) -> int:
-    """Includes the comma: exact for carpool's own ids in all but the first line."""
-    return len(line(endpoint, "x" * (NONCE_LETTERS + 1 + TICKET_LETTERS), b"")) + 1
+    return b'{"custom_id":"%b","params":%b}' % (checked_custom_id(custom_id), body)
 
 
 def frame(nonce: str) -> tuple[bytes, bytes, bytes]:
@@ -45,35 +27,17 @@ def frame(nonce: str) -> tuple[bytes, bytes, bytes]:
 
 
 def create(headers: Headers, endpoint: str, nonce: str, file_id: str | None, model: str = "") -> Ask:
-    return Ask("POST", PATH, (*headers, _JSON, _IDENTITY))
+    return Ask("POST", PATH, (*headers, JSON, IDENTITY))
 
 
 def listing(headers: Headers, after: str | None, limit: int) -> Ask:
     cursor = f"&after_id={quote(after, safe='')}" if after else ""
-    return Ask("GET", f"{PATH}?limit={min(max(limit, 1), 1000)}{cursor}", (*headers, _IDENTITY))
-
-
-def retrieve(headers: Headers, provider_id: str) -> Ask:
-    return Ask("GET", _path(provider_id), (*headers, _IDENTITY))
-
-
-def cancel(headers: Headers, provider_id: str) -> Ask:
-    return Ask("POST", f"{_path(provider_id)}/cancel", (*headers, _IDENTITY))
-
-
-def results(headers: Headers, place: str) -> Ask:
-    return Ask("GET", place, (*headers, _IDENTITY))
+    return Ask("GET", f"{PATH}?limit={min(max(limit, 1), 1000)}{cursor}", (*headers, IDENTITY))
 
 
 def results_at(provider_id: str) -> tuple[str, ...]:
     """Built from the id: a URL from a response must not decide where a key is sent."""
-    return (f"{_path(provider_id)}/results",)
-
-
-def _path(provider_id: str) -> str:
-    if not _BATCH_ID.fullmatch(provider_id):
-        raise Misuse(f"{provider_id[:80]!r} can't be the id of a batch.")
-    return f"{PATH}/{provider_id}"
+    return (f"{path_of(PATH, provider_id)}/results",)
 
 
 # ---------------------------------------------------------------- from the provider
@@ -106,19 +70,12 @@ def requests_per_minute(headers: Headers) -> int | None:
 
 
 def report(body: bytes) -> BatchReport:
-    try:
-        batch = _BATCH.decode(body)
-    except (ValueError, RecursionError) as error:
-        raise MalformedResponse(f"The provider's description of a batch can't be understood: {error}.") from None
-    return _report(batch)
+    return _report(decode(_BATCH, body, "The provider's description of a batch"))
 
 
 def page(body: bytes, after: str | None = None) -> tuple[list[BatchReport], str | None]:
     """One batch that can't be parsed fails the whole page: skipping it could hide a batch that is ours."""
-    try:
-        listed = _PAGE.decode(body)
-    except (ValueError, RecursionError) as error:
-        raise MalformedResponse(f"The provider's list of batches can't be understood: {error}.") from None
+    listed = decode(_PAGE, body, "The provider's list of batches")
     reports = [_report(batch) for batch in listed.data]
     if not listed.has_more or not reports:
         return reports, None
@@ -126,29 +83,19 @@ def page(body: bytes, after: str | None = None) -> tuple[list[BatchReport], str 
 
 
 def _report(batch: _Batch) -> BatchReport:
-    if not _BATCH_ID.fullmatch(batch.id):
-        raise MalformedResponse(f"The provider named a batch {batch.id[:80]!r}, which can't be an id.")
     return BatchReport(
-        provider_id=batch.id,
+        provider_id=checked_id(batch.id),
         # An unknown state must neither end a running batch nor be polled forever.
         ended=batch.processing_status == "ended"
         or (batch.processing_status not in ("in_progress", "canceling") and batch.ended_at is not None),
         cancelling=batch.processing_status == "canceling",
         count=sum(batch.request_counts.values()),
-        created_at=_time(batch.created_at),
-        expires_at=_time(batch.expires_at) if batch.expires_at else None,
-        ended_at=_time(batch.ended_at) if batch.ended_at else None,
+        created_at=moment(batch.created_at),
+        expires_at=moment(batch.expires_at) if batch.expires_at else None,
+        ended_at=moment(batch.ended_at) if batch.ended_at else None,
         results=results_at(batch.id) if batch.results_url else None,
         archived=batch.archived_at is not None,
     )
-
-
-def _time(text: str) -> float:
-    try:
-        moment = datetime.fromisoformat(text.upper())
-    except ValueError:
-        raise MalformedResponse(f"The provider wrote {text[:40]!r} where a time should be.") from None
-    return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
 
 
 # ---------------------------------------------------------------- a line of the results
@@ -171,10 +118,7 @@ _CANCELED = errors.error(409, "conflict_error", "The batch was canceled before t
 
 
 def result_line(line: bytes) -> ResultLine:
-    try:
-        read = _LINE.decode(line)
-    except (ValueError, RecursionError) as wrong:
-        raise MalformedResponse(f"A result line can't be understood: {wrong}.") from None
+    read = decode(_LINE, line, "A result line")
     result = read.result
     match result.type:
         case "succeeded":

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import re
 from fractions import Fraction
-from typing import Annotated
 
 import msgspec
 
 from carpool.core.model import Lane, Usage
 from carpool.core.ports import Seen
-from carpool.dialects.usage_tap import Tap
-
-# A count out of this range is invalid: the usage is then unknown, not guessed.
-Count = Annotated[int, msgspec.Meta(ge=0, le=2**53)]
+from carpool.dialects.event_stream import Tap
+from carpool.dialects.provider_api import Count, decode_or_none
 
 
 class _CacheCreation(msgspec.Struct, gc=False):
@@ -91,10 +88,7 @@ def of_message(body: bytes | msgspec.Raw) -> Usage | None:
 
 def model_and_usage(body: bytes | msgspec.Raw) -> tuple[str, Usage | None]:
     """The model and the usage of a message; empty and None if it can't be parsed."""
-    try:
-        message = _MESSAGE.decode(body)
-    except (ValueError, RecursionError):
-        return "", None
+    message = decode_or_none(_MESSAGE, body) or _Message()
     return message.model, message.usage.words() if message.usage else None
 
 
@@ -107,12 +101,6 @@ class _Listener:
         self._usage: WireUsage | None = None
         self._stopped = self._failed = False
 
-    def whole(self, body: bytes) -> Usage | None:
-        return of_message(body)
-
-    def tail(self, end: bytes) -> Usage | None:
-        return None
-
     def usage(self) -> Usage | None:
         return self._usage.words() if self._usage else None
 
@@ -123,9 +111,8 @@ class _Listener:
     def event(self, data: bytes) -> None:
         if _RELEVANT.search(data) is None:
             return
-        try:
-            event = _EVENT.decode(data)
-        except (ValueError, RecursionError):
+        event = decode_or_none(_EVENT, data)
+        if event is None:
             return
         self._stopped |= event.type == "message_stop"
         self._failed |= event.type == "error"
@@ -139,7 +126,7 @@ class _Listener:
 
 
 def tap() -> Tap:
-    return Tap(_Listener())
+    return Tap(_Listener(), of_message)
 
 
 # ------------------------------------------------------------ surcharges
