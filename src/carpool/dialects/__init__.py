@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
+from operator import itemgetter
 from types import MappingProxyType
+from typing import Any
 
 from carpool.core.errors import ConfigError
 from carpool.core.model import Headers
@@ -14,8 +17,10 @@ from carpool.dialects.openai import COMPATIBLE_PROVIDERS, CompatibleProvider, Op
 __all__ = [
     "ANTHROPIC",
     "COMPATIBLE_PROVIDERS",
+    "DEFAULT_DIALECT",
     "DIALECTS",
     "OPENAI",
+    "VENDOR_DIALECT",
     "Anthropic",
     "CompatibleProvider",
     "OpenAI",
@@ -25,11 +30,14 @@ __all__ = [
     "dialect_of_endpoint",
     "dialect_of_request",
     "get",
+    "guessed_endpoint",
     "key_headers",
 ]
 
 ANTHROPIC: Dialect = Anthropic()
 OPENAI: Dialect = OpenAI()
+DEFAULT_DIALECT = ANTHROPIC  # of errors to requests that show none; `--upstream` is about its provider
+VENDOR_DIALECT = OPENAI  # what OpenAI-compatible providers speak: `vendor` in a config names one
 _REGISTERED: dict[str, Dialect] = {dialect.name: dialect for dialect in (ANTHROPIC, OPENAI)}
 DIALECTS = MappingProxyType(_REGISTERED)
 
@@ -68,6 +76,11 @@ def dialect_of_request(path: str, headers: Headers) -> str | None:
 def dialect_of_endpoint(method: str, path: str) -> Dialect | None:
     """The dialect that parses an endpoint, whatever the headers: for requests whose destination is fixed already."""
     return next((dialect for dialect in DIALECTS.values() if dialect.handles(method, path)), None)
+
+
+def guessed_endpoint(body: Mapping[str, Any]) -> str:
+    """The endpoint of a body without a path."""
+    return max((dialect.endpoint_of(body) for dialect in DIALECTS.values()), key=itemgetter(0))[1]
 
 
 def compatible_provider(base_url: str, named: str | None = None) -> CompatibleProvider:
