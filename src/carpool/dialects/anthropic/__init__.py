@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from urllib.parse import quote
 
-from carpool.core.ports import BatchLimits, Capability
+from carpool.core.model import Headers
+from carpool.core.ports import Ask, BatchLimits, Capability
 from carpool.dialects import rate_limits
-from carpool.dialects.anthropic import batches
+from carpool.dialects.anthropic import responses
 from carpool.dialects.anthropic.errors import error, refusal
 from carpool.dialects.anthropic.parse import (
     ENDPOINT,
@@ -19,8 +21,8 @@ from carpool.dialects.anthropic.parse import (
     secret,
 )
 from carpool.dialects.anthropic.replay import PING, replay, stream_error
-from carpool.dialects.anthropic.usage import of_message, surcharge, tap
-from carpool.dialects.provider_api import RestDialect
+from carpool.dialects.anthropic.responses import BATCHES
+from carpool.dialects.provider_api import JSON, RestDialect, checked_custom_id
 
 __all__ = ["Anthropic"]
 
@@ -48,7 +50,7 @@ class Anthropic(RestDialect):
     models = _MODELS
     limits = BatchLimits(max_count=100_000, max_bytes=256_000_000, window=24 * 3600.0, retention=29 * 24 * 3600.0)
     key_headers = KEY_HEADERS
-    batches_path = batches.PATH
+    batches_path = BATCHES
     mixes_models = True
     keep_alive = PING
     home, key_variable, url_variable = "https://api.anthropic.com", "ANTHROPIC_API_KEY", "ANTHROPIC_BASE_URL"
@@ -66,21 +68,29 @@ class Anthropic(RestDialect):
     key_header = staticmethod(key_header)
 
     # to the provider
-    line = staticmethod(batches.line)
-    frame = staticmethod(batches.frame)
-    create = staticmethod(batches.create)
-    listing = staticmethod(batches.listing)
-    results_at = staticmethod(batches.results_at)
+    def line(self, endpoint: str, custom_id: str, body: bytes) -> bytes:
+        return b'{"custom_id":"%b","params":%b}' % (checked_custom_id(custom_id), body)
+
+    def frame(self, nonce: str) -> tuple[bytes, bytes, bytes]:
+        return b'{"requests":[', b",", b"]}"
+
+    def create(self, headers: Headers, endpoint: str, nonce: str, file_id: str | None, model: str = "") -> Ask:
+        return self.ask("POST", BATCHES, headers, JSON)
+
+    def listing(self, headers: Headers, after: str | None, limit: int) -> Ask:
+        cursor = f"&after_id={quote(after, safe='')}" if after else ""
+        return self.ask("GET", f"{BATCHES}?limit={min(max(limit, 1), 1000)}{cursor}", headers)
 
     # from the provider
-    report = staticmethod(batches.report)
-    page = staticmethod(batches.page)
-    result_line = staticmethod(batches.result_line)
-    usage = staticmethod(of_message)
-    usage_tap = staticmethod(tap)
-    surcharge = staticmethod(surcharge)
+    results_at = staticmethod(responses.results_at)
+    report = staticmethod(responses.report)
+    page = staticmethod(responses.page)
+    result_line = staticmethod(responses.result_line)
+    usage = staticmethod(responses.of_message)
+    usage_tap = staticmethod(responses.tap)
+    surcharge = staticmethod(responses.surcharge)
     refusal = staticmethod(refusal)
-    requests_per_minute = staticmethod(batches.requests_per_minute)
+    requests_per_minute = staticmethod(responses.requests_per_minute)
     allowances = staticmethod(rate_limits.anthropic)
 
     # to clients

@@ -56,6 +56,15 @@ class AnthropicErrorBody:
     code: str | None
     body: bytes = field(repr=False)  # in the format of a response, with the provider's own text
 
+    @property
+    def status(self) -> int:
+        return _STATUS.get(self.kind, _UNKNOWN)
+
+    @property
+    def is_passing(self) -> bool:
+        """Whether a retry of the same call may succeed."""
+        return (self.status == 429 or self.status >= 500) and self.code != _SPENT
+
 
 def read(raw: bytes) -> AnthropicErrorBody | None:
     """Parse the error of a response or of a result line; None if it is not an error."""
@@ -67,16 +76,6 @@ def read(raw: bytes) -> AnthropicErrorBody | None:
             return None
     details = decode_or_none(_DETAILS, error.details)
     return AnthropicErrorBody(error.type, error.message or "", details.error_code if details else None, body)
-
-
-def status_of(error: AnthropicErrorBody) -> int:
-    return _STATUS.get(error.kind, _UNKNOWN)
-
-
-def is_passing(error: AnthropicErrorBody) -> bool:
-    """Whether a retry of the same call may succeed."""
-    status = status_of(error)
-    return (status == 429 or status >= 500) and error.code != _SPENT
 
 
 def refusal(status: int, headers: Headers, body: bytes) -> Refusal:
