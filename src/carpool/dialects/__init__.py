@@ -12,7 +12,7 @@ from carpool.core.errors import ConfigError
 from carpool.core.model import Headers
 from carpool.core.ports import Claim, Dialect
 from carpool.dialects.anthropic import Anthropic
-from carpool.dialects.openai import COMPATIBLE_PROVIDERS, CompatibleProvider, OpenAI, recognised
+from carpool.dialects.openai import COMPATIBLE_PROVIDERS, CompatibleProvider, OpenAI, compatible_provider
 
 __all__ = [
     "ANTHROPIC",
@@ -81,16 +81,6 @@ def dialect_of_endpoint(method: str, path: str) -> Dialect | None:
 def guessed_endpoint(body: Mapping[str, Any]) -> str:
     """The endpoint of a body without a path."""
     return max((dialect.endpoint_of(body) for dialect in DIALECTS.values()), key=itemgetter(0))[1]
-
-
-def compatible_provider(base_url: str, named: str | None = None) -> CompatibleProvider:
-    """The OpenAI-compatible provider of that name, else the one with this base URL."""
-    if named is None:
-        return recognised(base_url)
-    if named not in COMPATIBLE_PROVIDERS:
-        known = ", ".join(sorted(COMPATIBLE_PROVIDERS))
-        raise ConfigError(f"carpool knows no OpenAI-compatible provider {named[:40]!r}, only these: {known}.")
-    return COMPATIBLE_PROVIDERS[named]
 
 
 def configured_dialect(

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from msgspec import DecodeError, Raw, Struct, field
+from msgspec import Raw, Struct, field
 from msgspec.json import Decoder, encode
 
 from carpool.core.model import Usage
 from carpool.core.ports import Seen
+from carpool.dialects.provider_api import decode_or_none
 
 # ------------------------------------------------------------ writing
 # Members of objects keep the provider's own bytes.
@@ -111,7 +112,7 @@ class Tap(Struct, eq=False):
             self._line()  # and the last event its empty line
             return self.listener.end(whole)
         usage = self.usage()
-        complete = whole or usage is not None or (not self.cut and _is_json(self._body()))
+        complete = whole or usage is not None or (not self.cut and decode_or_none(_RAW, self._body()) is not None)
         return Seen(usage, complete, complete)
 
     def _body(self) -> bytes:
@@ -154,12 +155,3 @@ class Tap(Struct, eq=False):
         elif line.startswith(b"data:"):
             self.data.append(line[5:])
             self.held += len(line)
-
-
-def _is_json(body: bytes) -> bool:
-    """Whether the JSON is complete."""
-    try:
-        _RAW.decode(body)
-    except (DecodeError, RecursionError):
-        return False
-    return True

@@ -23,7 +23,7 @@ from carpool.dialects.openai.providers import (
     OPENAI,
     RESPONSES,
     CompatibleProvider,
-    recognised,
+    compatible_provider,
 )
 from carpool.dialects.openai.results import XaiResultPages, result_line
 from carpool.dialects.openai.shapes import NONCE_KEY, BatchShape, Shape, name_of, seconds
@@ -31,7 +31,7 @@ from carpool.dialects.openai.uploads import FILES, OpenAIUploads
 from carpool.dialects.openai.webhooks import StandardWebhooks
 from carpool.dialects.provider_api import JSON, RestDialect, checked_custom_id, checked_id, decode
 
-__all__ = ["COMPATIBLE_PROVIDERS", "CompatibleProvider", "OpenAI", "recognised"]
+__all__ = ["COMPATIBLE_PROVIDERS", "CompatibleProvider", "OpenAI", "compatible_provider"]
 
 _RESULTS_PAGE = 250  # results per page; a page is kept in memory
 _RUNNING = frozenset({"validating", "in_progress", "finalizing", "cancelling"})
