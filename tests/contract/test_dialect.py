@@ -119,8 +119,9 @@ def test_no_foreign_exception_escapes_from_any_bytes(name: str, body: bytes) -> 
         lambda: case.dialect.parse(case.raw(body)),
         lambda: case.dialect.report(body),
         lambda: case.dialect.page(body),
-        lambda: case.dialect.nonces(body),
-        lambda: case.dialect.result_page("/v1/results?limit=1", body),
+        lambda: case.dialect.uploads and case.dialect.uploads.file_id(body),
+        lambda: case.dialect.upload_names and case.dialect.upload_names.nonces(body),
+        lambda: case.dialect.result_pages and case.dialect.result_pages.lines("/v1/results?limit=1", body),
         lambda: case.dialect.result_line(body),
         lambda: list(case.dialect.replay(body)),
     )
@@ -163,22 +164,20 @@ def _nested(line: dict) -> dict:
 
 
 def test_lines_are_uploaded_where_a_create_does_not_carry_them(case: Case) -> None:
-    upload = case.dialect.upload((), "n" * 10)
-    if case.upload is None:
-        assert upload is None
-        with pytest.raises(Misuse):
-            case.dialect.uploaded(b"{}")
+    uploads = case.dialect.uploads
+    assert (uploads is None) is (case.upload is None)
+    if uploads is None or case.upload is None:
         return
-    assert upload is not None
+    upload = uploads.upload((), "n" * 10)
     assert (upload.method, upload.body) == ("POST", b"")
-    assert case.dialect.uploaded(json.dumps(case.upload).encode()) == case.upload["id"]
+    assert uploads.file_id(json.dumps(case.upload).encode()) == case.upload["id"]
     create = case.dialect.create((), case.path, "n" * 10, case.upload["id"])
     assert case.upload["id"].encode() in create.body
-    assert b"n" * 10 in create.body or case.dialect.naming(()) is not None
+    assert b"n" * 10 in create.body or case.dialect.upload_names is not None
     assert b"n" * 10 in case.dialect.frame("n" * 10)[0]
     for garbled in (b"", b"{}", b'{"id":"../batches"}', b'{"id":".."}'):
         with pytest.raises(MalformedResponse):
-            case.dialect.uploaded(garbled)
+            uploads.file_id(garbled)
     with pytest.raises(Misuse):
         case.dialect.create((), case.path, "n" * 10, None)
 
@@ -197,8 +196,11 @@ def test_own_requests_carry_the_pools_headers_and_no_compression(case: Case) -> 
         case.dialect.retrieve(headers, "msgbatch_1"),
         case.dialect.cancel(headers, "msgbatch_1"),
         *(case.dialect.results(headers, place) for place in _done(case).results or ()),
-        *filter(None, [case.dialect.upload(headers, "n" * 10), case.dialect.forget(headers, "file-1")]),
     ]
+    if (uploads := case.dialect.uploads) is not None:
+        asks += [uploads.upload(headers, "n" * 10), uploads.delete(headers, "file-1")]
+    if (names := case.dialect.upload_names) is not None:
+        asks.append(names.list_files(headers))
     for ask in asks:
         assert ask.path.startswith("/")
         assert set(headers) < set(ask.headers)
@@ -269,9 +271,9 @@ def test_an_ended_batch_says_where_its_results_are(case: Case) -> None:
     told = case.dialect.results_at(case.batch[case.id_field])
     assert told in (None, done.results)
     assert (done.nonce is not None) is case.dialect.tells_nonces
-    asks = [case.dialect.forget((), name) for name in done.files]
-    assert all(ask is not None and ask.method == "DELETE" for ask in asks)
-    assert bool(asks) is (case.upload is not None and case.leaves_files)
+    assert bool(done.files) is (case.upload is not None and case.leaves_files)
+    if (uploads := case.dialect.uploads) is not None:
+        assert all(uploads.delete((), name).method == "DELETE" for name in done.files)
 
 
 @pytest.mark.parametrize("name", ["", "..", "../x", "a/b", "a?b", "a b", "x" * 300])

@@ -114,13 +114,16 @@ async def test_the_library_serves_it(lane: str) -> None:
             assert len(provider.calls) == (lane == "now")
 
 
-def test_check_explains_it(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+@pytest.mark.parametrize("asked", [{"path": ENDPOINT, "headers": KEY, "body": BODY}, BODY], ids=["request", "body"])
+def test_check_explains_it(
+    asked: dict[str, object], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
     monkeypatch.chdir(tmp_path)
     Path("carpool.yaml").write_text(
         "providers:\n  anthropic: {}\n  toy: {base_url: 'http://127.0.0.1:9'}\n"
         "routing: {rules: [{match: {dialect: toy}, lane: batch}]}\n"
     )
-    Path("request.json").write_text(json.dumps({"path": ENDPOINT, "headers": KEY, "body": BODY}))
+    Path("request.json").write_text(json.dumps(asked))
     arguments = ["carpool", "serve", "--check", "--port", "0", "--json", "--config", "carpool.yaml", "request.json"]
     monkeypatch.setattr(sys, "argv", arguments)
     with pytest.raises(SystemExit) as ended:

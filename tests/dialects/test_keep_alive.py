@@ -8,7 +8,7 @@ from anthropic.types import RawMessageStreamEvent
 from pydantic import TypeAdapter
 
 from carpool.dialects import get
-from carpool.dialects.keep_alive import EarlyMessage, EarlyResponse, Pings
+from carpool.dialects.keep_alive import EarlyMessage, EarlyResponse, KeepAliveEvents
 
 MESSAGE = {
     "id": "msg_true",
@@ -92,7 +92,7 @@ def test_an_early_message_has_an_id_like_the_providers_own() -> None:
 
 
 def test_pings_leave_the_answer_as_it_is() -> None:
-    events_of_kind = Pings(b"event: ping\ndata: {}\n\n")
+    events_of_kind = KeepAliveEvents(b"event: ping\ndata: {}\n\n")
     assert events_of_kind.first() == b""
     assert list(events_of_kind.rest(iter([b"a", b"b"]))) == [b"a", b"b"]
 

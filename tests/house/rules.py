@@ -221,6 +221,34 @@ def _closes(part: object) -> bool:
     return part is None or (isinstance(part, str) and part.endswith((".", "?")))
 
 
+# ---------------------------------------------------------------- providers
+
+KNOWS_PROVIDERS = {"dialects", "mock", "sim"}
+PROVIDER = re.compile(r"anthropic|openai|claude|codex|groq|mistral|azure|grok|\bgpt|x-api-key|sk-ant", re.IGNORECASE)
+# Modules outside the dialects that name a provider, and why.
+NAMES_PROVIDERS = {
+    "carpool.cli.demo": "runs the SDK against the mock",
+    "carpool.cli.mock": "the options of the mock",
+    "carpool.frontends.library.fast_path": "takes the place of the SDK",
+    "carpool.frontends.library.fleet": "has the table of SDKs, `KINDS`",
+}
+
+
+def provider_knowledge(module: Module) -> list[str]:
+    """Names and texts of one provider belong into its dialect. Sentences (docstrings, help, messages) are for people,
+    and may give examples."""
+    if module.component in KNOWS_PROVIDERS or module.name in NAMES_PROVIDERS:
+        return []
+    texts = [
+        (node.lineno, text)
+        for node in ast.walk(module.tree)
+        if isinstance(node, ast.expr)
+        for text in (getattr(node, "id", ""), getattr(node, "attr", ""), getattr(node, "value", ""))
+        if isinstance(text, str) and " " not in text and PROVIDER.search(text)
+    ]
+    return [f"{module.name}:{line} knows a provider by {text[:40]!r}: ask the dialect." for line, text in texts]
+
+
 # ---------------------------------------------------------------- reading code
 
 

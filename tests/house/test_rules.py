@@ -23,6 +23,7 @@ RULES = {
     "prints": rules.prints,
     "logged_secrets": rules.logged_secrets,
     "sentences": sentences,
+    "provider_knowledge": rules.provider_knowledge,
 }
 
 
@@ -55,6 +56,9 @@ BAD: list[tuple[str, str]] = [
     ("bare_tasks", "loop.create_task(f())"),
     ("unbounded_powers", "pause = min(0.5 * 2 ** (failures - 1), 30.0)"),
     ("unbounded_powers", "pause = 2.0**failures"),
+    ("provider_knowledge", "from carpool.dialects import OPENAI\nif dialect is OPENAI:\n    pass"),
+    ("provider_knowledge", "path = 'x' if model.startswith('claude-') else 'y'"),
+    ("provider_knowledge", "header = f'{x}anthropic-version'"),
     ("swallowed", "try:\n    f()\nexcept Exception:\n    pass"),
     ("swallowed", "try:\n    f()\nexcept:\n    ..."),
     ("swallowed", "for x in y:\n    try:\n        f()\n    except (ValueError, BaseException):\n        continue"),
@@ -101,6 +105,8 @@ GOOD: list[tuple[str, Module]] = [
         "swallowed",
         snippet("try:\n    f()\nexcept Exception as error:\n    raise MalformedResponse(str(error)) from error"),
     ),
+    ("provider_knowledge", snippet("'''A path such as Anthropic's.'''\nheader = dialect.key_headers[0]")),
+    ("provider_knowledge", snippet("header = 'anthropic-version'", "carpool.dialects.anthropic.parse")),
     ("prints", snippet("print('hello')", "carpool.cli.stats")),
     ("logged_secrets", snippet("log.info('sent %d bytes of %s', len(call.body), call.ticket)")),
     ("logged_secrets", snippet("store.log(body)")),

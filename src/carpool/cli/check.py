@@ -23,6 +23,7 @@ from carpool.core.clock import SystemClock
 from carpool.core.errors import CarpoolError, ConfigError
 from carpool.core.model import Lane
 from carpool.core.ports import RawRequest
+from carpool.dialects import dialect_of_endpoint, guessed_endpoint
 from carpool.http import Http1Client
 from carpool.planners.access.options import PREFIX, Options, from_headers, split_path
 from carpool.planners.access.providers import choose
@@ -254,23 +255,17 @@ def read_request(path: Path) -> tuple[RawRequest, Options]:
             "path, headers and body."
         ) from error
     headers = tuple((name.lower(), str(value)) for name, value in (asked.headers or {}).items())
-    url, _, query = (asked.path or _guessed_path(asked.body)).partition("?")
+    guessed = guessed_endpoint(asked.body if isinstance(asked.body, dict) else {})
+    url, _, query = (asked.path or guessed).partition("?")
     options, url = split_path(url)
     kept = tuple(pair for pair in headers if not pair[0].startswith(PREFIX))
-    if url == "/v1/messages" and not any(name == "anthropic-version" for name, _ in kept):
-        kept = (*kept, ("anthropic-version", "2023-06-01"))
+    dialect = dialect_of_endpoint(asked.method.upper(), url)
+    if dialect is not None:
+        kept += tuple(pair for pair in dialect.usual_headers if pair[0] not in dict(kept))
     body = asked.body.encode() if isinstance(asked.body, str) else b""
     if not isinstance(asked.body, str | None):
         body = msgspec.json.encode(asked.body)
     return RawRequest(asked.method.upper(), url, query, kept, body), from_headers(headers).over(options)
-
-
-def _guessed_path(body: Any) -> str:
-    body = body if isinstance(body, dict) else {}
-    if "input" in body:
-        return "/v1/embeddings" if "embed" in str(body.get("model")) else "/v1/responses"
-    is_claude = str(body.get("model")).startswith("claude") or "max_tokens" in body
-    return "/v1/messages" if is_claude else "/v1/chat/completions"
 
 
 def explain(config: Config, raw: RawRequest, options: Options, now: float) -> dict[str, Any]:

@@ -24,7 +24,7 @@ from carpool.core.errors import CarpoolError, ConfigError
 from carpool.core.keys import PREFIX, KeyState, Profile, VirtualKey, check_free, check_name, new_key, revoked, rotated
 from carpool.core.model import Lane
 from carpool.core.settings import Choice, check
-from carpool.dialects import DIALECTS
+from carpool.dialects import DEFAULT_DIALECT, DIALECTS
 from carpool.planners.access.read_rules import read_budget
 from carpool.planners.policy import DAY, parse_budget, span
 from carpool.stores import open_keys, shown, store_exists
@@ -54,7 +54,7 @@ def key_variable(provider: Provider, given: str | None) -> str:
             f"It is not known which key of {provider.name} to buy with: name the variable that holds it with --env, "
             f"or set providers.{provider.name}.api_key_env."
         )
-    return str(read_variable("ANTHROPIC_API_KEY")(variable, "--env"))
+    return str(read_variable(DEFAULT_DIALECT.key_variable)(variable, "--env"))
 
 
 def parse_duration(text: str, flag: str) -> float:

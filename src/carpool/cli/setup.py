@@ -15,7 +15,7 @@ from carpool.core.errors import CarpoolError, ConfigError
 from carpool.core.keys import sent_in
 from carpool.core.model import Headers
 from carpool.core.ports import Dialect, HttpClient
-from carpool.dialects import COMPATIBLE_PROVIDERS, DIALECTS, configured_dialect
+from carpool.dialects import COMPATIBLE_PROVIDERS, DEFAULT_DIALECT, DIALECTS, configured_dialect
 from carpool.engine import Upstream
 from carpool.engine.virtual_keys import SecretLookup
 from carpool.http import Http1Client, OutgoingProxy
@@ -33,10 +33,10 @@ def gather(
 ) -> Config:
     """The effective config of this run. Flags win."""
     flags = []
-    if upstream is not None:
-        flags.append(Flag(("providers", "anthropic", "base_url"), upstream, "--upstream"))
-    elif os.environ.get(UPSTREAM):
-        flags.append(Flag(("providers", "anthropic", "base_url"), os.environ[UPSTREAM], UPSTREAM))
+    base_url = upstream if upstream is not None else os.environ.get(UPSTREAM) or None
+    if base_url is not None:
+        place = ("providers", DEFAULT_DIALECT.name, "base_url")
+        flags.append(Flag(place, base_url, UPSTREAM if upstream is None else "--upstream"))
     for text in providers:
         flags += _provider(text)
     if store is not None:

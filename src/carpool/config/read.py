@@ -14,14 +14,21 @@ from carpool.config.sections import BUILT_IN, PROVIDER_KEYS, Config, ConnectionL
 from carpool.config.values import DIRECT, is_loopback, is_metadata_service, secret_in
 from carpool.core.errors import ConfigError
 from carpool.core.settings import SWITCH, Shape, check, known, mapping
-from carpool.dialects import COMPATIBLE_PROVIDERS, DIALECTS, OPENAI, CompatibleProvider, compatible_provider
+from carpool.dialects import (
+    COMPATIBLE_PROVIDERS,
+    DIALECTS,
+    VENDOR_DIALECT,
+    CompatibleProvider,
+    compatible_provider,
+    configured_dialect,
+)
 from carpool.planners.access.read_rules import read_budget, read_rules
 from carpool.planners.access.rules import RuleBook
 from carpool.planners.policy import RoutingPolicy, read_settings
 from carpool.planners.routing import read_models
 
 HOUR: Final = 3600.0
-_OTHERS: Final = {name: row for name, row in COMPATIBLE_PROVIDERS.items() if name != OPENAI.name}
+_OTHERS: Final = {name: row for name, row in COMPATIBLE_PROVIDERS.items() if name != VENDOR_DIALECT.name}
 _NAME: Final = Shape(re.compile(r"[A-Za-z][A-Za-z0-9_.-]{0,59}"), "a name of letters, digits, '_', '.' and '-'")
 _WINDOW: Final = re.compile(r"(\d{1,4})(h|d)")
 
@@ -149,8 +156,8 @@ def _provider(name: str, value: object, document: ConfigDocument) -> Provider:
     _compatibility(name, path, keys, given, document)
     given["models"] = _models(keys, path, document)
     provider = Provider(name, **given)
-    family = COMPATIBLE_PROVIDERS.get(provider.vendor or provider.dialect)
-    if provider.webhook_secret_env is not None and (family is None or not family.hooks):
+    dialect = configured_dialect(provider.dialect, provider.base_url, provider.vendor or None)
+    if provider.webhook_secret_env is not None and dialect.webhooks is None:
         raise ConfigError(
             f"{document.shown(f'{path}.webhook_secret_env')} is for providers with webhooks, and this one has none: "
             "take it out."
@@ -162,7 +169,7 @@ def _provider(name: str, value: object, document: ConfigDocument) -> Provider:
 def _default_addresses(name: str, path: str, given: dict[str, Any]) -> None:
     """Fill in the dialect and the base URL of a provider that carpool knows by its name or vendor."""
     vendor = given.get("vendor", name if name in _OTHERS else None)
-    given.setdefault("dialect", name if name in DIALECTS else OPENAI.name if vendor else None)
+    given.setdefault("dialect", name if name in DIALECTS else VENDOR_DIALECT.name if vendor else None)
     if given["dialect"] is None:
         raise ConfigError(f"{path}.dialect is missing: say which API it speaks, {' or '.join(sorted(DIALECTS))}.")
     if name in BUILT_IN and given["dialect"] == BUILT_IN[name].dialect:
@@ -177,7 +184,7 @@ def _compatibility(
     name: str, path: str, keys: Mapping[object, object], given: dict[str, Any], document: ConfigDocument
 ) -> None:
     """Find out which OpenAI-compatible provider it is; read what only those have."""
-    if given["dialect"] != OPENAI.name:
+    if given["dialect"] != VENDOR_DIALECT.name:
         for key in ("vendor", "window", "api_version"):
             if key in keys:
                 shown = document.shown(f"{path}.{key}")
@@ -187,7 +194,7 @@ def _compatibility(
         return
     vendor = given.get("vendor", name if name in _OTHERS else None)
     row = compatible_provider(given["base_url"], vendor)
-    if vendor is not None or row.name != OPENAI.name:
+    if vendor is not None or row.name != VENDOR_DIALECT.name:
         given["vendor"] = row.name
         if not urlsplit(given["base_url"]).path.strip("/"):  # the provider's usual path
             given["base_url"] = given["base_url"].rstrip("/") + row.path

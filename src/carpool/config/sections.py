@@ -14,7 +14,7 @@ from typing import Any, Final
 from carpool.config import values
 from carpool.config.values import Reader, allowed
 from carpool.core.settings import SWITCH, Check, Choice, Range, Shape
-from carpool.dialects import COMPATIBLE_PROVIDERS, DIALECTS
+from carpool.dialects import COMPATIBLE_PROVIDERS, DEFAULT_DIALECT, DIALECTS
 from carpool.planners.access.rules import RuleBook
 from carpool.planners.policy import RoutingPolicy
 
@@ -39,13 +39,13 @@ class Provider:
     name: str
     dialect: str = setting(MISSING, lambda value, path: allowed(one_of(DIALECTS))(value, path))
     base_url: str = setting(MISSING, values.base_url)
-    api_key_env: str | None = setting(None, values.variable("ANTHROPIC_API_KEY"))
+    api_key_env: str | None = setting(None, values.variable(DEFAULT_DIALECT.key_variable))
     default: bool = setting(False, SWITCH)  # used for requests of its dialect that name no provider
     allow_http: bool = setting(False, SWITCH)  # allow unencrypted connections to other machines
     allow_link_local: bool = setting(False, SWITCH)  # allow the addresses of cloud metadata services
     proxy: str | None = setting(None, values.proxy_url)  # URL of the outgoing proxy
     ca_file: str | None = setting(None, values.pem_path)  # additional certificate authorities
-    webhook_secret_env: str | None = setting(None, values.variable("OPENAI_WEBHOOK_SECRET"))
+    webhook_secret_env: str | None = setting(None, values.variable("WEBHOOK_SECRET"))
     models: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # overrides of the capability table
     vendor: str = setting("", one_of(COMPATIBLE_PROVIDERS))  # empty for the dialect's own
     window: float | None = None  # completion window of its batches in seconds; None: the usual one

@@ -15,6 +15,7 @@ from urllib.parse import SplitResult, urlsplit
 from carpool.core.errors import ConfigError
 from carpool.core.settings import Check, Choice, Shape, check, named
 from carpool.core.upstream import ip_address, is_link_local
+from carpool.dialects import DEFAULT_DIALECT
 from carpool.planners.access.read_rules import read_zone
 
 Reader = Callable[[object, str], Any]
@@ -121,7 +122,7 @@ def url(what: str, example: str) -> Reader:
     return read
 
 
-base_url: Final = url("a provider's base URL", "https://api.anthropic.com")
+base_url: Final = url("a provider's base URL", DEFAULT_DIALECT.home)
 
 
 def proxy_url(value: object, path: str) -> str:

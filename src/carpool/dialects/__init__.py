@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
+from operator import itemgetter
 from types import MappingProxyType
+from typing import Any
 
 from carpool.core.errors import ConfigError
 from carpool.core.model import Headers
 from carpool.core.ports import Claim, Dialect
 from carpool.dialects.anthropic import Anthropic
-from carpool.dialects.openai import COMPATIBLE_PROVIDERS, CompatibleProvider, OpenAI, recognised
+from carpool.dialects.openai import COMPATIBLE_PROVIDERS, CompatibleProvider, OpenAI, compatible_provider
 
 __all__ = [
     "ANTHROPIC",
     "COMPATIBLE_PROVIDERS",
+    "DEFAULT_DIALECT",
     "DIALECTS",
     "OPENAI",
+    "VENDOR_DIALECT",
     "Anthropic",
     "CompatibleProvider",
     "OpenAI",
@@ -25,11 +30,14 @@ __all__ = [
     "dialect_of_endpoint",
     "dialect_of_request",
     "get",
+    "guessed_endpoint",
     "key_headers",
 ]
 
 ANTHROPIC: Dialect = Anthropic()
 OPENAI: Dialect = OpenAI()
+DEFAULT_DIALECT = ANTHROPIC  # of errors to requests that show none; `--upstream` is about its provider
+VENDOR_DIALECT = OPENAI  # what OpenAI-compatible providers speak: `vendor` in a config names one
 _REGISTERED: dict[str, Dialect] = {dialect.name: dialect for dialect in (ANTHROPIC, OPENAI)}
 DIALECTS = MappingProxyType(_REGISTERED)
 
@@ -70,14 +78,9 @@ def dialect_of_endpoint(method: str, path: str) -> Dialect | None:
     return next((dialect for dialect in DIALECTS.values() if dialect.handles(method, path)), None)
 
 
-def compatible_provider(base_url: str, named: str | None = None) -> CompatibleProvider:
-    """The OpenAI-compatible provider of that name, else the one with this base URL."""
-    if named is None:
-        return recognised(base_url)
-    if named not in COMPATIBLE_PROVIDERS:
-        known = ", ".join(sorted(COMPATIBLE_PROVIDERS))
-        raise ConfigError(f"carpool knows no OpenAI-compatible provider {named[:40]!r}, only these: {known}.")
-    return COMPATIBLE_PROVIDERS[named]
+def guessed_endpoint(body: Mapping[str, Any]) -> str:
+    """The endpoint of a body without a path."""
+    return max((dialect.endpoint_of(body) for dialect in DIALECTS.values()), key=itemgetter(0))[1]
 
 
 def configured_dialect(

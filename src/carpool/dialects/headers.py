@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from operator import itemgetter
+from typing import NamedTuple
 
 from carpool.core.errors import BadCall
 from carpool.core.model import Headers
@@ -28,6 +29,18 @@ _ONE_REQUEST = """
 ONE_REQUEST = frozenset(_ONE_REQUEST.split())  # each belongs to one request, so it can't be sent with a batch
 DROPPED = frozenset(_CONNECTION.split() + _CLIENT.split()) | ONE_REQUEST
 DROPPED_PREFIXES = ("cf-", "sec-", "x-b3-", "x-carpool-", "x-datadog-", "x-envoy-", "x-forwarded-", "x-stainless-")
+
+
+class SortedHeaders(NamedTuple):
+    """A client's headers, sorted by purpose."""
+
+    travelling: Headers  # sent upstream with the call, sorted by name
+    secret: Headers
+    retry: bool  # the client's SDK marks the request as a retry
+    unbatchable: tuple[str, ...] = ()  # why calls with these headers can't go into a batch, as sentences
+
+    def __repr__(self) -> str:  # never the secret
+        return f"<Sorted {len(self.travelling)} headers>"
 
 
 def first(headers: Headers, name: str) -> str | None:

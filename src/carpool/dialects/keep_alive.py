@@ -4,8 +4,8 @@ A call in a batch may wait for minutes or hours, but a streaming client gives up
 stream starts early: the proxy sends the response headers and `first()` at once, `again()` at intervals, and, once the
 response has arrived, `rest()` of its replay (`dialects.*.replay`). Clients differ in what they count as activity:
 
-- The SDKs skip SSE comments and pings, and any bytes keep their connection alive: `Pings` sends those of the dialect.
-  They carry no content, so the whole replay follows.
+- The SDKs skip SSE comments and pings, and any bytes keep their connection alive: `KeepAliveEvents` sends those of the
+  dialect. They carry no content, so the whole replay follows.
 - Claude Code treats a stream with nothing but pings as silent after a while. `EarlyMessage` sends a `message_start`,
   then `message_delta` events that change nothing.
 - Codex counts parsed events only. `EarlyResponse` sends `response.created`, then `response.in_progress`.
@@ -25,49 +25,42 @@ import hashlib
 import math
 from collections.abc import Iterator
 from enum import StrEnum
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from carpool.core.model import Headers, ticket_text
-from carpool.dialects.events import MEMBERS, Members, event
+from carpool.dialects.event_stream import MEMBERS, Members, event
 
 _FRESH = {"input_tokens": 0, "cache_creation_input_tokens": 0, "cache_read_input_tokens": 0, "output_tokens": 0}
 
 
-class KeepAliveEvents(Protocol):
-    def first(self) -> bytes:
-        """What to send right after the response headers; may be empty."""
-        ...
-
-    def again(self) -> bytes:
-        """The next keep-alive."""
-        ...
-
-    def rest(self, events: Iterator[bytes]) -> Iterator[bytes]:
-        """The replayed response without what was already sent."""
-        ...
-
-
-class Pings:
+class KeepAliveEvents:
     """The dialect's own keep-alive. It has no content, so the replay follows in full."""
+
+    early = False  # whether they begin the answer
 
     def __init__(self, keep_alive: bytes) -> None:
         self._keep_alive = keep_alive
 
     def first(self) -> bytes:
+        """What to send right after the response headers; may be empty."""
         return b""
 
     def again(self) -> bytes:
+        """The next keep-alive."""
         return self._keep_alive
 
     def rest(self, events: Iterator[bytes]) -> Iterator[bytes]:
+        """The replayed response without what was already sent."""
         return events
 
 
-class EarlyMessage:
+class EarlyMessage(KeepAliveEvents):
     """Anthropic's Messages: a `message_start` at once, then `message_delta` events that change nothing.
 
     The usage of the true `message_start` is sent with the final `message_delta`, where clients read it.
     """
+
+    early = True
 
     def __init__(self, model: str, ticket: str) -> None:
         self._model = model
@@ -102,13 +95,14 @@ class EarlyMessage:
                 yield each
 
 
-class EarlyResponse:
+class EarlyResponse(KeepAliveEvents):
     """OpenAI's Responses: `response.created` at once, then `response.in_progress`, with consecutive sequence numbers.
 
     Comments would not keep Codex connected, and a `ping` event would be visible to users of the SDK. The replay
     continues the numbers and skips its own first two events.
     """
 
+    early = True
     _OPENING = (b"event: response.created\n", b"event: response.in_progress\n")
 
     def __init__(self, model: str, ticket: str, at: float) -> None:
@@ -225,4 +219,4 @@ def keep_alive_events(
         return EarlyResponse(model, ticket_text(ticket), now)
     if client.kind is ClientKind.CLAUDE_CODE and endpoint.endswith("/messages"):
         return EarlyMessage(model, ticket_text(ticket))
-    return Pings(ping)
+    return KeepAliveEvents(ping)

@@ -9,8 +9,7 @@ from email.utils import parsedate_to_datetime
 from functools import lru_cache
 
 from carpool.core.model import Headers
-from carpool.core.ports import Allowance, Allowances, Refusal
-from carpool.dialects.headers import retry_after, wish
+from carpool.core.ports import Allowance, Allowances
 
 _DURATION = re.compile(r"(?:(\d+)d)?(?:(\d+)h)?(?:(\d+)m(?!s))?(?:(\d+(?:\.\d+)?)s)?(?:(\d+(?:\.\d+)?)ms)?")
 _UNITS = (86_400.0, 3600.0, 60.0, 1.0, 0.001)
@@ -73,24 +72,3 @@ def _between(date: str | None, reset: str | None) -> float | None:
 @lru_cache(maxsize=16)  # equal for all responses within a second
 def _epoch(date: str) -> float:
     return parsedate_to_datetime(date).timestamp()
-
-
-# ------------------------------------------------------------ refusals
-# The meaning of a refusal that is common to all providers. They differ in how they report spent credit.
-
-_LATER = frozenset({408, 409, 429})
-_LONGEST = 1000
-
-
-def refused(status: int, headers: Headers, message: str, *, spent: bool) -> Refusal:
-    """`spent`: the account has no credit left, so the same request can't succeed later."""
-    should_retry = wish(headers)
-    temporary = status in _LATER or status >= 500 if should_retry is None else should_retry
-    return Refusal(
-        status=status,
-        message=message[:_LONGEST] or f"The provider answered {status}.",
-        retryable=temporary and not spent,
-        retry_after=retry_after(headers),
-        cannot_batch=status in (401, 403, 404),
-        too_large=status == 413,
-    )

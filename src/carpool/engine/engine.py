@@ -15,7 +15,7 @@ from carpool.core.errors import CallTooLarge, CarpoolError, Closed, NotStarted
 from carpool.core.keys import forms, plain
 from carpool.core.lifecycle import TicketState
 from carpool.core.model import Call, Entry, EntryKind, Headers, Lane, Totals, ticket_text
-from carpool.core.ports import Ask, Capability, Clock, Dialect, HttpResponse, ResponseReceiver, Store, WebhookEvent
+from carpool.core.ports import Ask, Capability, Clock, Dialect, HttpResponse, ResponseReceiver, Store, WebhookReader
 from carpool.core.prices import PriceBook
 from carpool.core.upstream import Upstream
 from carpool.engine.batch.admit import Deliveries, Gone, PendingCall, Tickets
@@ -137,9 +137,9 @@ class Engine:
         )
         self._loop = context.background.spawn(self._run(), "engine")
 
-    def read_webhook(self, provider: str, secret: str, headers: Headers, body: bytes, now: float) -> WebhookEvent:
-        """Verifies and parses a provider's webhook."""
-        return self._context.upstreams[provider].dialect.read_webhook(secret, headers, body, now)
+    def webhooks(self, provider: str) -> WebhookReader | None:
+        """What reads a provider's webhooks, if it sends any."""
+        return self._context.upstreams[provider].dialect.webhooks
 
     def add_secret(self, provider: str, secret: Headers) -> str:
         """Adds a client's secret to the keyring, and returns the name of the form in which it was sent. Batches that

@@ -10,6 +10,7 @@ from functools import lru_cache
 from msgspec.structs import replace
 
 from carpool.core.errors import BadCall, CallCancelled, CallExpired, CallFailed, CallLost, DeadlineMissed
+from carpool.core.keys import BEARER
 from carpool.core.model import Call, Headers, Lane, OutcomeKind, ticket_text
 from carpool.core.ports import Clock, Parsed, RawRequest
 from carpool.engine import Engine, Reply, StreamedResponse, Upstream
@@ -59,7 +60,8 @@ def identify(
     is known already; otherwise it is taken from the key in the request. It has no fingerprint: that is
     expensive, and not needed on `now`."""
     if not parsed.secret:
-        raise BadCall("This request carries no API key. Send it as x-api-key, or as Authorization: Bearer.")
+        ways = ["Authorization: Bearer" if name == BEARER else name for name in upstream.dialect.key_headers]
+        raise BadCall(f"This request carries no API key. Send it as {' or '.join(ways)}.")
     if payer is None:
         if any(len(value) > LONGEST_KEY for _, value in parsed.secret):
             raise BadCall(f"An API key has at most {LONGEST_KEY} characters; this one has more.")

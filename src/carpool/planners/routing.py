@@ -69,7 +69,7 @@ class Capabilities:
     def against(self, lane: Lane, provider: str, dialect: Dialect, model: str) -> str | None:
         """Why a model can't take a lane; None if it can."""
         able = self.of(provider, dialect, model)
-        if able.batch if lane is Lane.BATCH else able.flex:
+        if able.batch if lane is Lane.BATCH else able.flex and dialect.flex is not None:
             return None
         return f"The model {model[:80]} is not offered on the lane {lane}."
 

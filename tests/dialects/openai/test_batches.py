@@ -13,8 +13,11 @@ from carpool.core.errors import MalformedResponse
 from carpool.core.model import Usage, custom_id
 from carpool.core.ports import BatchReport
 from carpool.dialects import OPENAI
+from carpool.dialects.openai.providers import OPENAI as PROVIDER
+from carpool.dialects.openai.uploads import OpenAIUploads
 
 NONCE = "0123456789"
+UPLOADS = OpenAIUploads(PROVIDER)
 CHAT = "/v1/chat/completions"
 BATCH: dict[str, Any] = {
     "id": "batch_1",
@@ -49,7 +52,7 @@ def test_the_upload_is_a_form_with_one_call_in_a_line() -> None:
     bodies = [b'{"model":"m",\r\n "messages":[]}', b'{"text":"a\\nb"}']
     head, between, tail = OPENAI.frame(NONCE)
     lines = [OPENAI.line(CHAT, custom_id(NONCE, at), body) for at, body in enumerate(bodies)]
-    upload = OPENAI.upload((("x", "y"),), NONCE)
+    upload = UPLOADS.upload((("x", "y"),), NONCE)
     assert upload is not None
     kind = dict(upload.headers)["content-type"]
     form = BytesParser().parsebytes(b"Content-Type: %b\r\n\r\n" % kind.encode() + head + between.join(lines) + tail)
@@ -93,7 +96,7 @@ def test_lists_are_never_longer_than_the_provider_allows() -> None:
 def test_a_file_is_what_the_sdk_takes_for_one() -> None:
     told = {"id": "file-1", "object": "file", "bytes": 1, "created_at": 1, "filename": "a", "purpose": "batch"}
     FileObject.model_validate(told | {"status": "processed"})
-    assert OPENAI.uploaded(json.dumps(told).encode()) == "file-1"
+    assert UPLOADS.file_id(json.dumps(told).encode()) == "file-1"
 
 
 # ---------------------------------------------------------------- states

@@ -12,8 +12,10 @@ from carpool.core.errors import ConfigError, MalformedResponse
 from carpool.core.model import Usage, custom_id
 from carpool.core.ports import BatchReport, RawRequest
 from carpool.dialects import COMPATIBLE_PROVIDERS, OpenAI, compatible_provider, configured_dialect
+from carpool.dialects.openai.results import XaiResultPages
 
 NONCE = "0123456789"
+PAGES = XaiResultPages()
 CHAT = "/v1/chat/completions"
 
 
@@ -113,7 +115,7 @@ def test_a_longer_window_is_asked_for(seconds: float, said: str) -> None:
 def form_of(name: str) -> dict[str, str]:
     one = dialect(name)
     head, _, tail = one.frame(NONCE)
-    upload = one.upload((), NONCE)
+    upload = one.uploads.upload((), NONCE)
     assert upload is not None
     kind = dict(upload.headers)["content-type"].encode()
     body = head + one.line(CHAT, custom_id(NONCE, 1), b'{"model":"m"}') + tail
@@ -160,17 +162,18 @@ def test_cancels() -> None:
 
 
 def test_only_together_is_asked_for_the_names_of_files() -> None:
-    assert [name for name in COMPATIBLE_PROVIDERS if dialect(name).naming(()) is not None] == ["together"]
+    assert [name for name in COMPATIBLE_PROVIDERS if dialect(name).upload_names is not None] == ["together"]
     files = [{"id": "file-1", "filename": f"carpool-{NONCE}.jsonl"}, {"id": "file-2", "filename": "theirs.jsonl"}]
-    assert dialect("together").nonces(json.dumps({"data": files}).encode()) == {"file-1": NONCE}
+    assert dialect("together").uploads.nonces(json.dumps({"data": files}).encode()) == {"file-1": NONCE}
     with pytest.raises(MalformedResponse):
-        dialect("together").nonces(b"[]")
+        dialect("together").uploads.nonces(b"[]")
 
 
 def test_together_is_met_as_a_browser() -> None:
     one = dialect("together")
-    asks = [one.upload((), NONCE), one.listing((), None, 1), one.naming(()), one.send(CHAT, (), b"{}")]
-    assert all(ask is not None and dict(ask.headers)["user-agent"].startswith("Mozilla/") for ask in asks)
+    uploads = one.uploads
+    asks = [uploads.upload((), NONCE), uploads.list_files(()), one.listing((), None, 1), one.send(CHAT, (), b"{}")]
+    assert all(dict(ask.headers)["user-agent"].startswith("Mozilla/") for ask in asks)
 
 
 # ---------------------------------------------------------------- states
@@ -267,11 +270,11 @@ def test_pages_are_counted_at_mistral() -> None:
 def test_pages_of_results() -> None:
     place = "/v1/batches/b/results?limit=250"
     body = json.dumps({"results": [{"a": 1}, {"b": 2}], "pagination_token": "t&1"}).encode()
-    lines, following = dialect("xai").result_page(place, body)
+    lines, following = PAGES.lines(place, body)
     assert [json.loads(line) for line in lines] == [{"a": 1}, {"b": 2}]
     assert following == f"{place}&pagination_token=t%261"
-    assert dialect("xai").result_page(following, body)[1] == following  # the first token is not kept
-    assert dialect("xai").result_page(place, b'{"results":[],"pagination_token":"t"}') == ([], None)
+    assert PAGES.lines(following, body)[1] == following  # the first token is not kept
+    assert PAGES.lines(place, b'{"results":[],"pagination_token":"t"}') == ([], None)
 
 
 def test_errors_in_results_at_xai() -> None:

@@ -95,12 +95,12 @@ async def test_a_model_without_flex_says_so_and_a_client_with_a_tier_keeps_it() 
 
 
 async def test_one_member_is_set_and_every_other_byte_stays() -> None:
-    from carpool.dialects import OPENAI
+    from carpool.dialects.openai import ServiceTier
 
     body = b' {"model" : "m",\n "service_tier": "auto" , "messages":[ ] } '
-    assert OPENAI.flexed(body) == b' {"model" : "m",\n "service_tier":"flex" , "messages":[ ] } '
-    assert OPENAI.flexed(b'{"model":"m" }') == b'{"model":"m","service_tier":"flex" }'
-    assert json.loads(OPENAI.flexed(b"{}")) == {"service_tier": "flex"}
+    assert ServiceTier().requested(body) == b' {"model" : "m",\n "service_tier":"flex" , "messages":[ ] } '
+    assert ServiceTier().requested(b'{"model":"m" }') == b'{"model":"m","service_tier":"flex" }'
+    assert json.loads(ServiceTier().requested(b"{}")) == {"service_tier": "flex"}
 
 
 async def test_a_virtual_key_without_the_lane_does_not_get_it() -> None:

@@ -105,7 +105,7 @@ async def test_a_response_that_is_waited_for_keeps_its_name(agent: dict[str, str
     not look at it, and takes comments for silence."""
     headers = {"authorization": "Bearer k", "x-carpool-lane": "batch", **agent}
     asked = {"model": MODEL, "input": "hello", "stream": True}
-    soon = KeepAliveIntervals(stream_head_s=0.05, ping_s=0.02, responses_s=0.02)
+    soon = KeepAliveIntervals(stream_head_s=0.05, ping_s=0.02, early_s=0.02)
     async with both(MockConfig(batch_latency=Constant(0.5)), intervals=soon) as stage, httpx2.AsyncClient() as http:
         said = (await http.post(f"{stage.url}/v1/responses", json=asked, headers=headers)).text
         (charge,) = stage.mock.bill.charges

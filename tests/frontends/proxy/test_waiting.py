@@ -28,8 +28,7 @@ SOON = KeepAliveIntervals(
     space_s=0.05,
     stream_head_s=0.1,
     ping_s=0.05,
-    claude_code_s=0.05,
-    responses_s=0.05,
+    early_s=0.05,
 )
 SDK = {"x-stainless-lang": "python", "x-stainless-retry-count": "0"}
 BATCH = {"x-carpool-budget": "30m"}

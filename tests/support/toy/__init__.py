@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import msgspec
 
 from carpool.core.errors import BadCall, MalformedResponse, Misuse
-from carpool.core.model import NONCE_LETTERS, TICKET_LETTERS, Headers, Usage
+from carpool.core.model import Headers, Usage
 from carpool.core.ports import (
     Ask,
     BatchLimits,
@@ -26,9 +26,9 @@ from carpool.core.ports import (
     UsageTap,
 )
 from carpool.dialects import json_object
+from carpool.dialects.event_stream import Tap
 from carpool.dialects.headers import DROPPED, DROPPED_PREFIXES, travelling
-from carpool.dialects.rate_limits import refused
-from carpool.dialects.usage_tap import Tap
+from carpool.dialects.provider_api import refused
 
 ENDPOINT = "/v1/toys"
 JOBS = "/v1/toy-jobs"
@@ -91,6 +91,9 @@ class Toy(Dialect):
     def claim(self, path: str, headers: Headers) -> Claim:
         return Claim.OWN if path == ENDPOINT or any(name == KEY for name, _ in headers) else Claim.NONE
 
+    def endpoint_of(self, body: Mapping[str, Any]) -> tuple[Claim, str]:
+        return (Claim.OWN, ENDPOINT) if str(body.get("model")).startswith("toy-") else (Claim.NONE, "")
+
     def handles(self, method: str, path: str) -> bool:
         return (method, path) == ("POST", ENDPOINT)
 
@@ -122,9 +125,6 @@ class Toy(Dialect):
 
     def line(self, endpoint: str, custom_id: str, body: bytes) -> bytes:
         return b'{"id":"%b","toy":%b}' % (custom_id.encode(), body)
-
-    def line_overhead(self, endpoint: str) -> int:
-        return len(self.line(endpoint, "x" * (NONCE_LETTERS + 1 + TICKET_LETTERS), b"")) + 1
 
     def frame(self, nonce: str) -> tuple[bytes, bytes, bytes]:
         return b'{"nonce":"%b","toys":[' % nonce.encode(), b",", b"]}"
@@ -166,7 +166,7 @@ class Toy(Dialect):
             return None
 
     def usage_tap(self) -> UsageTap:
-        return Tap(_Listener())
+        return Tap(_Listener(), self.usage)
 
     def refusal(self, status: int, headers: Headers, body: bytes) -> Refusal:
         try:
@@ -200,12 +200,6 @@ class _Listener:
         except MalformedResponse:
             return
         self._usage = Usage(*tokens) if tokens else self._usage
-
-    def whole(self, body: bytes) -> Usage | None:
-        return TOY.usage(body)
-
-    def tail(self, end: bytes) -> Usage | None:
-        return None
 
     def usage(self) -> Usage | None:
         return self._usage

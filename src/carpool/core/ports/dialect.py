@@ -6,10 +6,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import IntEnum
 from fractions import Fraction
-from typing import Protocol
+from typing import Any, Protocol
 
-from carpool.core.errors import Misuse
-from carpool.core.model import Headers, Lane, Turn, Usage, Value
+from carpool.core.model import NONCE_LETTERS, TICKET_LETTERS, Headers, Lane, Turn, Usage, Value
 
 
 class RawRequest(Value, frozen=True, gc=False):
@@ -200,11 +199,61 @@ class Pricing:
 ModelTable = tuple[tuple[str, Capability], ...]  # rows of a glob of names; the first that matches applies
 
 
+# ------------------------------------------------------------ optional features
+# What only some providers have: an attribute of their dialect, which is None for the others.
+
+
+class FlexTier(Protocol):
+    """The lane `flex`: synchronous and cheaper, but the provider may have no room."""
+
+    def requested(self, body: bytes) -> bytes:
+        """The body with the lane requested: one member is set, all other bytes stay the same."""
+
+
+class Uploads(Protocol):
+    """The lines of a batch are uploaded as a file, before a create that names it. That buys nothing."""
+
+    def upload(self, headers: Headers, nonce: str) -> Ask:
+        """Returns the request for the upload. Its body is the lines, in the dialect's `frame`."""
+
+    def file_id(self, body: bytes) -> str:
+        """The id of the uploaded file, from the response to `upload`."""
+
+    def delete(self, headers: Headers, file_id: str) -> Ask:
+        """Returns the request that deletes one of a report's `files`."""
+
+
+class UploadNames(Protocol):
+    """Batches carry no nonce, but the names of the uploads that they were created from do."""
+
+    def list_files(self, headers: Headers) -> Ask: ...
+    def nonces(self, body: bytes) -> dict[str, str]:
+        """The nonces of uploads by file id, from the response to `list_files`."""
+
+
+class ResultPages(Protocol):
+    """Results come in pages instead of lines."""
+
+    def lines(self, place: str, body: bytes) -> tuple[list[bytes], str | None]:
+        """The lines of the page from `place`, and the location of the next page, if any."""
+
+
+class WebhookReader(Protocol):
+    """The provider posts signed events about batches."""
+
+    def read(self, secret: str, headers: Headers, body: bytes, now: float) -> WebhookEvent:
+        """Verifies the signature of a webhook and parses it; raises `KeyRefused` if the signature is invalid."""
+
+
+# ------------------------------------------------------------ the dialect
+
+
 class Dialect(Protocol):
     """The API format of a family of providers: pure translation between bytes and values. No I/O, no clock, no state.
 
     Input that can't be parsed raises `BadCall` if it is from a client, `MalformedResponse` if it is from a provider.
-    Dialects inherit from this class: what it defines here is right for a provider that lacks the feature."""
+    Dialects inherit from this class: what it defines here is right for a provider that lacks the feature. Features
+    that need requests of their own are objects, None where they are missing: ask `dialect.uploads is not None`."""
 
     __hash__ = object.__hash__  # type: ignore[misc]  # dialects are keys of caches
     name: str
@@ -215,14 +264,21 @@ class Dialect(Protocol):
     key_headers: tuple[str, ...]  # the headers in which clients send their key, the usual one first
     query: str = ""  # added to every request unless the client sent it already
     mixes_models: bool = False  # whether calls of several models may share a batch
-    tells_nonces: bool = False  # LIST and `naming` together reveal the nonce of each batch: there are never suspects
-    pages_results: bool = False  # whether results come in pages, to be parsed by `result_page`, instead of lines
+    tells_nonces: bool = False  # LIST or `upload_names` reveals the nonce of each batch: there are never suspects
     keep_alive: bytes  # what keeps a streaming client connected, and what its SDK ignores
+
+    # optional features
+    flex: FlexTier | None = None
+    uploads: Uploads | None = None  # None: the create carries the lines
+    upload_names: UploadNames | None = None
+    result_pages: ResultPages | None = None  # None: results are lines
+    webhooks: WebhookReader | None = None
 
     # the public provider; empty if there is none
     home: str = ""  # its base URL
     key_variable: str = ""  # the environment variable from which its SDKs take the key,
     url_variable: str = ""  # and the base URL
+    vendor: str = ""  # which provider it is, where compatible ones share the dialect
 
     # what a client without access to the whole account may do
     open_paths: frozenset[str] = frozenset()  # endpoints that answer and store nothing, by POST
@@ -233,11 +289,16 @@ class Dialect(Protocol):
     # clients
     subagent_headers: frozenset[str] = frozenset()  # clients send them with the requests of their subagents
     upgrade_paths: frozenset[str] = frozenset()  # where clients try a WebSocket, and fall back to HTTP after a 426
+    usual_headers: Headers = ()  # every client sends them, so `serve --check` adds them to a body without headers
 
     # from clients
     def claim(self, path: str, headers: Headers) -> Claim:
         """How surely a request that names no provider is for one of this dialect."""
         ...
+
+    def endpoint_of(self, body: Mapping[str, Any]) -> tuple[Claim, str]:
+        """The endpoint of a body without a path, for `serve --check`, and how surely it is one of this dialect."""
+        return Claim.NONE, ""
 
     def completed(self, path: str) -> str:
         """Adds the version to a path that has none because the base URLs of this dialect usually have it."""
@@ -259,32 +320,21 @@ class Dialect(Protocol):
 
     # to the provider
     def send(self, endpoint: str, headers: Headers, body: bytes) -> Ask: ...
-    def flexed(self, body: bytes) -> bytes:
-        """Returns the body with lane `flex` requested: one member is set, all other bytes stay the same."""
-        raise Misuse("There is no lane flex here.")
-
-    def line_overhead(self, endpoint: str) -> int:
-        """Bytes that a call adds to a batch beyond its body."""
-
     def line(self, endpoint: str, custom_id: str, body: bytes) -> bytes:
         """Returns a call as a line of a batch. The overhead over the body is the same for all calls of an endpoint."""
 
+    def line_overhead(self, endpoint: str) -> int:
+        """Bytes that a call adds to a batch beyond its body: its line with an id of carpool, and a separator."""
+        return len(self.line(endpoint, "x" * (NONCE_LETTERS + 1 + TICKET_LETTERS), b"")) + 1
+
     def frame(self, nonce: str) -> tuple[bytes, bytes, bytes]:
         """Returns what goes before, between and after the lines of the upload if there is one, else of the create."""
-
-    def upload(self, headers: Headers, nonce: str) -> Ask | None:
-        """Returns the request that uploads the lines before anything is bought; None if the create carries them."""
-        return None
 
     def create(self, headers: Headers, endpoint: str, nonce: str, file_id: str | None, model: str = "") -> Ask:
         """Returns the request that buys the batch. `file_id` is the uploaded file; without an upload the lines are the
         body. `model` is the model of all its calls, if the provider does not allow several."""
 
     def listing(self, headers: Headers, after: str | None, limit: int) -> Ask: ...
-    def naming(self, headers: Headers) -> Ask | None:
-        """Returns the request that lists the uploads, if only their names carry the nonce; None if batches do."""
-        return None
-
     def retrieve(self, headers: Headers, provider_id: str) -> Ask: ...
     def cancel(self, headers: Headers, provider_id: str) -> Ask: ...
     def results_at(self, provider_id: str) -> tuple[str, ...] | None:
@@ -294,26 +344,10 @@ class Dialect(Protocol):
     def results(self, headers: Headers, place: str) -> Ask:
         """Returns the request for one of the locations from `results_at` or a report."""
 
-    def forget(self, headers: Headers, file_id: str) -> Ask | None:
-        """Returns the request that deletes one of a report's `files`; None if this provider keeps none."""
-        return None
-
     # from the provider
-    def uploaded(self, body: bytes) -> str:
-        """The id of the uploaded file."""
-        raise Misuse("The lines of a batch travel with its create here: nothing is uploaded before.")
-
     def report(self, body: bytes) -> BatchReport: ...
     def page(self, body: bytes, after: str | None = None) -> tuple[list[BatchReport], str | None]:
         """The batches of the LIST page at cursor `after`, newest first, and the cursor of the next page, if any."""
-
-    def nonces(self, body: bytes) -> dict[str, str]:
-        """The nonces of uploads by file id, from the response to `naming`."""
-        raise Misuse("No names of uploads tell a nonce here.")
-
-    def result_page(self, place: str, body: bytes) -> tuple[list[bytes], str | None]:
-        """The lines of one page of results, and the location of the next page, if any."""
-        raise Misuse("Results come in lines here.")
 
     def result_line(self, line: bytes) -> ResultLine: ...
     def usage(self, body: bytes) -> Usage | None:
@@ -323,10 +357,6 @@ class Dialect(Protocol):
     def surcharge(self, model: str, lane: Lane, geo: str | None, speed: str | None) -> Fraction | None:
         """The factor on the price of all tokens that genai-prices lacks; None for a combination without a price."""
         return Fraction(1)
-
-    def read_webhook(self, secret: str, headers: Headers, body: bytes, now: float) -> WebhookEvent:
-        """Verifies the signature of a webhook and parses it; raises `KeyRefused` if the signature is invalid."""
-        raise Misuse("There are no webhooks here.")
 
     def refusal(self, status: int, headers: Headers, body: bytes) -> Refusal: ...
     def requests_per_minute(self, headers: Headers) -> int | None:

@@ -3,14 +3,26 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from urllib.parse import quote
 
-from carpool.core.ports import BatchLimits, Capability, Dialect
+from carpool.core.model import Headers
+from carpool.core.ports import Ask, BatchLimits, Capability
 from carpool.dialects import rate_limits
-from carpool.dialects.anthropic import batches
+from carpool.dialects.anthropic import responses
 from carpool.dialects.anthropic.errors import error, refusal
-from carpool.dialects.anthropic.parse import ENDPOINT, KEY_HEADERS, claim, handles, key_header, parse, secret
+from carpool.dialects.anthropic.parse import (
+    ENDPOINT,
+    KEY_HEADERS,
+    claim,
+    endpoint_of,
+    handles,
+    key_header,
+    parse,
+    secret,
+)
 from carpool.dialects.anthropic.replay import PING, replay, stream_error
-from carpool.dialects.anthropic.usage import of_message, surcharge, tap
+from carpool.dialects.anthropic.responses import BATCHES
+from carpool.dialects.provider_api import JSON, RestDialect, checked_custom_id
 
 __all__ = ["Anthropic"]
 
@@ -31,48 +43,54 @@ _MODELS = (
 )
 
 
-class Anthropic(Dialect):
+class Anthropic(RestDialect):
     """`ports.Dialect` for the Claude API."""
 
     name = seller = "anthropic"
     models = _MODELS
     limits = BatchLimits(max_count=100_000, max_bytes=256_000_000, window=24 * 3600.0, retention=29 * 24 * 3600.0)
     key_headers = KEY_HEADERS
+    batches_path = BATCHES
     mixes_models = True
     keep_alive = PING
     home, key_variable, url_variable = "https://api.anthropic.com", "ANTHROPIC_API_KEY", "ANTHROPIC_BASE_URL"
     free_paths = frozenset({"/v1/messages/count_tokens"})
     subagent_headers = frozenset({"x-claude-code-agent-id", "x-claude-code-parent-agent-id"})
+    usual_headers = (("anthropic-version", "2023-06-01"),)
     open_paths = free_paths | {ENDPOINT, "/v1/complete"}
 
     # from clients
     claim = staticmethod(claim)
+    endpoint_of = staticmethod(endpoint_of)
     handles = staticmethod(handles)
     parse = staticmethod(parse)
     secret = staticmethod(secret)
     key_header = staticmethod(key_header)
 
     # to the provider
-    send = staticmethod(batches.send)
-    line = staticmethod(batches.line)
-    line_overhead = staticmethod(batches.line_overhead)
-    frame = staticmethod(batches.frame)
-    create = staticmethod(batches.create)
-    listing = staticmethod(batches.listing)
-    retrieve = staticmethod(batches.retrieve)
-    cancel = staticmethod(batches.cancel)
-    results_at = staticmethod(batches.results_at)
-    results = staticmethod(batches.results)
+    def line(self, endpoint: str, custom_id: str, body: bytes) -> bytes:
+        return b'{"custom_id":"%b","params":%b}' % (checked_custom_id(custom_id), body)
+
+    def frame(self, nonce: str) -> tuple[bytes, bytes, bytes]:
+        return b'{"requests":[', b",", b"]}"
+
+    def create(self, headers: Headers, endpoint: str, nonce: str, file_id: str | None, model: str = "") -> Ask:
+        return self.ask("POST", BATCHES, headers, JSON)
+
+    def listing(self, headers: Headers, after: str | None, limit: int) -> Ask:
+        cursor = f"&after_id={quote(after, safe='')}" if after else ""
+        return self.ask("GET", f"{BATCHES}?limit={min(max(limit, 1), 1000)}{cursor}", headers)
 
     # from the provider
-    report = staticmethod(batches.report)
-    page = staticmethod(batches.page)
-    result_line = staticmethod(batches.result_line)
-    usage = staticmethod(of_message)
-    usage_tap = staticmethod(tap)
-    surcharge = staticmethod(surcharge)
+    results_at = staticmethod(responses.results_at)
+    report = staticmethod(responses.report)
+    page = staticmethod(responses.page)
+    result_line = staticmethod(responses.result_line)
+    usage = staticmethod(responses.of_message)
+    usage_tap = staticmethod(responses.tap)
+    surcharge = staticmethod(responses.surcharge)
     refusal = staticmethod(refusal)
-    requests_per_minute = staticmethod(batches.requests_per_minute)
+    requests_per_minute = staticmethod(responses.requests_per_minute)
     allowances = staticmethod(rate_limits.anthropic)
 
     # to clients

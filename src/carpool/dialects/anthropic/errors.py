@@ -9,7 +9,7 @@ import msgspec
 
 from carpool.core.model import Headers
 from carpool.core.ports import Refusal
-from carpool.dialects.rate_limits import refused
+from carpool.dialects.provider_api import decode_or_none, refused
 
 _STATUS = {
     "invalid_request_error": 400,
@@ -27,7 +27,6 @@ _STATUS = {
 _TYPE = {status: kind for kind, status in _STATUS.items()}
 _UNKNOWN = 500
 _SPENT = "enforced_spend_limit_reached"  # a 429 for which a retry does not help
-_UNREADABLE = (ValueError, RecursionError)
 
 
 class _Details(msgspec.Struct):
@@ -57,37 +56,26 @@ class AnthropicErrorBody:
     code: str | None
     body: bytes = field(repr=False)  # in the format of a response, with the provider's own text
 
+    @property
+    def status(self) -> int:
+        return _STATUS.get(self.kind, _UNKNOWN)
+
+    @property
+    def is_passing(self) -> bool:
+        """Whether a retry of the same call may succeed."""
+        return (self.status == 429 or self.status >= 500) and self.code != _SPENT
+
 
 def read(raw: bytes) -> AnthropicErrorBody | None:
     """Parse the error of a response or of a result line; None if it is not an error."""
-    try:
-        error, body = _ERROR.decode(_ENVELOPE.decode(raw).error), raw
-    except _UNREADABLE:
-        try:
-            error, body = _ERROR.decode(raw), b'{"type":"error","error":%b}' % raw  # without its envelope
-        except _UNREADABLE:
+    envelope, body = decode_or_none(_ENVELOPE, raw), raw
+    error = None if envelope is None else decode_or_none(_ERROR, envelope.error)
+    if error is None:
+        error, body = decode_or_none(_ERROR, raw), b'{"type":"error","error":%b}' % raw  # without its envelope
+        if error is None or error.message is None:  # every object has a type, but only an error has a message
             return None
-        if error.message is None:  # every object has a type, but only an error has a message
-            return None
-    return AnthropicErrorBody(error.type, error.message or "", _code(error), body)
-
-
-def _code(error: _Error) -> str | None:
-    try:
-        details = _DETAILS.decode(error.details)
-    except _UNREADABLE:
-        return None
-    return details.error_code if details else None
-
-
-def status_of(error: AnthropicErrorBody) -> int:
-    return _STATUS.get(error.kind, _UNKNOWN)
-
-
-def is_passing(error: AnthropicErrorBody) -> bool:
-    """Whether a retry of the same call may succeed."""
-    status = status_of(error)
-    return (status == 429 or status >= 500) and error.code != _SPENT
+    details = decode_or_none(_DETAILS, error.details)
+    return AnthropicErrorBody(error.type, error.message or "", details.error_code if details else None, body)
 
 
 def refusal(status: int, headers: Headers, body: bytes) -> Refusal:

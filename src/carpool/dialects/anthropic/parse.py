@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from functools import lru_cache
 from operator import itemgetter
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 
@@ -15,7 +15,7 @@ from carpool.core.keys import BEARER, bare
 from carpool.core.model import Headers, Turn
 from carpool.core.ports import Claim, Parsed, RawRequest
 from carpool.dialects import json_object
-from carpool.dialects.headers import DROPPED, DROPPED_PREFIXES, first, travelling
+from carpool.dialects.headers import DROPPED, DROPPED_PREFIXES, SortedHeaders, first, travelling
 
 # ------------------------------------------------------------ headers
 # Which of a client's headers are sent to Anthropic with its call.
@@ -29,27 +29,15 @@ _DROPPED = DROPPED | SECRETS | {"anthropic-beta", "anthropic-dangerous-direct-br
 _DROPPED_PREFIXES = (*DROPPED_PREFIXES, "x-claude-code-")
 
 
-class AnthropicHeaders(NamedTuple):
-    """A client's headers, sorted by purpose."""
-
-    travelling: Headers  # sent upstream with the call, sorted by name; the betas without duplicates, in one header
-    secret: Headers
-    retry: bool  # the client's SDK marks the request as a retry
-    unbatchable: tuple[str, ...]  # why calls with these headers can't go into a batch, as sentences
-
-    def __repr__(self) -> str:  # never the secret
-        return f"<Sorted {len(self.travelling)} headers>"
-
-
 @lru_cache(maxsize=256)  # a client sends the same headers with every call
-def sort(headers: Headers) -> AnthropicHeaders:
-    """Sort headers by purpose. Raises `BadCall` for a content-encoding that carpool can't read."""
+def sort(headers: Headers) -> SortedHeaders:
+    """Sort headers by purpose, all betas into one header. Raises `BadCall` for an unsupported content-encoding."""
     kept, retry = travelling(headers, _DROPPED, _DROPPED_PREFIXES)
     listed = ",".join(value for name, value in headers if name == "anthropic-beta").split(",")
     betas = dict.fromkeys(beta.strip() for beta in listed if beta.strip())
     if betas:
         kept = sorted([*kept, ("anthropic-beta", ",".join(betas))], key=itemgetter(0))
-    return AnthropicHeaders(tuple(kept), secret(headers), retry, tuple(_obstacles(kept, betas)))
+    return SortedHeaders(tuple(kept), secret(headers), retry, tuple(_obstacles(kept, betas)))
 
 
 def secret(headers: Headers) -> Headers:
@@ -85,6 +73,11 @@ def claim(path: str, headers: Headers) -> Claim:
         return Claim.OWN
     keys = (bare(name, value) or "" for name, value in headers if name == BEARER)
     return Claim.KEY if "x-api-key" in names or any(key.startswith("sk-ant-") for key in keys) else Claim.NONE
+
+
+def endpoint_of(body: Mapping[str, Any]) -> tuple[Claim, str]:
+    is_ours = "input" not in body and (str(body.get("model")).startswith("claude") or "max_tokens" in body)
+    return Claim.KEY if is_ours else Claim.NONE, ENDPOINT
 
 
 def handles(method: str, path: str) -> bool:
@@ -123,7 +116,7 @@ def parse(raw: RawRequest) -> Parsed:
     )
 
 
-def _unbatchable(values: dict[str, Any], headers: AnthropicHeaders, query: str) -> str | None:
+def _unbatchable(values: dict[str, Any], headers: SortedHeaders, query: str) -> str | None:
     """All reasons why this call can't go into a batch, as sentences."""
     if not headers.unbatchable and not query and values["max_tokens"] and _NEVER_IN_A_BATCH.isdisjoint(values):
         return None

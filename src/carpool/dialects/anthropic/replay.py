@@ -26,7 +26,7 @@ import msgspec
 
 from carpool.core.errors import MalformedResponse
 from carpool.dialects.anthropic import errors
-from carpool.dialects.events import LIST, MEMBERS, NULL, TEXT, VALUES, Members, event, one_line, opens, pieces
+from carpool.dialects.event_stream import LIST, MEMBERS, NULL, TEXT, VALUES, Members, event, one_line, opens, pieces
 
 PING = b'event: ping\ndata: {"type":"ping"}\n\n'
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from functools import lru_cache
 from typing import Any
@@ -11,12 +10,12 @@ from urllib.parse import quote
 import msgspec
 
 from carpool.core.errors import MalformedResponse, Misuse
-from carpool.core.model import NONCE_LETTERS, TICKET_LETTERS, Headers, Usage
-from carpool.core.ports import Ask, BatchReport, Dialect, Parsed, RawRequest, Refusal, ResultLine, UsageTap
+from carpool.core.model import Headers, Usage
+from carpool.core.ports import Ask, BatchReport, Parsed, RawRequest, Refusal, ResultLine, UsageTap
 from carpool.dialects import json_object, rate_limits
-from carpool.dialects.events import one_line
-from carpool.dialects.openai import errors, replay, usage, webhooks
-from carpool.dialects.openai.parse import PAYERS, SUBAGENT, claim, completed, handles, parse, secret
+from carpool.dialects.event_stream import one_line
+from carpool.dialects.openai import errors, replay, usage
+from carpool.dialects.openai.parse import PAYERS, SUBAGENT, claim, completed, endpoint_of, handles, parse, secret
 from carpool.dialects.openai.providers import (
     COMPATIBLE_PROVIDERS,
     DAY,
@@ -24,48 +23,35 @@ from carpool.dialects.openai.providers import (
     OPENAI,
     RESPONSES,
     CompatibleProvider,
-    recognised,
+    compatible_provider,
 )
-from carpool.dialects.openai.results import result_line, result_page
-from carpool.dialects.openai.shapes import NONCE_KEY, BatchShape, Shape, name_of, nonce_of, seconds
+from carpool.dialects.openai.results import XaiResultPages, result_line
+from carpool.dialects.openai.shapes import NONCE_KEY, BatchShape, Shape, name_of, seconds
+from carpool.dialects.openai.uploads import FILES, OpenAIUploads
+from carpool.dialects.openai.webhooks import StandardWebhooks
+from carpool.dialects.provider_api import JSON, RestDialect, checked_custom_id, checked_id, decode
 
-__all__ = ["COMPATIBLE_PROVIDERS", "CompatibleProvider", "OpenAI", "recognised"]
+__all__ = ["COMPATIBLE_PROVIDERS", "CompatibleProvider", "OpenAI", "compatible_provider"]
 
-_CUSTOM_ID = re.compile(r"[a-zA-Z0-9_-]{1,64}")
-_IDENTITY = ("accept-encoding", "identity")
-_JSON = ("content-type", "application/json")
-_FIELD = b'--%b\r\nContent-Disposition: form-data; name="%b"\r\n\r\n%b\r\n'
 _RESULTS_PAGE = 250  # results per page; a page is kept in memory
-_CONTENT = (
-    b'--%b\r\nContent-Disposition: form-data; name="file"; filename="%b"\r\nContent-Type: application/jsonl\r\n\r\n'
-)
-FILES = "/v1/files"
-_ID = re.compile(r"[a-zA-Z0-9_:.-]{1,200}")  # nothing that could change a path
-_DOTS = re.compile(r"\.+")
 _RUNNING = frozenset({"validating", "in_progress", "finalizing", "cancelling"})
 _ENDED = frozenset({"failed", "completed", "expired", "cancelled"})
-_UNREADABLE = (ValueError, RecursionError)
-
-
-class _File(msgspec.Struct):
-    id: str
-    filename: str = ""
-
-
-class _Files(msgspec.Struct):
-    data: list[_File]
-
 
 _NULL = msgspec.Raw(b"null")
 _MEMBERS = msgspec.json.Decoder(dict[str, msgspec.Raw])
-_FILE = msgspec.json.Decoder(_File)
-_FILES = msgspec.json.Decoder(_Files)
 _TEXT = msgspec.json.Decoder(str | None)
 _FLAG = msgspec.json.Decoder(bool | None)
 _decoder = lru_cache(maxsize=32)(msgspec.json.Decoder)
 
 
-class OpenAI(Dialect):
+class ServiceTier:
+    """`ports.FlexTier`: a member of the body."""
+
+    def requested(self, body: bytes) -> bytes:
+        return json_object.read(body).having("service_tier", b'"flex"')
+
+
+class OpenAI(RestDialect):
     """`ports.Dialect` for OpenAI's API, with the differences of a compatible provider."""
 
     name = "openai"
@@ -84,16 +70,24 @@ class OpenAI(Dialect):
         }
     )
 
+    flex = ServiceTier()
+    uploads: OpenAIUploads
+
     def __init__(self, provider: CompatibleProvider = OPENAI) -> None:
         self.provider = provider
-        self.home = provider.home
+        self.vendor, self.home, self.key_headers = provider.name, provider.home, provider.key_headers
         self.seller, self.query, self.limits = provider.seller, provider.query, provider.limits
         self.models, self.pricing = provider.models, provider.pricing
-        self.pages_results, self.key_headers = provider.pages_results, provider.key_headers
+        self.own_headers, self.batches_path, self.cancel_suffix = provider.headers, provider.batches, provider.cancel
+        self.uploads = OpenAIUploads(provider)
+        self.upload_names = self.uploads if provider.nonce_in_file_name else None
+        self.result_pages = XaiResultPages() if provider.pages_results else None
+        self.webhooks = StandardWebhooks() if provider.hooks else None
 
     # ------------------------------------------------------------ from clients
 
     claim = staticmethod(claim)
+    endpoint_of = staticmethod(endpoint_of)
     completed = staticmethod(completed)
     handles = staticmethod(handles)
     secret = staticmethod(secret)
@@ -103,35 +97,13 @@ class OpenAI(Dialect):
 
     # ------------------------------------------------------------ calls
 
-    def send(self, endpoint: str, headers: Headers, body: bytes) -> Ask:
-        return self._ask("POST", endpoint, headers, (_JSON,), body)
-
-    def flexed(self, body: bytes) -> bytes:
-        return json_object.read(body).having("service_tier", b'"flex"')
-
-    # ------------------------------------------------------------ lines
-
     def line(self, endpoint: str, custom_id: str, body: bytes) -> bytes:
         """A call as one line. JSON has line breaks between tokens only, so spaces can replace them."""
-        if not _CUSTOM_ID.fullmatch(custom_id):
-            raise Misuse(f"{custom_id[:80]!r} can't name a call in a batch: 1 to 64 letters, digits, `_` and `-` can.")
         way = b"" if self.provider.plain_lines else b'"method":"POST","url":"%b",' % endpoint.encode()
-        return b'{"custom_id":"%b",%b"body":' % (custom_id.encode(), way) + one_line(body) + b"}"
-
-    def line_overhead(self, endpoint: str) -> int:
-        """Includes the line break: exact for carpool's own ids in all but the last line."""
-        return len(self.line(endpoint, "x" * (NONCE_LETTERS + 1 + TICKET_LETTERS), b"")) + 1
+        return b'{"custom_id":"%b",%b"body":' % (checked_custom_id(custom_id), way) + one_line(body) + b"}"
 
     def frame(self, nonce: str) -> tuple[bytes, bytes, bytes]:
-        """The multipart form around the lines. Lines have no line breaks, so none can contain the form's boundary."""
-        boundary, name = _boundary(nonce).encode(), f"{name_of(nonce)}.jsonl"
-        fields = [*self.provider.form, *((("file_name", name),) if self.provider.names_file else ())]
-        head = b"".join(_FIELD % (boundary, key.encode(), value.encode()) for key, value in fields)
-        return head + _CONTENT % (boundary, name.encode()), b"\n", b"\n\r\n--%b--\r\n" % boundary
-
-    def upload(self, headers: Headers, nonce: str) -> Ask:
-        form = ("content-type", f"multipart/form-data; boundary={_boundary(nonce)}")
-        return self._ask("POST", self.provider.uploads, headers, (form,))
+        return self.uploads.frame(nonce)
 
     # ------------------------------------------------------------ batches
 
@@ -151,7 +123,7 @@ class OpenAI(Dialect):
             "name": name_of(nonce),
         }
         body = {name: order[what] for name, what in self.provider.create.items()}
-        return self._ask("POST", self.provider.batches, headers, (_JSON,), msgspec.json.encode(body))
+        return self.ask("POST", self.provider.batches, headers, JSON, body=msgspec.json.encode(body))
 
     def listing(self, headers: Headers, after: str | None, limit: int) -> Ask:
         paging = self.provider.paging
@@ -160,53 +132,17 @@ class OpenAI(Dialect):
         query = [f"{paging.limit}={size}"] if paging.limit else []
         query += [paging.more] if paging.more else []
         query += [f"{paging.cursor}={quote(after, safe='')}"] if after and paging.cursor else []
-        return self._ask("GET", self.provider.batches + ("?" if query else "") + "&".join(query), headers)
-
-    def naming(self, headers: Headers) -> Ask | None:
-        return self._ask("GET", FILES, headers) if self.provider.nonce_in_file_name else None
-
-    def retrieve(self, headers: Headers, provider_id: str) -> Ask:
-        return self._ask("GET", _path(self.provider.batches, provider_id), headers)
-
-    def cancel(self, headers: Headers, provider_id: str) -> Ask:
-        return self._ask("POST", _path(self.provider.batches, provider_id) + self.provider.cancel, headers)
-
-    def results(self, headers: Headers, place: str) -> Ask:
-        return self._ask("GET", place, headers)
-
-    def forget(self, headers: Headers, file_id: str) -> Ask:
-        return self._ask("DELETE", _path(FILES, file_id), headers)
-
-    def _ask(self, method: str, path: str, headers: Headers, more: Headers = (), body: bytes = b"") -> Ask:
-        return Ask(method, path, (*headers, *self.provider.headers, *more, _IDENTITY), body)
+        return self.ask("GET", self.provider.batches + ("?" if query else "") + "&".join(query), headers)
 
     # ------------------------------------------------------------ from the provider
 
-    result_page = staticmethod(result_page)
-    read_webhook = staticmethod(webhooks.read_webhook)
     allowances = staticmethod(rate_limits.openai)
 
-    def uploaded(self, body: bytes) -> str:
-        try:
-            return _checked_id(_FILE.decode(body).id)
-        except _UNREADABLE as error:
-            raise MalformedResponse(f"The provider's answer to an upload can't be understood: {error}.") from None
-
-    def nonces(self, body: bytes) -> dict[str, str]:
-        try:
-            files = _FILES.decode(body).data
-        except _UNREADABLE as error:
-            raise MalformedResponse(f"The provider's list of files can't be understood: {error}.") from None
-        return {file.id: nonce for file in files if (nonce := nonce_of(file.filename))}
-
     def report(self, body: bytes) -> BatchReport:
-        wrapped = self.provider.wrapped
-        try:
-            if wrapped is not None and wrapped in (members := _MEMBERS.decode(body)):  # in responses to a create only
-                body = bytes(members[wrapped])
-            shape: Shape = _decoder(self.provider.shape).decode(body)
-        except _UNREADABLE as error:
-            raise MalformedResponse(f"The provider's description of a batch can't be understood: {error}.") from None
+        wrapped, what = self.provider.wrapped, "The provider's description of a batch"
+        if wrapped is not None and wrapped in (members := decode(_MEMBERS, body, what)):  # after a create only
+            body = bytes(members[wrapped])
+        shape: Shape = decode(_decoder(self.provider.shape), body, what)
         return self._report(shape.batch())
 
     def page(self, body: bytes, after: str | None = None) -> tuple[list[BatchReport], str | None]:
@@ -218,7 +154,7 @@ class OpenAI(Dialect):
             listed: list[Shape] = _decoder(list[self.provider.shape]).decode(items)  # type: ignore[name-defined]
             reports = [self._report(shape.batch()) for shape in listed]
             return reports, self._following(members, reports, after) if reports else None
-        except (KeyError, *_UNREADABLE) as error:
+        except (KeyError, ValueError, RecursionError) as error:
             raise MalformedResponse(f"The provider's list of batches can't be understood: {error}.") from None
 
     def _following(self, members: dict[str, msgspec.Raw], reports: list[BatchReport], after: str | None) -> str | None:
@@ -236,17 +172,17 @@ class OpenAI(Dialect):
         ended_at = seconds(batch.completed_at or batch.failed_at or batch.expired_at or batch.cancelled_at)
         # An unknown state must neither end a running batch nor be polled forever.
         ended = state in _ENDED or (state not in _RUNNING and ended_at is not None)
-        files = [_checked_id(name) for name in (batch.output_file_id, batch.error_file_id) if name]
-        paged = self.provider.pages_results
+        files = [checked_id(name) for name in (batch.output_file_id, batch.error_file_id) if name]
+        paged = self.result_pages is not None
         if ended and not files and not paged and state == "completed" and done:
             ended = False  # the batch has results but does not name their files yet
         uploaded = batch.source()
-        source = _checked_id(uploaded) if uploaded else None
+        source = checked_id(uploaded) if uploaded else None
         places = [f"{FILES}/{name}/content" for name in files]
         if paged:
-            places = [f"{self.provider.batches}/{_checked_id(batch.id)}/results?limit={_RESULTS_PAGE}"]
+            places = [f"{self.provider.batches}/{checked_id(batch.id)}/results?limit={_RESULTS_PAGE}"]
         return BatchReport(
-            provider_id=_checked_id(batch.id),
+            provider_id=checked_id(batch.id),
             ended=ended,
             cancelling=state == "cancelling",
             count=count,
@@ -281,23 +217,3 @@ class OpenAI(Dialect):
 
     def replay(self, body: bytes, wish: str = "") -> Iterator[bytes]:
         return replay.replay(body, wish == replay.USAGE, self.provider.whole_calls, self.provider.closing)
-
-
-def _boundary(nonce: str) -> str:
-    return f"carpool-form-{nonce}"
-
-
-def _path(under: str, name: str) -> str:
-    if not _is_id(name):
-        raise Misuse(f"{name[:80]!r} can't be the id of a batch or a file.")
-    return f"{under}/{name}"
-
-
-def _is_id(name: str) -> bool:
-    return _ID.fullmatch(name) is not None and not _DOTS.fullmatch(name)
-
-
-def _checked_id(name: str) -> str:
-    if not _is_id(name):
-        raise MalformedResponse(f"The provider named something {name[:80]!r}, which can't be an id.")
-    return name

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import msgspec
 
 from carpool.core.model import Headers
 from carpool.core.ports import Refusal
 from carpool.dialects.openai.providers import CompatibleProvider
-from carpool.dialects.rate_limits import refused
+from carpool.dialects.provider_api import decode_or_none, refused
 
 _SPENT = "insufficient_quota"  # a 429 for which a retry does not help
-_UNREADABLE = (ValueError, RecursionError)
 # carpool's own codes, mapped to OpenAI's where it has one.
 _CODES = {
     "api_error": None,
@@ -35,7 +34,7 @@ _UNSEEN = re.compile(r"cannot find file|no such file object", re.IGNORECASE)
 _LONGEST = 1000
 
 
-class _Error(msgspec.Struct):
+class OpenAIErrorBody(msgspec.Struct):
     message: str | None = None
     type: str | None = None
     code: str | int | None = None
@@ -49,21 +48,21 @@ class _Detail(msgspec.Struct):
 class _Envelope(msgspec.Struct):
     """OpenAI's envelope, or what compatible providers send instead: a text, a bare error, or missing form fields."""
 
-    error: _Error | str | None = None
+    error: OpenAIErrorBody | str | None = None
     message: str | None = None
     detail: list[_Detail] | str | None = None
     type: str | None = None
     code: str | int | None = None
     param: str | None = None
 
-    def read(self) -> _Error | None:
-        if isinstance(self.error, _Error):
+    def read(self) -> OpenAIErrorBody | None:
+        if isinstance(self.error, OpenAIErrorBody):
             return self.error
         if self.error is not None or self.message is not None:  # the code beside a text is its type
-            return _Error(self.error or self.message, self.type, self.code, self.param)
+            return OpenAIErrorBody(self.error or self.message, self.type, self.code, self.param)
         if isinstance(self.detail, list):
-            return _Error("; ".join(problem.msg for problem in self.detail if problem.msg))
-        return None if self.detail is None else _Error(self.detail)
+            return OpenAIErrorBody("; ".join(problem.msg for problem in self.detail if problem.msg))
+        return None if self.detail is None else OpenAIErrorBody(self.detail)
 
 
 _ENVELOPE = msgspec.json.Decoder(_Envelope)
@@ -71,24 +70,10 @@ _NOT_HERE = frozenset({405, 501})  # no such endpoint, like 404
 _KEY = re.compile(r"api key|authenticat|unauthori[sz]ed", re.IGNORECASE)
 
 
-@dataclass(frozen=True, slots=True)
-class OpenAIErrorBody:
-    message: str
-    type: str
-    code: str
-    param: str = ""
-
-
 def read(body: bytes) -> OpenAIErrorBody | None:
     """Parse the error of a response; None if it is not an error."""
-    try:
-        error = _ENVELOPE.decode(body).read()
-    except _UNREADABLE:
-        return None
-    if error is None:
-        return None
-    code = "" if error.code is None else str(error.code)
-    return OpenAIErrorBody(error.message or "", error.type or "", code, error.param or "")
+    envelope = decode_or_none(_ENVELOPE, body)
+    return None if envelope is None else envelope.read()
 
 
 def is_passing(status: int, error: OpenAIErrorBody | None) -> bool:
@@ -102,15 +87,15 @@ def _is_spent(error: OpenAIErrorBody | None) -> bool:
 
 def refusal(provider: CompatibleProvider, status: int, headers: Headers, body: bytes) -> Refusal:
     error = read(body)
-    spent = _is_spent(error)
-    plain = refused(status, headers, error.message if error else "", spent=spent)
+    spent, message = _is_spent(error), error.message or "" if error else ""
+    plain = refused(status, headers, message, spent=spent)
     if status in provider.busy:
         return replace(plain, retryable=not spent)
-    if status in _NOT_HERE or (status in provider.keyless and error is not None and _KEY.search(error.message)):
+    if status in _NOT_HERE or (status in provider.keyless and _KEY.search(message)):
         return replace(plain, cannot_batch=True, retryable=False)
     if error is None or status not in (400, 404):
         return plain
-    if _UNSEEN.search(error.message):  # a 404 that says nothing about the batch API
+    if _UNSEEN.search(message):  # a 404 that says nothing about the batch API
         return replace(plain, unseen=True, retryable=True, cannot_batch=False)
     return replace(plain, of_model=error.code in _NO_MODEL, of_tier=error.param == "service_tier")
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import Any
 
 from carpool.core.errors import BadCall
 from carpool.core.keys import BEARER, bare
 from carpool.core.model import Headers
 from carpool.core.ports import Claim, Parsed, RawRequest
 from carpool.dialects import json_object
-from carpool.dialects.headers import DROPPED, DROPPED_PREFIXES, travelling
+from carpool.dialects.headers import DROPPED, DROPPED_PREFIXES, SortedHeaders, travelling
 from carpool.dialects.openai.providers import (
     CHAT,
     COMPATIBLE_PROVIDERS,
@@ -35,22 +35,11 @@ _DROPPED = DROPPED | SECRETS | _OF_CODEX
 _DROPPED_PREFIXES = (*DROPPED_PREFIXES, "x-codex-")
 
 
-class OpenAIHeaders(NamedTuple):
-    """A client's headers, sorted by purpose."""
-
-    travelling: Headers  # sent upstream with the call, sorted by name
-    secret: Headers
-    retry: bool  # the client's SDK marks the request as a retry
-
-    def __repr__(self) -> str:  # never the secret
-        return f"<Sorted {len(self.travelling)} headers>"
-
-
 @lru_cache(maxsize=256)  # a client sends the same headers with every call
-def sort(headers: Headers) -> OpenAIHeaders:
+def sort(headers: Headers) -> SortedHeaders:
     """Sort headers by purpose. Raises `BadCall` for a content-encoding that carpool can't read."""
     kept, retry = travelling(headers, _DROPPED, _DROPPED_PREFIXES)
-    return OpenAIHeaders(tuple(kept), secret(headers), retry)
+    return SortedHeaders(tuple(kept), secret(headers), retry)
 
 
 def secret(headers: Headers) -> Headers:
@@ -97,6 +86,12 @@ def claim(path: str, headers: Headers) -> Claim:
         return Claim.POSSIBLE
     keyed = any(name == "api-key" or (name == BEARER and bare(name, value) is not None) for name, value in headers)
     return Claim.POSSIBLE if keyed and (below_v1 or completed(path) != path) else Claim.NONE
+
+
+def endpoint_of(body: Mapping[str, Any]) -> tuple[Claim, str]:
+    if "input" in body:
+        return Claim.KEY, EMBEDDINGS if "embed" in str(body.get("model")) else RESPONSES
+    return Claim.POSSIBLE, CHAT
 
 
 def completed(path: str) -> str:

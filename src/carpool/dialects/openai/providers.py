@@ -14,6 +14,7 @@ from types import MappingProxyType
 from typing import Final, Literal, NamedTuple
 from urllib.parse import urlsplit
 
+from carpool.core.errors import ConfigError
 from carpool.core.model import Headers
 from carpool.core.ports import BatchLimits, Capability, ModelTable, Pricing
 from carpool.dialects.openai.shapes import BatchShape, MistralShape, Shape, TogetherShape, XaiShape
@@ -238,10 +239,13 @@ COMPATIBLE_PROVIDERS: Final[Mapping[str, CompatibleProvider]] = MappingProxyType
 )
 
 
-def recognised(base_url: str) -> CompatibleProvider:
-    """The provider of a base URL; an unknown one is treated like OpenAI."""
+def compatible_provider(base_url: str, named: str | None = None) -> CompatibleProvider:
+    """The provider of that name, else the one with this base URL. An unknown one is treated like OpenAI."""
+    if named is not None and named not in COMPATIBLE_PROVIDERS:
+        known = ", ".join(sorted(COMPATIBLE_PROVIDERS))
+        raise ConfigError(f"carpool knows no OpenAI-compatible provider {named[:40]!r}, only these: {known}.")
+    if named is not None:
+        return COMPATIBLE_PROVIDERS[named]
     host = (urlsplit(base_url).hostname or "").lower()
-    matching = (
-        row for row in COMPATIBLE_PROVIDERS.values() if any(fnmatchcase(host, pattern) for pattern in row.hosts)
-    )
-    return next(matching, OPENAI)
+    rows = (row for row in COMPATIBLE_PROVIDERS.values() if any(fnmatchcase(host, pattern) for pattern in row.hosts))
+    return next(rows, OPENAI)

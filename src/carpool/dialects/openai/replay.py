@@ -24,8 +24,9 @@ from typing import Any
 import msgspec
 
 from carpool.core.errors import MalformedResponse
-from carpool.dialects.events import LIST, MEMBERS, NULL, TEXT, VALUES, Members, event, one_line, opens, pieces
+from carpool.dialects.event_stream import LIST, MEMBERS, NULL, TEXT, VALUES, Members, event, one_line, opens, pieces
 from carpool.dialects.openai import errors
+from carpool.dialects.provider_api import decode_or_none
 
 
 def text_of(members: Members, name: str) -> str:
@@ -123,12 +124,6 @@ _STAGES = {
     "mcp_call": ("in_progress", "completed"),
     "mcp_list_tools": ("in_progress", "completed"),
 }
-
-
-def sequence(response: Members) -> Iterator[bytes]:
-    """The whole stream of a finished Response."""
-    for number, (name, fields) in enumerate(_events(response)):
-        yield event(name, sequence_number=number, **fields)
 
 
 def _events(response: Members) -> Iterator[Event]:
@@ -238,11 +233,8 @@ def wish(body: bytes) -> str:
     """`USAGE` if the client asked for the usage at the end of its stream, else empty."""
     if b"include_usage" not in body:
         return ""
-    try:
-        options = _WISHES.decode(body).stream_options
-    except (ValueError, RecursionError):
-        return ""
-    return USAGE if options is not None and options.include_usage else ""
+    wishes = decode_or_none(_WISHES, body) or _Wishes()
+    return USAGE if wishes.stream_options is not None and wishes.stream_options.include_usage else ""
 
 
 def replay(
@@ -254,7 +246,8 @@ def replay(
         members = MEMBERS.decode(one_line(body))
         kind = text_of(members, "object")
         if kind == "response":
-            return iter(list(sequence(members)))
+            events = enumerate(_events(members))
+            return iter([event(name, sequence_number=number, **fields) for number, (name, fields) in events])
         if kind in ("chat.completion", "text_completion"):
             return iter(list(chunks(members, include_usage, whole_calls, closing)))
     except (KeyError, ValueError, RecursionError) as error:

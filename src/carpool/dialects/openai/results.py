@@ -10,6 +10,7 @@ from carpool.core.errors import MalformedResponse
 from carpool.core.ports import ResultLine
 from carpool.dialects.openai import errors, usage
 from carpool.dialects.openai.providers import CompatibleProvider
+from carpool.dialects.provider_api import decode
 
 
 class _Response(msgspec.Struct):
@@ -54,7 +55,6 @@ class _Page(msgspec.Struct):
 _LINE = msgspec.json.Decoder(_Line)
 _PAGED_LINE = msgspec.json.Decoder(_PagedLine)
 _PAGE = msgspec.json.Decoder(_Page)
-_UNREADABLE = (ValueError, RecursionError)
 _CLIENT_ERRORS = frozenset({"batch_client_error"})  # codes of a request that would fail in any batch
 _CANCELLED = ("canceled", 409, "conflict_error", "The batch was cancelled before this request was processed.")
 _UNRUN = {
@@ -64,10 +64,7 @@ _UNRUN = {
 
 
 def result_line(provider: CompatibleProvider, line: bytes) -> ResultLine:
-    try:
-        read = _paged(line) if provider.pages_results else _LINE.decode(line)
-    except _UNREADABLE as error:
-        raise MalformedResponse(f"A result line can't be understood: {error}.") from None
+    read = _paged(line) if provider.pages_results else decode(_LINE, line, "A result line")
     if read.response is not None and read.response.status_code:
         return _answered(read.custom_id, read.response, provider)
     if read.error is not None:
@@ -75,20 +72,20 @@ def result_line(provider: CompatibleProvider, line: bytes) -> ResultLine:
     raise MalformedResponse("A result line carries neither a response nor an error.")
 
 
-def result_page(place: str, body: bytes) -> tuple[list[bytes], str | None]:
-    try:
-        page = _PAGE.decode(body)
-    except _UNREADABLE as error:
-        raise MalformedResponse(f"A page of results can't be understood: {error}.") from None
-    first = place.partition("&pagination_token=")[0]
-    token = page.pagination_token if page.results else None
-    following = f"{first}&pagination_token={quote(token, safe='')}" if token else None
-    return [bytes(result) for result in page.results], following
+class XaiResultPages:
+    """`ports.ResultPages`."""
+
+    def lines(self, place: str, body: bytes) -> tuple[list[bytes], str | None]:
+        page = decode(_PAGE, body, "A page of results")
+        first = place.partition("&pagination_token=")[0]
+        token = page.pagination_token if page.results else None
+        following = f"{first}&pagination_token={quote(token, safe='')}" if token else None
+        return [bytes(result) for result in page.results], following
 
 
 def _paged(line: bytes) -> _Line:
     """Convert a result of a page to a line."""
-    read = _PAGED_LINE.decode(line)
+    read = decode(_PAGED_LINE, line, "A result line")
     response, error = read.batch_result.response, read.batch_result.error
     if response:
         return _Line(read.batch_request_id, _Response(200, next(iter(response.values()))))

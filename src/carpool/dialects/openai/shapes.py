@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import re
-from datetime import UTC, datetime
 
 import msgspec
 
-from carpool.core.errors import MalformedResponse
+from carpool.dialects.provider_api import moment
 
 NONCE_KEY = "carpool_nonce"
 
@@ -177,11 +176,7 @@ Shape = BatchShape | XaiShape
 def seconds(time: Time) -> float | None:
     if time is None or isinstance(time, int | float):
         return None if time is None else float(time)
-    try:
-        moment = datetime.fromisoformat(time.upper())
-    except ValueError:
-        raise MalformedResponse(f"The provider wrote {time[:40]!r} where a time should be.") from None
-    return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
+    return moment(time)
 
 
 def latest(time: Time) -> float | None:

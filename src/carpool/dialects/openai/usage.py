@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import re
-from typing import Annotated, Any
+from functools import partial
+from typing import Any
 
 import msgspec
 
 from carpool.core.model import Usage
 from carpool.core.ports import Seen
-from carpool.dialects.usage_tap import Tap
-
-# A count out of this range is invalid: the usage is then unknown, not guessed.
-Count = Annotated[int, msgspec.Meta(ge=0, le=2**53)]
+from carpool.dialects.event_stream import Tap
+from carpool.dialects.provider_api import Count, decode_or_none
 
 _STANDARD = (None, "auto", "default")
 # Tools of the provider with a fee that the response does not state.
@@ -150,10 +149,7 @@ def of_answer(body: bytes, apart: bool = False) -> Usage | None:
 
 def model_and_usage(body: bytes, apart: bool = False) -> tuple[str, Usage | None]:
     """The model and the usage of a response; empty and None if it can't be parsed."""
-    try:
-        answer = _ANSWER.decode(body)
-    except (ValueError, RecursionError):
-        return "", None
+    answer = decode_or_none(_ANSWER, body) or _Answer()
     return answer.model, answer.words(apart)
 
 
@@ -171,9 +167,8 @@ class _Listener:
         if _RELEVANT.search(data) is None:
             self._over |= data.strip() == _DONE
             return
-        try:
-            event = _EVENT.decode(data)
-        except (ValueError, RecursionError):
+        event = decode_or_none(_EVENT, data)
+        if event is None:
             return
         if event.response is not None:
             if event.type in _FINAL:
@@ -186,16 +181,6 @@ class _Listener:
         if usage is not None:
             self._usage = _Answer(self._tier, usage).words(self._apart)
 
-    def whole(self, body: bytes) -> Usage | None:
-        return of_answer(body, self._apart)
-
-    def tail(self, end: bytes) -> Usage | None:
-        matches = _IN_THE_TAIL.findall(end)
-        try:
-            return _Answer(usage=_USAGE.decode(matches[-1])).words() if matches else None
-        except ValueError:
-            return None
-
     def usage(self) -> Usage | None:
         return self._usage
 
@@ -205,5 +190,10 @@ class _Listener:
         return Seen(self._usage, over or self._failed, over and not self._failed)
 
 
+def _of_tail(end: bytes) -> Usage | None:
+    matches = _IN_THE_TAIL.findall(end)
+    return _Answer(usage=decode_or_none(_USAGE, matches[-1])).words() if matches else None
+
+
 def tap(apart: bool = False) -> Tap:
-    return Tap(_Listener(apart))
+    return Tap(_Listener(apart), partial(of_answer, apart=apart), _of_tail)

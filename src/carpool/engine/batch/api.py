@@ -72,14 +72,12 @@ class BatchApi:
     async def delete_files(self, batch: Batch, files: Iterable[str]) -> None:
         """Deletes files of a batch that is surely ours. Files that can't be deleted expire at the provider."""
         context = self._context
-        if not context.policy.delete_provider_files:
+        uploads = context.upstreams[batch.key.provider].dialect.uploads
+        if uploads is None or not context.policy.delete_provider_files:
             return
         for file_id in files:
-            ask = context.upstreams[batch.key.provider].dialect.forget(batch.key.headers, file_id)
-            if ask is None:
-                continue
             try:
-                await self.request(batch, ask)
+                await self.request(batch, uploads.delete(batch.key.headers, file_id))
             except CarpoolError as error:
                 context.trouble("deleting a provider's file", error)
 

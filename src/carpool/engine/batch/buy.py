@@ -32,7 +32,7 @@ from carpool.core.bounded import backoff
 from carpool.core.errors import IllegalMove, MalformedResponse, NotConnected, StoreError, WireError
 from carpool.core.lifecycle import BatchState
 from carpool.core.model import Batch, Intent, Lane, PoolView, custom_id
-from carpool.core.ports import Ask, Refusal, StreamedBody
+from carpool.core.ports import Refusal, StreamedBody, Uploads
 from carpool.core.upstream import Upstream
 from carpool.engine.batch.api import BatchApi
 from carpool.engine.context import EngineContext
@@ -136,15 +136,15 @@ class Buyer:
         upstream = context.upstreams[batch.key.provider]
         try:
             await context.reached("intended")
-            upload = upstream.dialect.upload(batch.key.headers, batch.nonce)
-            if upload is None:
+            uploads = upstream.dialect.uploads
+            if uploads is None:
                 if await self._record_departure(batch):
                     await self._buy(batch, upstream, None)
                 return
             if not await self._still_mine(batch):
                 await self._refuse_unsent(batch)
                 return
-            file_id = await self._upload(batch, upstream, upload)
+            file_id = await self._upload(batch, upstream, uploads)
             if file_id is not None:
                 await context.reached("uploaded")
                 await self._buy_uploaded(batch, upstream, file_id)
@@ -171,16 +171,17 @@ class Buyer:
 
     # ------------------------------------------------------------ upload, which buys nothing
 
-    async def _upload(self, batch: Batch, upstream: Upstream, ask: Ask) -> str | None:
+    async def _upload(self, batch: Batch, upstream: Upstream, uploads: Uploads) -> str | None:
         """Uploads the lines. Returns the file id, or None after a failure. Nothing is bought in either case."""
         context, credential = self._context, batch.key.credential
         self._api.set_quota(credential, self._api.quota(credential).spend(context.now()))
         try:
             body = self._body(batch, upstream)
+            ask = uploads.upload(batch.key.headers, batch.nonce)
             response = await self._api.send(batch, ask, timeout=CREATE_SILENCE_S, body=body)
             if response.ok:
                 context.troubles.worked("uploading a batch", upstream.provider, credential)
-                return upstream.dialect.uploaded(response.body)
+                return uploads.file_id(response.body)
             refusal = upstream.dialect.refusal(response.status, response.headers, response.body)
         except (WireError, MalformedResponse) as error:
             refusal = Refusal(0, str(error), retryable=True)

@@ -177,8 +177,8 @@ class Collector:
                 if isinstance(response, WholeResponse):
                     error = ResultsGone if response.status in GONE else MalformedResponse
                     raise error(f"The provider answered {response.status} instead of a batch's results.")
-                if dialect.pages_results:
-                    lines, page = dialect.result_page(page, (await whole(response)).body)
+                if dialect.result_pages is not None:
+                    lines, page = dialect.result_pages.lines(page, (await whole(response)).body)
                     yield lines
                     continue
                 page, rest = None, b""

@@ -285,11 +285,11 @@ class Follower:
             reports.update((report.provider_id, report) for report in page)
             if cursor is None or (wanted_ids <= reports.keys() and not unresolved) or page[-1].created_at < oldest:
                 break
-        ask = upstream.dialect.naming(batches[0].key.headers)
-        if ask is None or not reports or not unresolved:
+        names = upstream.dialect.upload_names
+        if names is None or not reports or not unresolved:
             return reports
-        # Only the names of uploaded files show the nonces.
-        nonces = upstream.dialect.nonces(_body(await self._api.request(batches[0], ask)))
+        files = await self._api.request(batches[0], names.list_files(batches[0].key.headers))
+        nonces = names.nonces(_body(files))
         return {name: replace(report, nonce=nonces.get(report.source or "", "")) for name, report in reports.items()}
 
     async def _process(self, batch: Batch, upstream: Upstream, reports: Mapping[str, BatchReport]) -> bool:

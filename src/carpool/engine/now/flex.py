@@ -37,11 +37,12 @@ class FlexSender:
         self, call: Call, reason: str, as_is: Ask | None = None
     ) -> tuple[SendRequest, HttpResponse, Entry] | FlexRefused:
         """Sends one call, once. Returns what was sent, the response, and the ledger entry of the attempt."""
-        flexed = self._context.upstreams[call.provider].dialect.flexed
+        flex = self._context.upstreams[call.provider].dialect.flex
+        assert flex is not None  # otherwise no call is routed here
         if as_is is None:
-            request = SendRequest(replace(call, body=flexed(call.body)), reason, lane=Lane.FLEX)
+            request = SendRequest(replace(call, body=flex.requested(call.body)), reason, lane=Lane.FLEX)
         else:
-            request = SendRequest(call, reason, as_is=replace(as_is, body=flexed(as_is.body)), lane=Lane.FLEX)
+            request = SendRequest(call, reason, as_is=replace(as_is, body=flex.requested(as_is.body)), lane=Lane.FLEX)
         # A separate gate: that flex has no room says nothing about `now`.
         slot = self._sender.gates.enter(call.provider, request.payer, f"{call.model} (flex)", len(call.body))
         if slot is None:

@@ -24,7 +24,7 @@ from carpool.core.errors import CarpoolError, Closed, NotConnected, TimedOut, Wi
 from carpool.core.model import Call, Headers, Lane, Value
 from carpool.core.ports import Clock, RawRequest
 from carpool.core.upstream import versioned
-from carpool.dialects import ANTHROPIC, dialect_of_endpoint
+from carpool.dialects import DEFAULT_DIALECT, dialect_of_endpoint
 from carpool.engine import Engine, Keyring, Reply, Stats, StreamedResponse, Upstream
 from carpool.frontends.intake import NO_RETRY, answer_headers, failure, make_call, passing_headers
 from carpool.frontends.library.fast_path import Draft, Settled
@@ -109,7 +109,7 @@ def refusal(error: CarpoolError, request: Any) -> Whole:
     """carpool's own error as a response, because an SDK would treat an exception as a broken connection and retry. The
     request carries the error, for a fleet to raise."""
     request.extensions[CARRIED] = error
-    dialect = dialect_of_endpoint(request.method, f"/v1/{request.url.path.rpartition('/v1/')[2]}") or ANTHROPIC
+    dialect = dialect_of_endpoint(request.method, f"/v1/{request.url.path.rpartition('/v1/')[2]}") or DEFAULT_DIALECT
     return Whole(error.status, (JSON, NO_RETRY), dialect.error(error.status, error.code, str(error)))
 
 

@@ -18,7 +18,7 @@ from carpool.core.errors import BadCall, BadParams, CarpoolError, Closed, NotSta
 from carpool.core.model import Lane
 from carpool.core.ports import HttpClient
 from carpool.core.prices import PriceBook
-from carpool.dialects import OPENAI, compatible_provider, configured_dialect
+from carpool.dialects import VENDOR_DIALECT, configured_dialect
 from carpool.engine import Engine, Hook, Probe, Upstream
 from carpool.frontends.library.exchange import (
     CARRIED,
@@ -286,12 +286,10 @@ class SdkKind:
         """The provider of a client. `vendor` names an OpenAI-compatible one that neither client nor host
         identifies."""
         base_url = str(client.base_url).rstrip("/") + self.path
-        if self.dialect != OPENAI.name:
-            if vendor is not None:
-                raise WrongClient(f"`vendor` is for OpenAI's wire, and an {self.asyncio} speaks another: leave it out.")
-            return Upstream(self.dialect, base_url, configured_dialect(self.dialect, base_url), http_client)
-        provider = compatible_provider(base_url, vendor or self.vendor)
-        return Upstream(provider.name, base_url, configured_dialect(self.dialect, base_url, provider.name), http_client)
+        if vendor is not None and self.dialect != VENDOR_DIALECT.name:
+            raise WrongClient(f"`vendor` is for OpenAI's wire, and an {self.asyncio} speaks another: leave it out.")
+        dialect = configured_dialect(self.dialect, base_url, vendor or self.vendor)
+        return Upstream(dialect.vendor or dialect.name, base_url, dialect, http_client)
 
     def create(self, client: Any, params: Mapping[str, Any], endpoint: str | None) -> Any:
         """The SDK method for these parameters: that of the named endpoint, or the one that they fit."""

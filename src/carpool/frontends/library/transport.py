@@ -20,7 +20,7 @@ from carpool.core.errors import BadCall, Closed, NotStarted, TimedOut, WireError
 from carpool.core.model import Headers, Lane
 from carpool.core.ports import Dialect, HttpClient, HttpRequest, RawRequest
 from carpool.core.prices import PriceBook
-from carpool.dialects import OPENAI, compatible_provider, configured_dialect, dialect_of_endpoint
+from carpool.dialects import compatible_provider, configured_dialect, dialect_of_endpoint
 from carpool.engine import Engine, Hook, Upstream
 from carpool.frontends.intake import NO_RETRY, end_to_end
 from carpool.frontends.library.exchange import (
@@ -227,8 +227,8 @@ class Transport(LibraryFrontend):
     def _exchange(self, dialect: Dialect, base_url: str) -> InProcessExchange:
         key = (dialect.name, base_url)
         if key not in self._exchanges:
-            name = compatible_provider(base_url, self._vendor).name if dialect is OPENAI else dialect.name
-            configured = configured_dialect(dialect.name, base_url, name if dialect is OPENAI else None)
+            configured = configured_dialect(dialect.name, base_url, self._vendor)
+            name = configured.vendor or configured.name
             provider = name if base_url == configured.home.removesuffix("/v1") else f"{name}@{base_url}"
             upstream = self._upstreams[provider] = Upstream(provider, base_url, configured, self._http_client)
             assert self._engine is not None

@@ -326,14 +326,15 @@ class Webhooks:
     async def answer(self, method: str, path: str, headers: Headers, receive: Receive) -> None:
         """Takes a webhook, or raises."""
         provider = path.removeprefix(HOOKS)
-        if provider not in self._secrets:
+        reader = self._engine.webhooks(provider) if provider in self._secrets else None
+        if reader is None:
             raise NoProvider(
                 f"carpool takes no webhooks at {path[:80]}: set providers.NAME.webhook_secret_env for a provider."
             )
         if method != "POST":
             raise BadCall("Webhooks are posted.")
         body = await read_body(receive, MAX_HOOK)
-        webhook = self._engine.read_webhook(provider, self._secrets[provider], headers, body, self._clock.now())
+        webhook = reader.read(self._secrets[provider], headers, body, self._clock.now())
         if (provider, webhook.id) not in self._seen:
             self._seen[provider, webhook.id] = None
             if webhook.batch is not None:

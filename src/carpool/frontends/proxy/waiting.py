@@ -32,7 +32,7 @@ from functools import partial
 from carpool.core.errors import CallFailed, CarpoolError, MalformedResponse
 from carpool.core.model import Headers, ticket_text
 from carpool.core.ports import Clock, Dialect
-from carpool.dialects.keep_alive import EarlyMessage, EarlyResponse, KeepAliveEvents
+from carpool.dialects.keep_alive import KeepAliveEvents
 from carpool.engine import Engine, PendingCall, Reply
 from carpool.frontends.intake import NO_RETRY, answer_headers, carpool_headers, early_headers
 from carpool.frontends.proxy.http.liveness import ConnectionLost
@@ -58,8 +58,7 @@ class KeepAliveIntervals:
     space_s: float = 15.0  # between two spaces after it
     stream_head_s: float = 2.0  # for the head of a stream: until then a failure has its true status
     ping_s: float = 15.0  # between two keep-alive events in a stream
-    claude_code_s: float = 20.0  # the same for `EarlyMessage`
-    responses_s: float = 20.0  # the same for `EarlyResponse`
+    early_s: float = 20.0  # the same for those that begin the answer (`KeepAliveEvents.early`)
 
     def within(self, limit: float) -> KeepAliveIntervals:
         """Shorter intervals for a client that times out after `limit` seconds of silence."""
@@ -212,8 +211,7 @@ async def _pauses(
     """Yields how long to wait before the next sign of life, and sends it when resumed."""
     intervals = intervals.within(request.client.limit)
     if signs is not None:
-        every = intervals.responses_s if isinstance(signs, EarlyResponse) else intervals.ping_s
-        every = intervals.claude_code_s if isinstance(signs, EarlyMessage) else every
+        every = intervals.early_s if signs.early else intervals.ping_s
         yield intervals.stream_head_s
         await request.send_head(200, [*STREAM_HEAD, *said])
         if first := signs.first():

@@ -18,7 +18,7 @@ from typing import Any
 from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
 from carpool.core.model import Headers
-from carpool.dialects import ANTHROPIC, DIALECTS, below, dialect_of_request
+from carpool.dialects import DEFAULT_DIALECT, DIALECTS, below, dialect_of_request
 from carpool.frontends.proxy.http.liveness import ConnectionLost, DeliveryReceipts
 
 Leaving = asyncio.Future[None]  # done when the client has disconnected
@@ -149,7 +149,7 @@ class RequestRefused(Exception):
 
     def answer(self, target: bytes, headers: list[tuple[bytes, bytes]]) -> bytes:
         """The complete response. Nothing after the refused request is read."""
-        dialect = DIALECTS.get(asked_dialect(target, headers) or "", ANTHROPIC)  # clients find the message in any
+        dialect = DIALECTS.get(asked_dialect(target, headers) or "", DEFAULT_DIALECT)
         body = dialect.error(self.status, _CODES.get(self.status, "invalid_request_error"), str(self))
         lines = [f"HTTP/1.1 {self.status} {HTTPStatus(self.status).phrase}", "content-type: application/json"]
         if self.again is not None:

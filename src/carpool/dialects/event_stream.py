@@ -1,14 +1,52 @@
-"""Read the usage of a response while it is forwarded: server-sent events in chunks of any size, or plain JSON."""
+"""Event streams: written by replays and keep-alives, and read for the usage of a response while it is forwarded."""
 
 from __future__ import annotations
 
-from typing import Protocol
+from collections.abc import Callable
+from typing import Any, Protocol
 
-from msgspec import DecodeError, Raw, Struct, field
-from msgspec.json import Decoder
+from msgspec import Raw, Struct, field
+from msgspec.json import Decoder, encode
 
 from carpool.core.model import Usage
 from carpool.core.ports import Seen
+from carpool.dialects.provider_api import decode_or_none
+
+# ------------------------------------------------------------ writing
+# Members of objects keep the provider's own bytes.
+
+Members = dict[str, Raw]
+
+MEMBERS = Decoder(Members)
+LIST = Decoder(list[Members])
+VALUES = Decoder(list[Raw])
+TEXT = Decoder(str)
+NULL = Raw(b"null")
+
+_PIECE = 2048  # characters in a delta
+
+
+def event(name: str, /, **fields: Any) -> bytes:
+    return b"event: %b\ndata: %b\n\n" % (name.encode(), encode({"type": name, **fields}))
+
+
+def one_line(body: bytes) -> bytes:
+    """Replace line breaks by spaces. JSON has them between tokens only, and in an event each would start a new
+    field."""
+    return body.replace(b"\r", b" ").replace(b"\n", b" ")
+
+
+def pieces(text: str) -> list[str]:
+    return [text[at : at + _PIECE] for at in range(0, len(text), _PIECE)]
+
+
+def opens(members: Members, name: str, sign: bytes) -> bool:
+    """Whether there is a member of that name whose value starts with `sign`, that is, has this JSON type."""
+    return name in members and bytes(members[name]).startswith(sign)
+
+
+# ------------------------------------------------------------ reading
+# Server-sent events in chunks of any size, or plain JSON.
 
 _MOST_HELD = 4 * 1024 * 1024  # a larger event is not parsed; of larger plain JSON only the tail is kept
 _TAIL = 64 * 1024
@@ -16,27 +54,29 @@ _RAW = Decoder(Raw)
 
 
 class StreamListener(Protocol):
-    """The dialect's parser for the events of a stream, or for plain JSON."""
+    """The dialect's parser for the events of a stream."""
 
     def event(self, data: bytes) -> None: ...
-    def whole(self, body: bytes) -> Usage | None: ...
-    def tail(self, end: bytes) -> Usage | None:
-        """The usage of a response that is too long to keep, from its last bytes."""
-        ...
-
     def usage(self) -> Usage | None: ...
     def end(self, whole: bool) -> Seen:
         """The result of a stream after its last event."""
         ...
 
 
+def _unknown(end: bytes) -> Usage | None:
+    return None
+
+
 class Tap(Struct, eq=False):
     """`ports.UsageTap` over a listener. Buffers one event at most.
 
-    A response in plain JSON is buffered up to a limit and parsed at the end.
+    A response in plain JSON is buffered up to a limit and parsed at the end. `usage_of` is its usage, `usage_of_tail`
+    that of one that is too long to keep, from its last bytes.
     """
 
     listener: StreamListener
+    usage_of: Callable[[bytes], Usage | None]
+    usage_of_tail: Callable[[bytes], Usage | None] = _unknown
     rest: bytearray = field(default_factory=bytearray)  # the incomplete line
     one: bytes = b""  # plain JSON of a single chunk so far: the usual case, which needs no copy
     data: list[bytes] = []
@@ -64,7 +104,7 @@ class Tap(Struct, eq=False):
         if not self.plain:
             return self.listener.usage()
         body = self._body()
-        return self.listener.tail(body) if self.cut else self.listener.whole(body)
+        return self.usage_of_tail(body) if self.cut else self.usage_of(body)
 
     def end(self, whole: bool) -> Seen:
         if not self.plain:
@@ -72,7 +112,7 @@ class Tap(Struct, eq=False):
             self._line()  # and the last event its empty line
             return self.listener.end(whole)
         usage = self.usage()
-        complete = whole or usage is not None or (not self.cut and _is_json(self._body()))
+        complete = whole or usage is not None or (not self.cut and decode_or_none(_RAW, self._body()) is not None)
         return Seen(usage, complete, complete)
 
     def _body(self) -> bytes:
@@ -115,12 +155,3 @@ class Tap(Struct, eq=False):
         elif line.startswith(b"data:"):
             self.data.append(line[5:])
             self.held += len(line)
-
-
-def _is_json(body: bytes) -> bool:
-    """Whether the JSON is complete."""
-    try:
-        _RAW.decode(body)
-    except (DecodeError, RecursionError):
-        return False
-    return True

@@ -1,19 +1,21 @@
-"""Read the token usage of finished messages, and of event streams while they are forwarded."""
+"""Read the responses of the Claude API: token usage, also of event streams while they are forwarded, batches and their
+result lines."""
 
 from __future__ import annotations
 
 import re
 from fractions import Fraction
-from typing import Annotated
 
 import msgspec
 
-from carpool.core.model import Lane, Usage
-from carpool.core.ports import Seen
-from carpool.dialects.usage_tap import Tap
+from carpool.core.errors import MalformedResponse
+from carpool.core.model import Headers, Lane, Usage
+from carpool.core.ports import BatchReport, ResultLine, Seen
+from carpool.dialects.anthropic import errors
+from carpool.dialects.event_stream import Tap
+from carpool.dialects.provider_api import Count, checked_id, decode, decode_or_none, moment, path_of
 
-# A count out of this range is invalid: the usage is then unknown, not guessed.
-Count = Annotated[int, msgspec.Meta(ge=0, le=2**53)]
+# ------------------------------------------------------------ usage
 
 
 class _CacheCreation(msgspec.Struct, gc=False):
@@ -91,10 +93,7 @@ def of_message(body: bytes | msgspec.Raw) -> Usage | None:
 
 def model_and_usage(body: bytes | msgspec.Raw) -> tuple[str, Usage | None]:
     """The model and the usage of a message; empty and None if it can't be parsed."""
-    try:
-        message = _MESSAGE.decode(body)
-    except (ValueError, RecursionError):
-        return "", None
+    message = decode_or_none(_MESSAGE, body) or _Message()
     return message.model, message.usage.words() if message.usage else None
 
 
@@ -107,12 +106,6 @@ class _Listener:
         self._usage: WireUsage | None = None
         self._stopped = self._failed = False
 
-    def whole(self, body: bytes) -> Usage | None:
-        return of_message(body)
-
-    def tail(self, end: bytes) -> Usage | None:
-        return None
-
     def usage(self) -> Usage | None:
         return self._usage.words() if self._usage else None
 
@@ -123,9 +116,8 @@ class _Listener:
     def event(self, data: bytes) -> None:
         if _RELEVANT.search(data) is None:
             return
-        try:
-            event = _EVENT.decode(data)
-        except (ValueError, RecursionError):
+        event = decode_or_none(_EVENT, data)
+        if event is None:
             return
         self._stopped |= event.type == "message_stop"
         self._failed |= event.type == "error"
@@ -139,7 +131,7 @@ class _Listener:
 
 
 def tap() -> Tap:
-    return Tap(_Listener())
+    return Tap(_Listener(), of_message)
 
 
 # ------------------------------------------------------------ surcharges
@@ -166,3 +158,110 @@ def surcharge(model: str, lane: Lane, geo: str | None, speed: str | None) -> Fra
             return None
         factor *= _FAST
     return factor
+
+
+# ------------------------------------------------------------ batches
+
+BATCHES = "/v1/messages/batches"
+
+
+def results_at(provider_id: str) -> tuple[str, ...]:
+    """Built from the id: a URL from a response must not decide where a key is sent."""
+    return (f"{path_of(BATCHES, provider_id)}/results",)
+
+
+class _Batch(msgspec.Struct):
+    id: str
+    processing_status: str
+    request_counts: dict[str, Count]
+    created_at: str
+    expires_at: str | None = None
+    ended_at: str | None = None
+    archived_at: str | None = None
+    results_url: str | None = None
+
+
+class _Page(msgspec.Struct):
+    data: list[_Batch]
+    has_more: bool = False
+    last_id: str | None = None
+
+
+_BATCH = msgspec.json.Decoder(_Batch)
+_PAGE = msgspec.json.Decoder(_Page)
+
+
+def requests_per_minute(headers: Headers) -> int | None:
+    text = next((value.strip() for name, value in headers if name == "anthropic-ratelimit-requests-limit"), "")
+    return int(text) or None if text.isascii() and text.isdigit() and len(text) < 10 else None
+
+
+def report(body: bytes) -> BatchReport:
+    return _report(decode(_BATCH, body, "The provider's description of a batch"))
+
+
+def page(body: bytes, after: str | None = None) -> tuple[list[BatchReport], str | None]:
+    """One batch that can't be parsed fails the whole page: skipping it could hide a batch that is ours."""
+    listed = decode(_PAGE, body, "The provider's list of batches")
+    reports = [_report(batch) for batch in listed.data]
+    if not listed.has_more or not reports:
+        return reports, None
+    return reports, listed.last_id or reports[-1].provider_id
+
+
+def _report(batch: _Batch) -> BatchReport:
+    return BatchReport(
+        provider_id=checked_id(batch.id),
+        # An unknown state must neither end a running batch nor be polled forever.
+        ended=batch.processing_status == "ended"
+        or (batch.processing_status not in ("in_progress", "canceling") and batch.ended_at is not None),
+        cancelling=batch.processing_status == "canceling",
+        count=sum(batch.request_counts.values()),
+        created_at=moment(batch.created_at),
+        expires_at=moment(batch.expires_at) if batch.expires_at else None,
+        ended_at=moment(batch.ended_at) if batch.ended_at else None,
+        results=results_at(batch.id) if batch.results_url else None,
+        archived=batch.archived_at is not None,
+    )
+
+
+# ------------------------------------------------------------ result lines
+
+
+class _Result(msgspec.Struct, gc=False):
+    type: str
+    message: msgspec.Raw = msgspec.Raw(b"")
+    error: msgspec.Raw = msgspec.Raw(b"")
+
+
+class _Line(msgspec.Struct, gc=False):
+    custom_id: str
+    result: _Result
+
+
+_LINE = msgspec.json.Decoder(_Line)
+_EXPIRED = errors.error(504, "timeout_error", "The batch expired before this request was processed.")
+_CANCELED = errors.error(409, "conflict_error", "The batch was canceled before this request was processed.")
+
+
+def result_line(line: bytes) -> ResultLine:
+    read = decode(_LINE, line, "A result line")
+    result = read.result
+    match result.type:
+        case "succeeded":
+            message = bytes(result.message)
+            if not message.startswith(b"{"):
+                raise MalformedResponse("A result line says that its call succeeded, but carries no message.")
+            model, used = model_and_usage(message)
+            return ResultLine(read.custom_id, "succeeded", 200, message, model, used, False)
+        case "errored":
+            error = errors.read(bytes(result.error))
+            if error is None:
+                raise MalformedResponse("A result line says that its call failed, but carries no error.")
+            return ResultLine(read.custom_id, "errored", error.status, error.body, "", None, error.is_passing)
+        case "expired":
+            return ResultLine(read.custom_id, "expired", 504, _EXPIRED, "", None, True)
+        case "canceled":
+            return ResultLine(read.custom_id, "canceled", 409, _CANCELED, "", None, True)
+        case other:
+            raise MalformedResponse(f"A result line is of the unknown type {other[:40]!r}.")
