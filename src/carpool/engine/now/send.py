@@ -17,7 +17,7 @@ from carpool.core.ports import Ask, Dialect, HttpResponse, Refusal, ResponseRece
 from carpool.core.upstream import Upstream, WholeResponse, whole
 from carpool.engine.context import EngineContext, Reply
 from carpool.engine.now.gate import KEPT_PATIENCE_S, Gates, Slot
-from carpool.engine.now.relay import LocalRefusal, Purchase, StreamedResponse, Tapped
+from carpool.engine.now.relay import Purchase, StreamedResponse, Tapped, local_refusal
 from carpool.planners import ledger
 
 _RecordAttempt = Callable[[Entry], Awaitable[None]]
@@ -223,7 +223,7 @@ class Sender:
                 except (TooBusy, ProviderFailing) as error:
                     if request.kept:
                         raise
-                    return LocalRefusal(error, dialect), self.attempt(request, UNSENT)
+                    return local_refusal(error, dialect), self.attempt(request, UNSENT)
                 request = await self._second_look(request, slot)
             entry = self.attempt(request, number)
             try:
