@@ -9,6 +9,7 @@ from __future__ import annotations
 import heapq
 from collections import deque
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from itertools import count
 from typing import Generic, TypeVar
 
@@ -24,17 +25,15 @@ def tag_set(tags: Mapping[str, str] | None) -> Tags:
     return tuple(sorted(tags.items())) if tags else _UNTAGGED
 
 
+@dataclass(slots=True, eq=False)
 class QueueEntry(Generic[T]):
     """A waiting call. From `press_at` on its deadline is near; None without a deadline."""
 
-    __slots__ = ("gone", "item", "press_at", "tags", "tokens")
-
-    def __init__(self, item: T, tags: Tags, press_at: float | None, tokens: float) -> None:
-        self.item = item
-        self.tags = tags
-        self.press_at = press_at
-        self.tokens = tokens
-        self.gone = False
+    item: T
+    tags: Tags
+    press_at: float | None
+    tokens: float
+    gone: bool = False
 
 
 class FairQueue(Generic[T]):
