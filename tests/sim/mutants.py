@@ -50,14 +50,16 @@ MUTANTS = (
     Mutant(
         "an answer that was lost is written down as delivered",
         f"{ENGINE}/batch/admit.py",
-        "delivery = self._pending.pop(ticket, None)",
-        "delivery = self._pending.get(ticket)",
+        "or self._due.pop(ticket, None)",
+        "or self._due.get(ticket)",
     ),
     Mutant(
         "an answer that was lost and handed over again has no time of its own",
         f"{ENGINE}/batch/admit.py",
-        "if self._pending.get(ticket) is delivery]",
-        "if ticket in self._pending]",
+        "            self._due, self._pending = self._pending, {}\n"
+        "            await self._context.clock.sleep(WRITE_S)\n",
+        "            await self._context.clock.sleep(WRITE_S)\n"
+        "            self._due, self._pending = self._pending, {}\n",
     ),
     Mutant(
         "who comes back at once is taken for another",
@@ -656,15 +658,17 @@ MUTANTS = (
     Mutant(
         "a gate leaks the slot of a client that left",
         f"{ENGINE}/now/gate.py",
-        "            self._gates.left(self._gate, self._probe)\n",
-        "            return\n",
+        "        gate.throttle.left()\n        if isinstance(error, NotConnected):\n",
+        "        if isinstance(error, NotConnected | ConnectionBroken):\n            gate.throttle.left()\n"
+        "        if isinstance(error, NotConnected):\n",
         test=f"{PRESSED}::test_a_client_that_leaves_during_its_call_gives_its_slot_back",
     ),
     Mutant(
         "a gate leaks the slot of a call that failed",
         f"{ENGINE}/now/gate.py",
-        "            self._gates.failed(self._gate, self._probe, error)\n",
-        "            return\n",
+        "        gate.throttle.left()\n        if isinstance(error, NotConnected):\n",
+        "        if not isinstance(error, NotConnected | ConnectionBroken):\n            gate.throttle.left()\n"
+        "        if isinstance(error, NotConnected):\n",
         test=f"{PRESSED}::test_every_way_to_fail_gives_its_slot_back",
     ),
     Mutant(

@@ -15,7 +15,6 @@ from carpool.dialects import OPENAI
 from carpool.engine.context import EngineContext
 from carpool.engine.events import EventHooks
 from carpool.engine.keyring import Keyring
-from carpool.engine.now.relay import Read
 from carpool.planners.forecast import Forecast
 from carpool.planners.policy import RoutingPolicy
 
@@ -45,9 +44,9 @@ class AlikeClient:
         self.response = WholeResponse(status, headers, body)
         self.requests: list[HttpRequest] = []
 
-    async def send(self, request: HttpRequest) -> Read:
+    async def send(self, request: HttpRequest) -> WholeResponse:
         self.requests.append(request)
-        return Read(self.response)
+        return self.response
 
     async def aclose(self) -> None:
         return

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 import re
+from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from email.utils import parsedate_to_datetime
 from functools import lru_cache
@@ -76,7 +77,7 @@ class Upstream:
 
 @dataclass(frozen=True, slots=True)
 class WholeResponse:
-    """A complete response in memory. Used for everything except streams and batch results."""
+    """A complete response in memory, also an `HttpResponse`. Used for everything but streams and batch results."""
 
     status: int
     headers: Headers = field(repr=False)
@@ -85,6 +86,15 @@ class WholeResponse:
     @property
     def ok(self) -> bool:
         return 200 <= self.status < 300
+
+    async def chunks(self) -> AsyncIterator[bytes]:
+        yield self.body
+
+    async def read(self) -> bytes:
+        return self.body
+
+    async def aclose(self) -> None:
+        return
 
 
 async def whole(response: HttpResponse) -> WholeResponse:

@@ -292,6 +292,13 @@ class EngineContext:
             self.waiters.resolve(Reply(settlement.ticket, outcome, entry))
         self.gc_freezer.shrank(len(self.waiters))
 
+    async def fetch_outcomes(self, tickets: Sequence[int]) -> int:
+        """Wakes the waiters of those tickets that another engine has settled. Returns how many of them it has."""
+        outcomes = await self.store.outcomes(tickets)
+        for settled in outcomes:
+            self.waiters.resolve(Reply.of(settled))
+        return len(outcomes)
+
     # ------------------------------------------------------------ reporting
 
     def tell(self, kind: Callable[..., Event], batch: Batch, *facts: object) -> None:

@@ -24,7 +24,6 @@ from carpool.engine.batch.buy import Buyer
 from carpool.engine.batch.collect import Collector
 from carpool.engine.batch.follow import Follower
 from carpool.engine.batch.rescue import Rescuer
-from carpool.engine.cluster.hints import SettledHints
 from carpool.engine.cluster.membership import Lease, Membership
 from carpool.engine.context import EngineContext, Probe, Reply
 from carpool.engine.events import EventHooks, Hook, Stats
@@ -96,8 +95,7 @@ class Engine:
         self._flex_sender = FlexSender(context, self._sender)
         self._capabilities = capabilities or Capabilities()
         self._api = api = BatchApi(context)
-        self._settled_hints = SettledHints(context)
-        self._membership = Membership(context, api, self._settled_hints, lease or LEASE)
+        self._membership = Membership(context, api, lease or LEASE)
         self._buyer = Buyer(context, api)
         self._follower = Follower(context, api, self._buyer, Collector(context, api))
         self._rescuer = Rescuer(context, api, self._sender, self._follower.look_soon)
@@ -131,7 +129,7 @@ class Engine:
         await self._membership.start(context.now())
         await context.learned.recall()
         self._unsubscribes = (
-            context.store.subscribe(self._settled_hints.on_settled),
+            context.store.subscribe(self._membership.on_settled),
             context.store.on_pool_change(context.on_pool_change),
             context.store.on_batch_hint(self._follower.on_hint),
         )

@@ -43,7 +43,6 @@ class CallSettled(Event):
     lane: Lane
     kind: str
     status: int
-    wait_s: float | None = None
 
 
 class CallRescued(Event):

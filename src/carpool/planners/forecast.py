@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Final, NamedTuple
 
 SYNC_CAP: Final = 600.0
@@ -44,8 +43,15 @@ class Forecast:
         return min(1.0, sum(part.share * part.cdf(scaled) for part in self.parts))
 
     def batch_quantile(self, p: float, model: str, size_class: str) -> float:
-        """The seconds after which a share p of the batches has ended."""
-        return _quantile(self, p, model, size_class)
+        """The seconds after which a share p of the batches has ended. A bisection of thirty steps."""
+        low, high = 0.0, HORIZON
+        while high - low > 0.01:
+            middle = (low + high) / 2
+            if self.batch_cdf(middle, model, size_class) < p:
+                low = middle
+            else:
+                high = middle
+        return high
 
     def sync_seconds(self, max_output_tokens: int) -> float:
         """A high quantile of the latency of a synchronous call with this output limit.
@@ -56,15 +62,3 @@ class Forecast:
         small = min(max_output_tokens, 4096)
         counted = small + max(0, max_output_tokens - small) / 4
         return min(SYNC_CAP, self.sync_floor + counted / self.tokens_per_s)
-
-
-@lru_cache(maxsize=1024)  # every plan needs it for every open batch, and the bisection takes thirty steps
-def _quantile(forecast: Forecast, p: float, model: str, size_class: str) -> float:
-    low, high = 0.0, HORIZON
-    while high - low > 0.01:
-        middle = (low + high) / 2
-        if forecast.batch_cdf(middle, model, size_class) < p:
-            low = middle
-        else:
-            high = middle
-    return high

@@ -22,7 +22,6 @@ from carpool.engine.batch.rescue import Rescuer
 from carpool.engine.context import EngineContext
 from carpool.engine.events import EventHooks
 from carpool.engine.keyring import Keyring
-from carpool.engine.now.relay import Read
 from carpool.engine.now.send import Sender
 from carpool.planners.forecast import Forecast
 from carpool.planners.policy import RoutingPolicy
@@ -41,9 +40,9 @@ class Client:
         self.answer = WholeResponse(status, headers, body)
         self.requests: list[tuple[str, str]] = []
 
-    async def send(self, request: HttpRequest) -> Read:
+    async def send(self, request: HttpRequest) -> WholeResponse:
         self.requests.append((request.method, request.url.removeprefix(PLACE)))
-        return Read(self.answer)
+        return self.answer
 
     async def aclose(self) -> None:
         return

@@ -11,7 +11,6 @@ from carpool.core.model import Headers
 from carpool.core.upstream import WholeResponse
 from carpool.engine.events import AccountSlowed, BreakerOpened, Event, EventHooks
 from carpool.engine.now.gate import Gates, Slot
-from carpool.engine.now.relay import Read
 from carpool.planners.policy import RoutingPolicy
 from carpool.planners.pressure.breaker import FAILURES
 from tests.support.engine_context import HandClock, engine_context
@@ -35,7 +34,7 @@ class Scene:
     def answer(self, status: int, headers: Headers = ()) -> None:
         slot = self.enter()
         assert slot is not None
-        slot.answered(Read(WholeResponse(status, headers, b"{}")))
+        slot.answered(WholeResponse(status, headers, b"{}"))
 
     async def wait(self) -> Slot:
         return await self.gates.wait(
@@ -76,7 +75,7 @@ def test_a_slot_is_released_once() -> None:
     slot = scene.enter()
     assert slot is not None
     slot.failed(asyncio.CancelledError())
-    slot.answered(Read(WholeResponse(429, SLOW_DOWN, b"{}")))  # too late to mean anything
+    slot.answered(WholeResponse(429, SLOW_DOWN, b"{}"))  # too late to mean anything
     assert scene.enter() is not None
 
 

@@ -6,7 +6,7 @@ from unittest.mock import Mock
 
 from carpool.core.errors import ConnectionBroken, NotConnected, TooBusy
 from carpool.dialects import OPENAI
-from carpool.engine.now.relay import LocalRefusal, Purchase
+from carpool.engine.now.relay import Purchase, local_refusal
 
 
 def purchase() -> Purchase:
@@ -58,7 +58,7 @@ def test_what_is_given_up_before_its_answer_has_no_entry() -> None:
 
 
 async def test_a_local_refusal_has_the_providers_format_and_says_when_to_come_back() -> None:
-    refusal = LocalRefusal(TooBusy("The account's rate limit is reached.", 2.2), OPENAI)
+    refusal = local_refusal(TooBusy("The account's rate limit is reached.", 2.2), OPENAI)
     body = await refusal.read()
     assert dict(refusal.headers) == {
         "content-type": "application/json",

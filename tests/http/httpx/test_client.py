@@ -12,7 +12,7 @@ import pytest
 
 from carpool.core.errors import NotConnected, WrongClient
 from carpool.core.ports import HttpRequest
-from carpool.http import HttpxClient, ThreadedHttpxClient
+from carpool.http import HttpxClient
 
 REQUEST = HttpRequest("POST", "http://provider/v1", (("x-api-key", "mine"),), b"{}")
 
@@ -52,19 +52,6 @@ async def test_the_clients_transport_is_used_without_its_defaults() -> None:
     assert_untouched(seen[0])
 
 
-async def test_the_same_holds_for_a_blocking_client() -> None:
-    seen: list[httpx2.Request] = []
-    with httpx2.Client(**defaults(seen)) as client:
-        wire = ThreadedHttpxClient(client)
-        response = await wire.send(REQUEST)
-        assert await response.read() == b"ok"
-        await wire.aclose()
-        assert not client.is_closed
-        with pytest.raises(NotConnected, match="closed"):
-            await wire.send(REQUEST)
-    assert_untouched(seen[0])
-
-
 async def test_a_closed_client_sends_nothing() -> None:
     client = httpx2.AsyncClient(transport=httpx2.MockTransport(lambda _: httpx2.Response(200)))
     await client.aclose()
@@ -88,14 +75,6 @@ def test_other_clients_are_refused_in_a_sentence() -> None:
         HttpxClient(object())
     with httpx2.Client() as blocking, pytest.raises(WrongClient, match="AsyncClient"):
         HttpxClient(blocking)
-    with pytest.raises(WrongClient, match="blocking"):
-        ThreadedHttpxClient(object())
-
-
-async def test_an_async_client_is_no_blocking_one() -> None:
-    async with httpx2.AsyncClient() as client:
-        with pytest.raises(WrongClient, match="blocking"):
-            ThreadedHttpxClient(client)
 
 
 def test_neither_httpx_is_imported() -> None:

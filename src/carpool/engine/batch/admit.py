@@ -24,7 +24,7 @@ is first held back for `RETRY_HOLD_S`, in which the process of the earlier attem
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Final, Literal
 
@@ -367,18 +367,13 @@ async def _answer_within(wait: float, answer: asyncio.Future[Reply], leaving: as
 WRITE_S = 0.1
 
 
-@dataclass(slots=True, eq=False)
-class _Delivery:
-    """One delivery of an answer, with the pending call of its client, if there is one."""
-
-    pending_call: PendingCall | None
-
-
 class Deliveries:
     def __init__(self, context: EngineContext, leave: Callable[[PendingCall], None]) -> None:
         self._context = context
         self._leave = leave
-        self._pending: dict[int, _Delivery] = {}  # by ticket: not on disk yet
+        # By ticket, with the pending call of the client, if there is one: not on disk yet.
+        self._pending: dict[int, PendingCall | None] = {}
+        self._due: dict[int, PendingCall | None] = {}  # to be written next
         self._writing: asyncio.Task[None] | None = None
         self.closed = False  # no more deliveries are accepted
 
@@ -386,33 +381,34 @@ class Deliveries:
         """The client has received its whole answer."""
         if self.closed:
             return
-        self._pending[ticket] = _Delivery(pending_call)
+        self._due.pop(ticket, None)  # delivered again, it may be taken back for as long as the first time
+        self._pending[ticket] = pending_call
         if self._writing is None or self._writing.done():
             self._writing = self._context.background.spawn(self._write_later(), "delivered")
 
     def take_back(self, ticket: int) -> None:
         """The connection broke right after the answer, so the client may not have it. No effect once it is on disk."""
-        delivery = self._pending.pop(ticket, None)
-        if delivery is not None and delivery.pending_call is not None:
-            self._leave(delivery.pending_call)
+        pending_call = self._pending.pop(ticket, None) or self._due.pop(ticket, None)
+        if pending_call is not None:
+            self._leave(pending_call)
 
     async def close(self) -> None:
         """Writes the remaining deliveries."""
         self.closed = True
         if self._writing is not None:
             self._writing.cancel()
-            await self._write(dict(self._pending))
+            self._due |= self._pending
+            self._pending = {}
+            await self._write()
 
     async def _write_later(self) -> None:
         while self._pending:
-            deliveries = dict(self._pending)
+            self._due, self._pending = self._pending, {}
             await self._context.clock.sleep(WRITE_S)
-            await self._write(deliveries)
+            await self._write()
 
-    async def _write(self, deliveries: Mapping[int, _Delivery]) -> None:
-        """Records the deliveries that still stand. One that was taken back may have been delivered again since."""
-        tickets = [ticket for ticket, delivery in deliveries.items() if self._pending.get(ticket) is delivery]
-        for ticket in tickets:
-            del self._pending[ticket]
+    async def _write(self) -> None:
+        """Records the deliveries that were not taken back."""
+        tickets, self._due = list(self._due), {}
         if tickets:
             await self._context.store.delivered(tickets, self._context.now())

@@ -19,7 +19,8 @@ from __future__ import annotations
 
 import asyncio
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Awaitable, Iterable
+from typing import TypeVar
 
 from carpool.core.errors import CarpoolError, IllegalMove
 from carpool.core.lifecycle import BatchState
@@ -28,6 +29,8 @@ from carpool.core.ports import Ask, HttpResponse, Refusal, StreamedBody
 from carpool.core.upstream import WholeResponse, clock_offset, whole
 from carpool.engine.context import EngineContext
 from carpool.planners.pressure.quota import BatchQuota, EnqueuedLimits, enqueued
+
+T = TypeVar("T")
 
 DEFAULT_RPM = 50
 DEFAULT_PACE = 2.0
@@ -112,21 +115,22 @@ class BatchApi:
     async def moved(self, batch: Batch, target: BatchState, **changes: object) -> Batch | None:
         """Changes the state of a batch. Returns None if another engine owns it by now, because this one was considered
         dead meanwhile. Then the new owner decides."""
-        try:
-            return await self._context.store.move(batch.id, target, owner=self._context.name, **changes)
-        except IllegalMove:
-            if await self.is_mine(batch):
-                raise
-            return None
+        return await self._if_mine(
+            batch, self._context.store.move(batch.id, target, owner=self._context.name, **changes)
+        )
 
     async def released(self, batch: Batch, target: BatchState, reason: str) -> int | None:
         """Gives a batch up: its open calls wait for another batch. Returns how many, or None as in `moved`."""
         release, context = self._context.store.release, self._context
+        releasing = context.insist(
+            "giving a batch up",
+            lambda: release(batch.id, target, Lane.BATCH, context.now(), reason, owner=context.name),
+        )
+        return await self._if_mine(batch, releasing)
+
+    async def _if_mine(self, batch: Batch, writing: Awaitable[T]) -> T | None:
         try:
-            return await context.insist(
-                "giving a batch up",
-                lambda: release(batch.id, target, Lane.BATCH, context.now(), reason, owner=context.name),
-            )
+            return await writing
         except IllegalMove:
             if await self.is_mine(batch):
                 raise

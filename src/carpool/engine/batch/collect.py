@@ -1,4 +1,24 @@
-"""Collects ended batches: streams their results line by line into `settle`, and accounts for every call."""
+"""Collects ended batches: streams their results line by line into `settle`, and accounts for every call.
+
+The `custom_id` of a result line is the nonce of its batch and the ticket of its call. A line without our nonce or with
+an unreadable id is counted and ignored. Every other line is a purchase and gets its ledger entry, also when a rescue
+has settled the call meanwhile: the first outcome wins, and both purchases stand in the ledger.
+
+Collecting may be interrupted at any line, by a cut connection, a crash or a takeover, and then starts again from the
+beginning. That is harmless: an outcome is written only to an open ticket, and an entry only once for each ticket and
+batch. After the last line the bodies of the calls are removed, the batch becomes `collected`, and its files are deleted
+at the provider.
+
+What a line does to its call:
+
+- succeeded, or an error that is the client's own: the call is settled with it.
+- expired, cancelled, or an error that a retry may avoid: the call is bought again, in a batch or on `now`, as its
+  deadline and its attempts allow (`retry_lane`). Otherwise it is settled with the error.
+- no line at all: the purchase is entered with unknown price, and the call is bought again or settled as lost.
+
+Results that the provider denies (404, 410) several times in a row are given up (`lose`). Any other failure is retried
+with a backoff.
+"""
 
 from __future__ import annotations
 

@@ -158,7 +158,8 @@ class Follower:
         self._alerted: set[int] = set()
         self._hinted: set[int] = set()  # batches of any engine that were reported as ended since the last step
         self._reported_ended: set[str] = set()  # accounts with a batch that was reported as ended
-        self._seconds_until_end = lru_cache(256)(partial(context.forecast.batch_quantile, 0.5))  # of half the batches
+        # Of half the batches; every plan needs it for every open batch.
+        self._seconds_until_end = lru_cache(256)(partial(context.forecast.batch_quantile, 0.5))
 
     async def step(self, now: float) -> float | None:
         """Starts the polls that are due, and the collection of ended batches. Returns when to plan again."""

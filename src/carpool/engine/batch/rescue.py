@@ -30,7 +30,7 @@ from carpool.core.errors import CarpoolError
 from carpool.core.lifecycle import BOUGHT
 from carpool.core.model import Batch, Call, Due, EntryKind, Lane, OpenCalls, SendableCall, ticket_text
 from carpool.engine.batch.api import BatchApi
-from carpool.engine.context import LATE, PRESSED, EngineContext, Reply
+from carpool.engine.context import LATE, PRESSED, EngineContext
 from carpool.engine.events import BatchLate, CallRescued
 from carpool.engine.now.send import Sender, SendRequest, Sent
 from carpool.planners.pressure.quota import TokenBucket
@@ -191,8 +191,7 @@ class Rescuer:
         context = self._context
         try:
             while await self._sender.resend(request) is Sent.TAKEN and request.call.ticket in context.waiters:
-                for settled in await context.store.outcomes([request.call.ticket]):
-                    context.waiters.resolve(Reply.of(settled))
+                await context.fetch_outcomes([request.call.ticket])
                 await context.clock.sleep(TAKEN_S)
         finally:
             self._under_way.discard(request.call.ticket)

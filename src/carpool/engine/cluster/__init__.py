@@ -5,5 +5,6 @@
 - Lease: how long a create that an engine has begun may still be on its way.
 - Leader: the one member that creates and polls the batches of an account, for all members.
 - Takeover: a leader becomes the owner of the unfinished batches of a dead engine.
-- Hint: a message from another engine that something may have changed. It saves time, and it may be lost.
+- Hint: a message from another engine that something may have changed. It saves time, and it may be lost; polling
+  finds what it would have told.
 """

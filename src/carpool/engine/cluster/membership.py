@@ -20,7 +20,7 @@ An engine that was considered dead but lives learns it from its next beat. It le
 the others may have been cut off from the store alike and need time to report, and it awaits its clients' tickets again.
 
 Hints between engines (calls that arrived, tickets that were settled) only save time and may be lost. The beat finds the
-calls, and `hints.py` the outcomes.
+calls, and `outcomes.py` the outcomes.
 
 Every engine also removes old calls from the store, a thousand at a time, and leaves the store when it closes.
 """
@@ -28,12 +28,13 @@ Every engine also removes old calls from the store, a thousand at a time, and le
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from carpool.core.errors import CarpoolError
 from carpool.core.lifecycle import BOUGHT
 from carpool.engine.batch.api import BatchApi
-from carpool.engine.cluster.hints import SettledHints
+from carpool.engine.cluster.outcomes import OutcomePoller
 from carpool.engine.context import EngineContext
 from carpool.engine.events import BatchFound
 
@@ -53,10 +54,10 @@ class Lease(NamedTuple):
 
 
 class Membership:
-    def __init__(self, context: EngineContext, api: BatchApi, hints: SettledHints, lease: Lease) -> None:
+    def __init__(self, context: EngineContext, api: BatchApi, lease: Lease) -> None:
         self._context = context
         self._api = api
-        self._hints = hints
+        self._outcome_poller = OutcomePoller(context)
         self._retain_at = 0.0
         self._lease = lease
         self._beat_at = 0.0
@@ -93,7 +94,7 @@ class Membership:
             self._retain_at = now + (1.0 if removed >= RETAIN_STEP else RETAIN_EVERY_S)
         wakes = self._beat_at, self._context.lead_at, self._retain_at
         if self._context.other_credentials:  # otherwise no other engine settles what this one awaits
-            return min(*wakes, await self._hints.poll(now))
+            return min(*wakes, await self._outcome_poller.step(now))
         return min(wakes)
 
     # ------------------------------------------------------------ pulse and leadership
@@ -123,7 +124,7 @@ class Membership:
         while done < len(tickets):
             chunk = tickets[done : done + REAWAIT]
             await asyncio.gather(*(context.store.await_ticket(ticket, context.name) for ticket in chunk))
-            await self._hints.fetch(chunk)
+            await context.fetch_outcomes(chunk)
             done += REAWAIT
             if context.now() >= self._beat_at and not await self._join(context.now()):
                 done = 0
@@ -138,3 +139,14 @@ class Membership:
             for batch in await context.store.batches(context.name):
                 if batch.id not in known:
                     context.tell(BatchFound, batch, batch.provider_id or "", batch.count, str(batch.state))
+
+    # ------------------------------------------------------------ hints from other engines
+
+    def on_settled(self, tickets: Sequence[int]) -> None:
+        """Another engine may have settled calls whose clients wait at this one. Without tickets, hints may be lost."""
+        context = self._context
+        mine = [ticket for ticket in tickets if ticket in context.waiters]
+        if mine:
+            context.background.spawn(context.fetch_outcomes(mine), "fetch")
+        elif not tickets:
+            self._outcome_poller.hurry()

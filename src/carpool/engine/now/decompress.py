@@ -6,14 +6,11 @@ import zlib
 from collections.abc import Callable, Iterator
 from functools import partial
 from importlib import import_module
-from typing import Any, TypeVar
+from typing import Any, Protocol
 
 from carpool.core.errors import BadCall, CallTooLarge
 from carpool.core.model import Headers
 from carpool.core.ports import UsageTap
-
-T = TypeVar("T")
-Unpack = Callable[[bytes], Iterator[bytes]]
 
 _WINDOW = 32 + zlib.MAX_WBITS  # detects gzip or zlib by the first bytes
 _ZSTD_WINDOW = 2**23  # the maximum that RFC 9659 allows for zstd over HTTP
@@ -30,6 +27,16 @@ class Unreadable(Exception):
     """The encoding is not supported, or the data is broken or malicious."""
 
 
+class _Decoder(Protocol):
+    """Decodes one encoding: takes chunks, yields their content in pieces of bounded size."""
+
+    @property
+    def ended(self) -> bool:
+        """Whether the content is complete, as far as the encoding tells."""
+
+    def __call__(self, chunk: bytes) -> Iterator[bytes]: ...
+
+
 def encodings(headers: Headers) -> list[str]:
     """The content encodings of a body, in the order in which they were applied."""
     if "content-encoding" not in dict(headers):
@@ -38,14 +45,13 @@ def encodings(headers: Headers) -> list[str]:
     return [part for text in values if (part := text.strip().lower()) not in ("", "identity")]
 
 
-def unpacker(encoding: str) -> Unpack:
-    """An incremental decoder: takes chunks, yields their content in pieces of bounded size."""
+def unpacker(encoding: str) -> _Decoder:
     if encoding in _ZLIB:
-        return _Inflater(gzip=encoding != "deflate")
+        return _ZlibDecoder(gzip=encoding != "deflate")
     if encoding == "br":
-        return _brotli_pieces()
+        return _BrotliDecoder()
     if encoding == "zstd":
-        return _zstd_pieces()
+        return _ZstdDecoder()
     raise Unreadable
 
 
@@ -56,8 +62,8 @@ def _optional(name: str) -> Any:
         raise Unreadable from None
 
 
-def _as_unreadable(decode: Callable[[T], bytes], failure: type[Exception]) -> Callable[[T], bytes]:
-    def unpack(chunk: T) -> bytes:
+def _as_unreadable(decode: Callable[[bytes], bytes], failure: type[Exception]) -> Callable[[bytes], bytes]:
+    def unpack(chunk: bytes) -> bytes:
         try:
             return decode(chunk)
         except failure as error:
@@ -79,7 +85,7 @@ def _pieces(decoder: Any, data: bytes) -> Iterator[bytes]:
         full = len(piece) == _PIECE and not decoder.eof  # the decoder may have more output
 
 
-class _Inflater:
+class _ZlibDecoder:
     """Decodes gzip, possibly with several members, or deflate: in zlib format, or raw from some senders."""
 
     def __init__(self, *, gzip: bool) -> None:
@@ -106,29 +112,33 @@ class _Inflater:
                 rest = self._decoder.unused_data
 
 
-def _brotli_pieces() -> Unpack:
-    module = _optional("brotli")
-    decoder = module.Decompressor()
-    process = _as_unreadable(partial(decoder.process, output_buffer_limit=_PIECE), module.error)
+class _BrotliDecoder:
+    def __init__(self) -> None:
+        module = _optional("brotli")
+        self._decoder = module.Decompressor()
+        self._process = _as_unreadable(partial(self._decoder.process, output_buffer_limit=_PIECE), module.error)
 
-    def unpack(chunk: bytes) -> Iterator[bytes]:
-        yield process(chunk)
-        while not decoder.can_accept_more_data():
-            yield process(b"")
+    @property
+    def ended(self) -> bool:
+        return bool(self._decoder.is_finished())
 
-    return unpack
+    def __call__(self, chunk: bytes) -> Iterator[bytes]:
+        yield self._process(chunk)
+        while not self._decoder.can_accept_more_data():
+            yield self._process(b"")
 
 
-def _zstd_pieces() -> Unpack:
-    module = _optional("zstandard")
-    decoder = module.ZstdDecompressor(max_window_size=_ZSTD_WINDOW).decompressobj(read_across_frames=True)
-    decompress = _as_unreadable(decoder.decompress, module.ZstdError)
+class _ZstdDecoder:
+    ended = True  # after any frame: the library does not tell whether another one has begun
 
-    def unpack(chunk: bytes) -> Iterator[bytes]:
+    def __init__(self) -> None:
+        module = _optional("zstandard")
+        decoder = module.ZstdDecompressor(max_window_size=_ZSTD_WINDOW).decompressobj(read_across_frames=True)
+        self._decompress = _as_unreadable(decoder.decompress, module.ZstdError)
+
+    def __call__(self, chunk: bytes) -> Iterator[bytes]:
         for start in range(0, len(chunk), _ZSTD_STEP):
-            yield decompress(chunk[start : start + _ZSTD_STEP])
-
-    return unpack
+            yield self._decompress(chunk[start : start + _ZSTD_STEP])
 
 
 def read_whole(body: bytes, headers: Headers, limit: int) -> bytes:
@@ -151,31 +161,15 @@ def read_whole(body: bytes, headers: Headers, limit: int) -> bytes:
 
 
 def _decompress_up_to(body: bytes, encoding: str, most: int) -> bytes:
-    """The first `most` bytes of the decompressed body."""
-    if encoding == "zstd":
-        module = _optional("zstandard")
-        decoder = module.ZstdDecompressor(max_window_size=_ZSTD_WINDOW)
-        return _as_unreadable(decoder.stream_reader(body, read_across_frames=True).read, module.ZstdError)(most)
-    if encoding == "br":
-        module = _optional("brotli")
-        return _as_unreadable(partial(_brotli, module.Decompressor(), most), module.error)(body)
-    if encoding not in _ZLIB:
-        raise Unreadable
-    inflater, output = _Inflater(gzip=encoding != "deflate"), bytearray()
-    for piece in inflater(body):
+    """The decompressed body; at least its first `most` bytes, if it is larger."""
+    decoder, output = unpacker(encoding), bytearray()
+    for piece in decoder(body):
         output += piece
         if len(output) >= most:
-            break
-    if len(output) < most and not inflater.ended:
+            return bytes(output)
+    if not decoder.ended:
         raise Unreadable
     return bytes(output)
-
-
-def _brotli(decoder: Any, most: int, data: bytes) -> bytes:
-    output: bytes = decoder.process(data, output_buffer_limit=most)
-    if len(output) < most and not decoder.is_finished():
-        raise Unreadable
-    return output
 
 
 def reading(tap: UsageTap, headers: Headers) -> Callable[[bytes], None]:
@@ -192,7 +186,7 @@ def reading(tap: UsageTap, headers: Headers) -> Callable[[bytes], None]:
     return feed
 
 
-def _decoding_feed(unpack: Unpack, feed: Callable[[bytes], None]) -> Callable[[bytes], None]:
+def _decoding_feed(unpack: _Decoder, feed: Callable[[bytes], None]) -> Callable[[bytes], None]:
     """Stops reading at a suspicious ratio. The body still passes to the client, but its usage stays unknown."""
     broken, taken, given = False, 0, 0
 

@@ -12,7 +12,6 @@ from carpool.core.model import Call, Entry, EntryKind, Lane, Value
 from carpool.core.ports import Ask, HttpResponse
 from carpool.core.upstream import WholeResponse, whole
 from carpool.engine.context import EngineContext
-from carpool.engine.now.relay import Read
 from carpool.engine.now.send import Sender, SendRequest
 from carpool.planners import ledger
 from carpool.planners.routing import rescue_time
@@ -65,7 +64,7 @@ class FlexSender:
             whole_response = await whole(response)
             if await self._refuses_flex(call, whole_response):
                 return await self._record_free(entry)
-            response = Read(whole_response)  # the call itself is refused, as it would be on any lane
+            response = whole_response  # the call itself is refused, as it would be on any lane
         return request, response, entry
 
     async def _in_time(self, request: SendRequest, until: float | None) -> HttpResponse:

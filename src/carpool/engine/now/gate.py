@@ -18,7 +18,7 @@ from carpool.engine.context import EngineContext
 from carpool.engine.events import AccountSlowed, BreakerClosed, BreakerOpened
 from carpool.planners.pressure.breaker import Breaker, RetryBudget
 from carpool.planners.pressure.fair_queue import FairQueue, Tags, tag_set
-from carpool.planners.pressure.throttle import Mark, Throttle
+from carpool.planners.pressure.throttle import Throttle
 
 PRESSING_S = 10.0  # a call with less slack than this, beyond its own duration, skips the queue
 KEPT_PATIENCE_S = 600.0  # how long a call on disk may wait: its outcome is final
@@ -69,6 +69,7 @@ class Account:
 class Gate:
     """The calls of one account to one model."""
 
+    context: EngineContext
     account: Account
     model: str
     throttle: Throttle
@@ -79,9 +80,9 @@ class Gate:
     def ready_at(self, now: float, tokens: float) -> float:
         return max(self.account.breaker.ready_at(now), self.throttle.ready_at(now, tokens))
 
-    def take(self, gates: Gates, now: float, tokens: float, waited: bool = False) -> Slot:
+    def take(self, now: float, tokens: float, waited: bool = False) -> Slot:
         self.throttle.take(now, tokens, waited=waited)
-        return Slot(gates, self, now, self.account.breaker.take(now))
+        return Slot(self, now, self.account.breaker.take(now))
 
     @property
     def idle(self) -> bool:
@@ -89,12 +90,12 @@ class Gate:
 
 
 class Slot:
-    """The permission to send one request. It is released exactly once: answered, failed, or cancelled."""
+    """The permission to send one request. It is released exactly once: answered, failed, or cancelled. What happened
+    is learned then: by the throttle of its gate, and by the breaker of its account."""
 
-    __slots__ = ("_gate", "_gates", "_probe", "_released", "at", "requests", "tokens")
+    __slots__ = ("_gate", "_probe", "_released", "at", "requests", "tokens")
 
-    def __init__(self, gates: Gates, gate: Gate, now: float, probe: bool) -> None:
-        self._gates = gates
+    def __init__(self, gate: Gate, now: float, probe: bool) -> None:
         self._gate = gate
         self._probe = probe
         self._released = False
@@ -103,27 +104,88 @@ class Slot:
         self.tokens = gate.throttle.tokens.spent
 
     def answered(self, response: HttpResponse) -> None:
-        if not self._released:
-            self._released = True
-            self._gates.heard(self._gate, self, self._probe, response)
+        if self._released:
+            return
+        self._released = True
+        gate, context, status = self._gate, self._gate.context, response.status
+        account, throttle, now = gate.account, gate.throttle, gate.context.now()
+        if context.troubles:
+            context.troubles.worked("", account.provider)
+        if throttle.wants_look(now):
+            throttle.looked(now, account.dialect.allowances(response.headers), self)
+        slowed = (429 <= status < 500 or status in (503, 529)) and self._slowed_down(response, now)
+        if status < 500 and not slowed:
+            throttle.answered(now)
+        elif not slowed:
+            throttle.left()
+        if status >= 500 and status != 529 and not slowed:
+            self._record_failure(now, f"it answered {status}")
+        elif account.breaker.failing:
+            self._record_success(now)
+        if self._probe or gate.pumping:
+            self._wake_queues()
+
+    def _slowed_down(self, response: HttpResponse, now: float) -> bool:
+        """Whether the provider asked to slow down. A refusal that waiting can't help counts as an ordinary response."""
+        gate, context, status = self._gate, self._gate.context, response.status
+        refusal = gate.account.dialect.refusal(status, response.headers, b"")
+        asked = status in REFUSALS or (status == 503 and refusal.retry_after is not None)
+        if not asked or not refusal.retryable:
+            return False
+        if gate.throttle.refused(now, self, refusal.retry_after, context.dice.random()):
+            context.stats.slowdowns += 1
+            account, pause = gate.account, gate.throttle.paused_until - now
+            context.event_hooks.tell(AccountSlowed(now, account.name[:8], account.provider, gate.model, status, pause))
+        return True
 
     def failed(self, error: BaseException) -> None:
         """No response came. Only connection errors count against the provider."""
         if self._released:
             return
         self._released = True
+        gate = self._gate
+        gate.throttle.left()
+        if isinstance(error, NotConnected):
+            gate.context.troubles.failed(ANSWERING, error, gate.account.provider)
         if isinstance(error, NotConnected | ConnectionBroken):
-            self._gates.failed(self._gate, self._probe, error)
+            self._record_failure(gate.context.now(), str(error))
         else:
-            self._gates.left(self._gate, self._probe)
+            gate.account.breaker.left(self._probe)
+        self._wake_queues()
+
+    def _record_failure(self, now: float, why: str) -> None:
+        context, account = self._gate.context, self._gate.account
+        if not account.breaker.failed(now, self._probe, context.dice.random()):
+            return
+        context.stats.breaker_openings += 1
+        if not context.troubles.unreached(account.provider):
+            context.troubles.failed(ANSWERING, why, account.provider, account.name)
+        pause = account.breaker.open_until - now
+        context.event_hooks.tell(BreakerOpened(now, account.name[:8], account.provider, pause, why))
+
+    def _record_success(self, now: float) -> None:
+        context, account = self._gate.context, self._gate.account
+        if not account.breaker.answered():
+            return
+        context.troubles.worked(ANSWERING, account.provider, account.name)
+        context.event_hooks.tell(BreakerClosed(now, account.name[:8], account.provider))
+        for gate in account.gates.values():
+            gate.throttle.reopened(now)
+            gate.alarm.set()
+
+    def _wake_queues(self) -> None:
+        """Wakes the queue of this gate; after a probe, the queues of all gates of the account."""
+        for woken in self._gate.account.gates.values() if self._probe else (self._gate,):
+            woken.alarm.set()
 
     def retry_wait(self) -> float:
         """How long the retry budget delays a retry."""
         account = self._gate.account
-        return account.retries.wait(self._gates.now(), account.made)
+        return account.retries.wait(self._gate.context.now(), account.made)
 
     def retried(self) -> None:
-        self._gates.retried(self._gate.account)
+        self._gate.context.stats.retries += 1
+        self._gate.account.retries.spend()
 
 
 class Gates:
@@ -132,14 +194,14 @@ class Gates:
         self._accounts: dict[str, Account] = {}
         self._gates: dict[tuple[str, str], Gate] = {}  # by account and model: a fast lookup for every call
         self._account = context.keyring.account
-        self.now = context.now
+        self._now = context.now
 
     # ------------------------------------------------------------ acquiring a slot
 
     def enter(self, provider: str, credential: str, model: str, size: int) -> Slot | None:
         """Returns a slot if the call may be sent at once; None if it has to wait."""
         gate = self._gates.get((self._account(credential), model)) or self._gate(provider, credential, model)
-        now, tokens = self.now(), size / BYTES_PER_TOKEN
+        now, tokens = self._now(), size / BYTES_PER_TOKEN
         if gate.pumping or not gate.account.breaker.closed:
             return None
         throttle = gate.throttle
@@ -148,7 +210,7 @@ class Gates:
         if not throttle.may_go(now, tokens):
             return None
         throttle.take(now, tokens)
-        return Slot(self, gate, now, probe=False)
+        return Slot(gate, now, probe=False)
 
     async def wait(
         self,
@@ -163,12 +225,12 @@ class Gates:
         tried: bool,
     ) -> Slot:
         """Waits for a slot. Raises `TooBusy` or `ProviderFailing` if that takes longer than the call may wait."""
-        gate, now = self._gate(provider, credential, model), self.now()
+        gate, now = self._gate(provider, credential, model), self._now()
         tokens = size / BYTES_PER_TOKEN
         if deadline is None and not kept and not gate.account.breaker.closed:
             if gate.line or gate.ready_at(now, tokens) > now:
                 raise self._unwell(gate.account, now)
-            return gate.take(self, now, tokens)
+            return gate.take(now, tokens)
         patience = KEPT_PATIENCE_S if kept else self._context.policy.max_wait_now_s
         until = now + patience if deadline is None else deadline
         if kept and not tried:  # better late than never: rejected at once, it would be retried at once, for ever
@@ -193,11 +255,11 @@ class Gates:
             gate.pumping = True
             self._context.background.spawn(self._grant_slots(gate), "gate")
         try:
-            async with asyncio.timeout(max(0.0, until - self.now())):
+            async with asyncio.timeout(max(0.0, until - self._now())):
                 return await turn
         except TimeoutError:
             self._release_unused(turn)
-            now = self.now()
+            now = self._now()
             if not gate.account.breaker.closed:
                 raise self._unwell(gate.account, now) from None
             raise self._too_busy(gate, now, "its turn did not come in time") from None
@@ -232,7 +294,7 @@ class Gates:
         try:
             while gate.line:
                 gate.alarm.clear()
-                now = self.now()
+                now = self._now()
                 place = gate.line.next(now)
                 if place.item.done():  # its client has just disconnected
                     gate.line.leave(place)
@@ -240,7 +302,7 @@ class Gates:
                 ready = gate.ready_at(now, place.tokens)
                 if ready <= now:
                     gate.line.called(place, now)
-                    place.item.set_result(gate.take(self, now, place.tokens, waited=True))
+                    place.item.set_result(gate.take(now, place.tokens, waited=True))
                     continue
                 with suppress(TimeoutError):
                     async with asyncio.timeout(min(ready - now, 3600.0)):
@@ -251,88 +313,10 @@ class Gates:
                 if not place.item.done():
                     place.item.set_exception(Closed("This carpool is closed and takes no more calls."))
 
-    # ------------------------------------------------------------ releasing a slot
-
-    def heard(self, gate: Gate, mark: Mark, probe: bool, response: HttpResponse) -> None:
-        context, account, throttle = self._context, gate.account, gate.throttle
-        now, status = context.now(), response.status
-        if context.troubles:
-            context.troubles.worked("", account.provider)
-        if throttle.wants_look(now):
-            throttle.looked(now, account.dialect.allowances(response.headers), mark)
-        if status < 429:
-            throttle.answered(now)
-        elif status < 500 or status in (503, 529):
-            if self._slowed_down(gate, mark, response, now):
-                status = 429
-        else:
-            throttle.left()
-        if status >= 500 and status != 529:
-            self._record_failure(account, probe, f"it answered {status}")
-        elif account.breaker.failing:
-            self._record_success(account)
-        if probe or gate.pumping:
-            self._wake_queues(gate, probe)
-
-    def _slowed_down(self, gate: Gate, mark: Mark, response: HttpResponse, now: float) -> bool:
-        """Whether the provider asked to slow down. A refusal that waiting can't help counts as an ordinary response."""
-        context, status = self._context, response.status
-        refusal = gate.account.dialect.refusal(status, response.headers, b"")
-        asked = status in REFUSALS or (status == 503 and refusal.retry_after is not None)
-        if not asked or not refusal.retryable:
-            gate.throttle.answered(now) if status < 500 else gate.throttle.left()
-            return False
-        if gate.throttle.refused(now, mark, refusal.retry_after, context.dice.random()):
-            context.stats.slowdowns += 1
-            account, pause = gate.account, gate.throttle.paused_until - now
-            context.event_hooks.tell(AccountSlowed(now, account.name[:8], account.provider, gate.model, status, pause))
-        return True
-
-    def failed(self, gate: Gate, probe: bool, error: BaseException) -> None:
-        gate.throttle.left()
-        if isinstance(error, NotConnected):
-            self._context.troubles.failed(ANSWERING, error, gate.account.provider)
-        self._record_failure(gate.account, probe, str(error))
-        self._wake_queues(gate, probe)
-
-    def left(self, gate: Gate, probe: bool) -> None:
-        gate.throttle.left()
-        gate.account.breaker.left(probe)
-        self._wake_queues(gate, probe)
-
-    def _wake_queues(self, gate: Gate, probe: bool) -> None:
-        """Wakes the queue of this gate; after a probe, the queues of all gates of the account."""
-        for woken in gate.account.gates.values() if probe else (gate,):
-            woken.alarm.set()
-
-    def _record_failure(self, account: Account, probe: bool, why: str) -> None:
-        context, now = self._context, self.now()
-        if not account.breaker.failed(now, probe, context.dice.random()):
-            return
-        context.stats.breaker_openings += 1
-        if not context.troubles.unreached(account.provider):
-            context.troubles.failed(ANSWERING, why, account.provider, account.name)
-        pause = account.breaker.open_until - now
-        context.event_hooks.tell(BreakerOpened(now, account.name[:8], account.provider, pause, why))
-
-    def _record_success(self, account: Account) -> None:
-        if not account.breaker.answered():
-            return
-        now = self.now()
-        self._context.troubles.worked(ANSWERING, account.provider, account.name)
-        self._context.event_hooks.tell(BreakerClosed(now, account.name[:8], account.provider))
-        for gate in account.gates.values():
-            gate.throttle.reopened(now)
-            gate.alarm.set()
-
-    def retried(self, account: Account) -> None:
-        self._context.stats.retries += 1
-        account.retries.spend()
-
     # ------------------------------------------------------------ the gates themselves
 
     def _gate(self, provider: str, credential: str, model: str) -> Gate:
-        now, name = self.now(), self._account(credential)
+        now, name = self._now(), self._account(credential)
         gate = self._gates.get((name, model))
         if gate is not None:
             return gate
@@ -341,7 +325,7 @@ class Gates:
         if (account := self._accounts.get(name)) is None:
             dialect = self._context.upstreams[provider].dialect
             account = self._accounts[name] = Account(name, provider, dialect, RetryBudget(now))
-        gate = self._gates[name, model] = account.gates[model] = Gate(account, model, Throttle(now))
+        gate = self._gates[name, model] = account.gates[model] = Gate(self._context, account, model, Throttle(now))
         return gate
 
     def _drop_idle(self) -> None:
@@ -354,7 +338,7 @@ class Gates:
 
     def gate_delays(self) -> list[GateDelay]:
         """Every account and model whose calls are delayed, or were until recently."""
-        now, gate_delays = self.now(), []
+        now, gate_delays = self._now(), []
         for account in self._accounts.values():
             name, open_breaker = account.name[:8], not account.breaker.closed
             for gate in account.gates.values():

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from typing import Any, cast
 
 from msgspec import Struct
@@ -195,30 +195,9 @@ class StreamedResponse(Struct, frozen=True):
         return safe_repr(self)
 
 
-# ------------------------------------------------------------ responses without a connection
-
-
-class Read:
-    """A response that was read already. Implements `ports.HttpResponse`."""
-
-    def __init__(self, response: WholeResponse) -> None:
-        self.status, self.headers, self._body = response.status, response.headers, response.body
-
-    async def chunks(self) -> AsyncIterator[bytes]:
-        yield self._body
-
-    async def read(self) -> bytes:
-        return self._body
-
-    async def aclose(self) -> None:
-        return
-
-
-class LocalRefusal(Read):
+def local_refusal(error: TooBusy | ProviderFailing, dialect: Dialect) -> WholeResponse:
     """An error response by carpool itself, in the provider's format, to a call that can't be sent in time."""
-
-    def __init__(self, error: TooBusy | ProviderFailing, dialect: Dialect) -> None:
-        body, after = dialect.error(error.status, error.code, str(error)), str(math.ceil(error.retry_after))
-        length = ("content-length", str(len(body)))
-        headers = (("content-type", "application/json"), length, ("retry-after", after))
-        super().__init__(WholeResponse(error.status, headers, body))
+    body, after = dialect.error(error.status, error.code, str(error)), str(math.ceil(error.retry_after))
+    length = ("content-length", str(len(body)))
+    headers = (("content-type", "application/json"), length, ("retry-after", after))
+    return WholeResponse(error.status, headers, body)

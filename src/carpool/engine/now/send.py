@@ -1,4 +1,18 @@
-"""The lane `now`: synchronous purchases, direct ones and rescues. Every attempt is in the ledger before it is sent."""
+"""The lane `now`: synchronous purchases, direct ones and rescues. Every attempt is in the ledger before it is sent.
+
+An attempt is entered without a price, as an unknown purchase. When its response has ended, the entry gets the price:
+zero if the provider refused it or the connection was never made, the price of its usage otherwise. If the process dies,
+or the response breaks off before its usage is known, the entry stays unknown: the ledger never claims that something
+was free that may be billed.
+
+A direct call has no ticket on disk. It is retried only while its deadline allows, and only after a response that a
+retry may change or a connection that was never made. A cut connection is not retried: the provider may have bought the
+call.
+
+A ticket on disk, a rescue or a call with a key, is sent by one engine at a time: `start_sending` enters the attempt and
+marks the ticket in one transaction. If the provider has no room until the deadline, the ticket is left to the batch
+that still contains it.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +31,7 @@ from carpool.core.ports import Ask, Dialect, HttpResponse, Refusal, ResponseRece
 from carpool.core.upstream import Upstream, WholeResponse, whole
 from carpool.engine.context import EngineContext, Reply
 from carpool.engine.now.gate import KEPT_PATIENCE_S, Gates, Slot
-from carpool.engine.now.relay import LocalRefusal, Purchase, StreamedResponse, Tapped
+from carpool.engine.now.relay import Purchase, StreamedResponse, Tapped, local_refusal
 from carpool.planners import ledger
 
 _RecordAttempt = Callable[[Entry], Awaitable[None]]
@@ -223,7 +237,7 @@ class Sender:
                 except (TooBusy, ProviderFailing) as error:
                     if request.kept:
                         raise
-                    return LocalRefusal(error, dialect), self.attempt(request, UNSENT)
+                    return local_refusal(error, dialect), self.attempt(request, UNSENT)
                 request = await self._second_look(request, slot)
             entry = self.attempt(request, number)
             try:

@@ -7,8 +7,9 @@ is served early, so calls with deadlines take at most half of the capacity from 
 from __future__ import annotations
 
 import heapq
-from collections import deque
+from collections import OrderedDict
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from itertools import count
 from typing import Generic, TypeVar
 
@@ -24,61 +25,59 @@ def tag_set(tags: Mapping[str, str] | None) -> Tags:
     return tuple(sorted(tags.items())) if tags else _UNTAGGED
 
 
+@dataclass(slots=True, eq=False)
 class QueueEntry(Generic[T]):
     """A waiting call. From `press_at` on its deadline is near; None without a deadline."""
 
-    __slots__ = ("gone", "item", "press_at", "tags", "tokens")
-
-    def __init__(self, item: T, tags: Tags, press_at: float | None, tokens: float) -> None:
-        self.item = item
-        self.tags = tags
-        self.press_at = press_at
-        self.tokens = tokens
-        self.gone = False
+    item: T
+    tags: Tags
+    press_at: float | None
+    tokens: float
 
 
 class FairQueue(Generic[T]):
     def __init__(self) -> None:
-        self._queues: dict[Tags, deque[QueueEntry[T]]] = {}  # in the order of turns
-        self._pressing: list[tuple[float, int, QueueEntry[T]]] = []
+        # In the order of turns. Ordered dictionaries, because entries leave from anywhere in their queue.
+        self._queues: dict[Tags, OrderedDict[QueueEntry[T], None]] = {}
+        self._pressing: list[tuple[float, int, QueueEntry[T]]] = []  # a heap, also of entries that left
         self._owing: set[Tags] = set()
         self._number = count()
-        self._length = 0
         self._hurried = False  # the last call was served early
-        self._stale = 0  # entries that left but are still in the queues
+
+    def __bool__(self) -> bool:
+        return bool(self._queues)
 
     def __len__(self) -> int:
-        return self._length
+        return sum(map(len, self._queues.values()))
+
+    def __contains__(self, place: QueueEntry[T]) -> bool:
+        return place in self._queues.get(place.tags, ())
 
     def __iter__(self) -> Iterator[QueueEntry[T]]:
-        return (place for queue in list(self._queues.values()) for place in list(queue) if not place.gone)
+        return iter([place for queue in self._queues.values() for place in queue])
 
     def join(self, item: T, tags: Tags, press_at: float | None, tokens: float = 0.0) -> QueueEntry[T]:
         place = QueueEntry(item, tags, press_at, tokens)
-        self._queues.setdefault(tags, deque()).append(place)
+        self._queues.setdefault(tags, OrderedDict())[place] = None
         if press_at is not None:
+            if len(self._pressing) > 2 * len(self) + MOST_STALE:
+                self._pressing = [entry for entry in self._pressing if entry[2] in self]
+                heapq.heapify(self._pressing)
             heapq.heappush(self._pressing, (press_at, next(self._number), place))
-        self._length += 1
         return place
 
     def leave(self, place: QueueEntry[T]) -> None:
         """Remove an entry. Safe to call twice."""
-        if not place.gone:
-            place.gone = True
-            self._length -= 1
-            self._stale += 1
+        if place in self:
             queue = self._queues[place.tags]
-            while queue and queue[0].gone:  # the head of every queue is still waiting
-                queue.popleft()
+            del queue[place]
             if not queue:
                 del self._queues[place.tags]
                 self._owing.discard(place.tags)
-            if self._stale > self._length + MOST_STALE:
-                self._compact()
 
     def next(self, now: float) -> QueueEntry[T]:
         """The entry whose turn it is. It stays in the queue until it leaves, so a second call returns the same."""
-        if not self._length:
+        if not self._queues:
             raise LookupError("Nobody waits here.")
         return self._most_urgent(now) or self._first()
 
@@ -86,7 +85,7 @@ class FairQueue(Generic[T]):
         """Remove the entry whose turn it was, and pass the turn on."""
         self._hurried = place is self._most_urgent(now)
         queue = self._queues[place.tags]
-        if self._hurried and queue[0] is not place:
+        if self._hurried and next(iter(queue)) is not place:
             self._owing.add(place.tags)
         else:
             self._queues[place.tags] = self._queues.pop(place.tags)  # behind the others again
@@ -95,7 +94,7 @@ class FairQueue(Generic[T]):
     def _most_urgent(self, now: float) -> QueueEntry[T] | None:
         """The entry with the nearest deadline, unless the last one was already served early."""
         heap = self._pressing
-        while heap and heap[0][2].gone:
+        while heap and heap[0][2] not in self:
             heapq.heappop(heap)
         return heap[0][2] if heap and heap[0][0] <= now and not self._hurried else None
 
@@ -104,14 +103,6 @@ class FairQueue(Generic[T]):
             tags = next(iter(self._queues))
             if tags not in self._owing or len(self._queues) == 1:
                 self._owing.discard(tags)
-                return self._queues[tags][0]
+                return next(iter(self._queues[tags]))
             self._owing.discard(tags)
             self._queues[tags] = self._queues.pop(tags)
-
-    def _compact(self) -> None:
-        """Drop the entries that left from the middle of a queue."""
-        kept = ((tags, deque(place for place in queue if not place.gone)) for tags, queue in self._queues.items())
-        self._queues = {tags: queue for tags, queue in kept if queue}
-        self._pressing = [entry for entry in self._pressing if not entry[2].gone]
-        heapq.heapify(self._pressing)
-        self._stale = 0
