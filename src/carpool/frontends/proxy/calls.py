@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass
 from typing import Literal
 
 from msgspec import Struct
@@ -28,7 +29,7 @@ from carpool.frontends.proxy.log import CLIENT_LEFT, LogLine, RequestLog, Tell, 
 from carpool.frontends.proxy.parse_head import HeadFacts, Scope
 from carpool.frontends.proxy.request import JSON, DecidedCall, DisconnectGuard, Receive, RequestContext, Send, advice
 from carpool.frontends.proxy.waiting import KeepAliveIntervals, WaitingCall, informed
-from carpool.planners.access.rules import RuleApplier, RuleBook, understand
+from carpool.planners.access.rules import RuleApplier, understand
 from carpool.planners.routing import Decision, must_be_kept
 
 log = logging.getLogger("carpool.proxy")
@@ -79,30 +80,19 @@ class ParsedHead(Struct, frozen=True):
         return f"<{type(self).__name__}>"
 
 
+@dataclass(eq=False, repr=False)
 class CallHandler:
-    """Answers calls. `on_disconnect`: what happens to a batched call whose client disconnects."""
+    """Answers calls. `_on_disconnect`: what happens to a batched call whose client disconnects."""
 
-    def __init__(
-        self,
-        engine: Engine,
-        clock: Clock,
-        guard: DisconnectGuard,
-        request_log: RequestLog,
-        on_disconnect: Literal["keep", "cancel"],
-        intervals: KeepAliveIntervals,
-        tell: Tell,
-        book: RuleBook,
-        max_body: int = MAX_BODY,
-    ) -> None:
-        self.guard = guard
-        self.request_log = request_log
-        self._max_body = max_body
-        self._rules = RuleApplier(book)
-        self._engine = engine
-        self._clock = clock
-        self._on_disconnect: Literal["keep", "cancel"] = on_disconnect
-        self._intervals = intervals
-        self._tell_event = tell
+    _engine: Engine
+    _clock: Clock
+    guard: DisconnectGuard
+    request_log: RequestLog
+    _on_disconnect: Literal["keep", "cancel"]
+    _intervals: KeepAliveIntervals
+    _tell_event: Tell
+    _rules: RuleApplier
+    _max_body: int
 
     def accepts(self, head: HeadFacts, body: bytes) -> bool:
         """Whether the head is up to date and the body is not too large."""
