@@ -18,8 +18,7 @@ import uvloop
 
 from carpool.cli import flags, listen, process, setup
 from carpool.cli.check import refuse_json, run_check
-from carpool.cli.console import StoreContents, complain, in_memory, say, started, stopped
-from carpool.cli.console import place as where
+from carpool.cli.console import StoreContents, complain, in_memory, say, started, stopped, store_location
 from carpool.cli.flags import LogFormat
 from carpool.cli.workers import supervise
 from carpool.config import Config, ConnectionLimits
@@ -34,8 +33,7 @@ from carpool.frontends.proxy.waiting import KeepAliveIntervals
 from carpool.planners.access.providers import Hosts
 from carpool.planners.routing import Capabilities
 from carpool.stores import open_store, peek
-from carpool.stores.remote import HubConnection as WorkerLine
-from carpool.stores.remote import RemoteStore, SecretSharing, connect, hosted
+from carpool.stores.remote import HubConnection, RemoteStore, SecretSharing, connect, hosted
 
 log = logging.getLogger("carpool.serve")
 
@@ -90,12 +88,12 @@ def serve(
     if workers > 1 and hub is None:
         _supervise(settings, options, port, workers)
         return
-    with process.keeping_quiet(), listen.listen(host, port, shared=hub is not None) as listener:
+    with process.no_data_in_crashes(), listen.listen(host, port, shared=hub is not None) as listener:
         uvloop.run(_serve(listener, settings, options))
 
 
 class ServeOptions(NamedTuple):
-    """The parameters of a server beside the config."""
+    """The parameters of a server that are not in the config."""
 
     host: str
     log_format: LogFormat
@@ -113,7 +111,7 @@ def _supervise(config: Config, options: ServeOptions, port: int, workers: int) -
         begun = True
         _say_started(holder, config, options, holding)
 
-    with process.keeping_quiet(), listen.reserve(options.host, port) as holder:
+    with process.no_data_in_crashes(), listen.reserve(options.host, port) as holder:
         code = uvloop.run(supervise(workers, config, holder.getsockname()[1], begin))
     end_log()
     if begun:
@@ -123,12 +121,12 @@ def _supervise(config: Config, options: ServeOptions, port: int, workers: int) -
 
 
 async def _serve(listener: socket.socket, config: Config, options: ServeOptions) -> None:
-    asyncio.get_running_loop().set_exception_handler(process.on_loop)
+    asyncio.get_running_loop().set_exception_handler(process.log_loop_exception)
     clock, http_clients = SystemClock(), setup.HttpClients(config.serving, os.environ)
     upstreams = setup.upstreams_of(config, http_clients.to)
-    line = None if options.hub is None else await connect(options.hub)
+    hub = None if options.hub is None else await connect(options.hub)
     note, end_log = _log(options.log_format)
-    engine, holding = await _engine(config, upstreams, clock, options.host, line, note)
+    engine, holding = await _engine(config, upstreams, clock, options.host, hub, note)
     local, alone = listen.is_local(options.host), listen.reached(options.host, config.serving) is None
     proxy = Proxy(
         engine,
@@ -150,26 +148,28 @@ async def _serve(listener: socket.socket, config: Config, options: ServeOptions)
     )
 
     def begun() -> None:
-        if line is None:
+        if hub is None:
             _say_started(listener, config, options, holding)
         else:
-            line.tell("ready", *holding)
+            hub.tell("ready", *holding)
 
     process.collect_rarely()
     background = BackgroundTasks()
     background.spawn(process.trim_heap(clock), "trim heap")
     try:
         end = partial(_end, proxy, engine, options.drain)
-        server = listen.ProxyServer(_config(proxy, process.room(config.limits)), end, config.serving.tls, begun)
-        if line is not None:  # a worker ends when its supervisor does
-            line.lost.add_done_callback(lambda _: setattr(server, "should_exit", True))
+        server = listen.ProxyServer(
+            _config(proxy, process.within_file_limit(config.limits)), end, config.serving.tls, begun
+        )
+        if hub is not None:  # a worker ends when its supervisor does
+            hub.lost.add_done_callback(lambda _: setattr(server, "should_exit", True))
         await server.serve([listener])
     finally:
         background.abort()
         await engine.close(0.0)
         await http_clients.aclose()
         end_log()
-    if line is None:
+    if hub is None:
         await _say_stopped(config, options)
 
 
@@ -178,11 +178,11 @@ async def _engine(
     upstreams: Mapping[str, Upstream],
     clock: SystemClock,
     host: str,
-    line: WorkerLine | None,
+    hub: HubConnection | None,
     tell: Tell,
 ) -> tuple[Engine, StoreContents]:
-    if line is not None and hosted(config.store):
-        store = await RemoteStore.over(line)
+    if hub is not None and hosted(config.store):
+        store = await RemoteStore.over(hub)
     else:
         store = await open_store(config.store, encrypt=config.encrypt)
     counts = await store.counts()
@@ -204,8 +204,8 @@ async def _engine(
         )
         for provider, secret in setup.house_keys(config, os.environ).items():  # to continue their batches
             engine.add_secret(provider, secret)
-        if line is not None:
-            engine.on_secret = SecretSharing(line, engine.add_secret).give
+        if hub is not None:
+            engine.on_secret = SecretSharing(hub, engine.add_secret).give
         await engine.start()
     except BaseException:
         engine.virtual_key_cache.stop()
@@ -218,7 +218,12 @@ def _say_started(listener: socket.socket, config: Config, options: ServeOptions,
     as_json = options.log_format is LogFormat.JSON
     place = listen.address(listener, "http" if config.serving.tls is None else "https")
     providers = {provider.name: provider.base_url for provider in config.providers}
-    facts = {"address": place, "providers": providers, "store": where(config.store), "found": holding._asdict()}
+    facts = {
+        "address": place,
+        "providers": providers,
+        "store": store_location(config.store),
+        "found": holding._asdict(),
+    }
     say(started(place, config, holding), "start", facts, as_json=as_json)
     for note in (*config.notes, *listen.exposed(options.host, config.serving)):
         say([f"Note: {note}"], "note", {}, as_json=as_json)
@@ -231,7 +236,7 @@ async def _say_stopped(config: Config, options: ServeOptions) -> None:
     except CarpoolError as error:
         log.warning("%s", error)
         holding = None
-    facts = {"store": where(config.store), "left": None if holding is None else holding._asdict()}
+    facts = {"store": store_location(config.store), "left": None if holding is None else holding._asdict()}
     say(stopped(config, holding), "stop", facts, as_json=options.log_format is LogFormat.JSON)
 
 

@@ -394,7 +394,7 @@ def test_unnamed_rules_are_numbered() -> None:
         ([{"match": {"days": [1]}, "lane": "now"}], "match.days is a list; it must be days such as"),
         ([{"match": {"timezone": "Mars/North", "days": "mon"}, "lane": "now"}], "match.timezone is 'Mars/North'; it"),
         ([{"match": {"timezone": "../etc/passwd"}, "lane": "now"}], "it must be a time zone"),
-        ([{"match": {"header.authorization": "x"}, "lane": "now"}], "holds a secret, which a rule may not look at"),
+        ([{"match": {"header.authorization": "x"}, "lane": "now"}], "holds a secret, which a rule may not read"),
         ([{"match": {"header.X-Api-Key": True}, "lane": "now"}], "holds a secret"),
         ([{"match": {"header.": True}, "lane": "now"}], "is not a setting"),
         ([{"match": {"header": True}, "lane": "now"}], "did you mean routing.rules[0].match.header.NAME?"),

@@ -41,7 +41,7 @@ def read_webhook(secret: str, headers: Headers, body: bytes, now: float) -> Webh
         raise ConfigError("The webhook secret is not what OpenAI gives: whsec_ and base 64.") from None
     signed = hmac.digest(key, f"{name}.{stamp}.".encode() + body, "sha256")
     if not any(hmac.compare_digest(signed, one) for one in _signatures(first(headers, "webhook-signature") or "")):
-        raise KeyRefused("The signature of this webhook is not good: is the secret the one that its endpoint has?")
+        raise KeyRefused("The signature of this webhook is not valid: check that the secret is that of its endpoint.")
     try:
         event = _EVENT.decode(body)
     except (ValueError, RecursionError):

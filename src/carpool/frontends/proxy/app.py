@@ -133,7 +133,7 @@ class Proxy:
         except CarpoolError as error:
             ended = error
             if request.begun:
-                log.warning("A begun answer breaks off: %s", error)
+                log.warning("A response breaks off after its head: %s", error)
                 raise  # the head is sent: only a broken connection shows the failure
             dialect = request.dialect
             if dialect is None:  # no provider was chosen

@@ -27,7 +27,7 @@ _PARTS: Final = ("name", "match", *EFFECTS)
 _TEXTS: Final = ("dialect", "provider", "endpoint", "model", "user_agent")
 _SWITCHES: Final = ("tool_turn", "subagent", "streaming", "has_budget")
 MATCHES: Final = (*_TEXTS, *_SWITCHES, "size", "between", "days", "timezone", "header.NAME", "tag.NAME")
-_SECRET: Final = {"proxy-authorization", "cookie"}  # beside the headers that carry a key
+_SECRET: Final = {"proxy-authorization", "cookie"}  # in addition to the headers that carry a key
 
 _LINE: Final = Shape(re.compile(r"[^\x00-\x1f\x7f]{1,200}"), "one line of text, at most 200 characters")
 _NAME: Final = Shape(re.compile(r"[^\x00-\x1f\x7f]{1,60}"), "a name, at most 60 characters")
@@ -160,16 +160,14 @@ def _condition(key: str, want: object, path: str) -> Condition:
     if kind == "header":
         key = key.lower()
         if name.lower() in _SECRET | key_headers():
-            raise ConfigError(f"{path} holds a secret, which a rule may not look at: match a tag or another header.")
+            raise ConfigError(f"{path} holds a secret, which a rule may not read: match a tag or another header.")
     return _text_condition(key, want if isinstance(want, bool) else _patterns(want, path))
 
 
 def _patterns(want: object, path: str) -> list[str]:
     listed = list(want) if isinstance(want, Sequence) and not isinstance(want, str) else [want]
     if not listed or not all(isinstance(one, str) and one for one in listed):
-        raise ConfigError(
-            f"{path} is {named(want)}; it must be text, in which * stands for anything, or a list of such."
-        )
+        raise ConfigError(f"{path} is {named(want)}; it must be text, in which * matches anything, or a list of such.")
     return [str(one) for one in listed]
 
 
