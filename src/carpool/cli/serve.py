@@ -127,8 +127,43 @@ async def _serve(listener: socket.socket, config: Config, options: ServeOptions)
     hub = None if options.hub is None else await connect(options.hub)
     note, end_log = _log(options.log_format)
     engine, holding = await _engine(config, upstreams, clock, options.host, hub, note)
+    proxy = _proxy(config, options, engine, upstreams, clock, note)
+
+    def begun() -> None:
+        if hub is None:
+            _say_started(listener, config, options, holding)
+        else:
+            hub.tell("ready", *holding)
+
+    process.collect_rarely()
+    background = BackgroundTasks()
+    background.spawn(process.trim_heap(clock), "trim heap")
+    try:
+        end = partial(_end, proxy, engine, options.drain)
+        limits = process.within_file_limit(config.limits)
+        server = listen.ProxyServer(_config(proxy, limits), end, config.serving.tls, begun)
+        if hub is not None:  # a worker ends when its supervisor does
+            hub.lost.add_done_callback(lambda _: setattr(server, "should_exit", True))
+        await server.serve([listener])
+    finally:
+        background.abort()
+        await engine.close(0.0)
+        await http_clients.aclose()
+        end_log()
+    if hub is None:
+        await _say_stopped(config, options)
+
+
+def _proxy(
+    config: Config,
+    options: ServeOptions,
+    engine: Engine,
+    upstreams: Mapping[str, Upstream],
+    clock: SystemClock,
+    note: Callable[[Noted], None],
+) -> Proxy:
     local, alone = listen.is_local(options.host), listen.reached(options.host, config.serving) is None
-    proxy = Proxy(
+    return Proxy(
         engine,
         upstreams,
         clock,
@@ -146,31 +181,6 @@ async def _serve(listener: socket.socket, config: Config, options: ServeOptions)
         admin_token=listen.admin_token(options.host, config.serving, os.environ),
         hook_secrets=setup.hook_secrets_of(config, os.environ),
     )
-
-    def begun() -> None:
-        if hub is None:
-            _say_started(listener, config, options, holding)
-        else:
-            hub.tell("ready", *holding)
-
-    process.collect_rarely()
-    background = BackgroundTasks()
-    background.spawn(process.trim_heap(clock), "trim heap")
-    try:
-        end = partial(_end, proxy, engine, options.drain)
-        server = listen.ProxyServer(
-            _config(proxy, process.within_file_limit(config.limits)), end, config.serving.tls, begun
-        )
-        if hub is not None:  # a worker ends when its supervisor does
-            hub.lost.add_done_callback(lambda _: setattr(server, "should_exit", True))
-        await server.serve([listener])
-    finally:
-        background.abort()
-        await engine.close(0.0)
-        await http_clients.aclose()
-        end_log()
-    if hub is None:
-        await _say_stopped(config, options)
 
 
 async def _engine(
