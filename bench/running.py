@@ -1,4 +1,4 @@
-"""What every benchmark needs around its measuring: the machine's facts, the stand-in, a word, and a result on disk."""
+"""What every benchmark needs around its measuring: the machine's facts, the mock, a word, and a result on disk."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def machine() -> dict[str, Any]:
 
 @contextmanager
 def mock() -> Iterator[str]:
-    """The stand-in of the pool's benchmark, in a process of its own; its address."""
+    """The mock of the pool's benchmark, in a process of its own; its address."""
     command = [sys.executable, str(HERE / "pool" / "mock.py")]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         try:

@@ -1,6 +1,6 @@
-"""`make bench-pool`: carpool and its peers do the same job against the same stand-in, in alternating rounds.
+"""`make bench-pool`: carpool and its peers do the same job against the same mock, in alternating rounds.
 
-Every run has a fresh stand-in and a fresh process, one contestant at a time. Results go to bench/results, and from
+Every run has a fresh mock and a fresh process, one contestant at a time. Results go to bench/results, and from
 there into docs/performance.md and its picture.
 """
 

@@ -1,4 +1,4 @@
-"""The provider's stand-in, in a process of its own: no delay beyond its own work, no limits, no faults."""
+"""The provider's mock, in a process of its own: no delay beyond its own work, no limits, no faults."""
 
 from __future__ import annotations
 

@@ -2,7 +2,7 @@
 
     .venv/bin/python bench/proxy/waiting.py --clients 10000
 
-The stand-in provider, the proxy and the clients are a process each. Every client has a connection of its own, a body of
+The mock provider, the proxy and the clients are a process each. Every client has a connection of its own, a body of
 1 KB and the headers of an SDK. The last line of the output is JSON.
 """
 

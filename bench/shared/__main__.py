@@ -1,7 +1,7 @@
 """`make bench-shared`: 1 to 8 processes work on one PostgreSQL, with SQLite, which has one process, beside it.
 
 Each number of processes does the same work: as many calls as the others, divided among the processes, which begin
-together. Every run has a fresh database and a fresh stand-in; the runs take turns. Results go to bench/results, and
+together. Every run has a fresh database and a fresh mock; the runs take turns. Results go to bench/results, and
 from there into docs/performance.md and its picture.
 """
 

@@ -2,7 +2,7 @@
 input; at the end it tells when each stage began and ended, by a clock that all processes of a machine share.
 
 `store`: the store alone, as an engine uses it: calls admitted by groups, claimed, settled by chunks.
-`fleet`: the whole way: calls at a door of this process, pooled with those of the others, bought from the stand-in,
+`fleet`: the whole way: calls at a door of this process, pooled with those of the others, bought from the mock,
 answered here.
 """
 

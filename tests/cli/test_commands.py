@@ -176,7 +176,7 @@ def test_it_runs_as_a_module() -> None:
         (["serve", "--port", "0", "--store", "/nowhere/x.db"], "/nowhere does not exist"),
         (["serve", "--port", "0", "--store", "redis://x"], "redis:// is not a store"),
         (["stats", "--store", "/nowhere/x.db"], "There is no store at /nowhere/x.db"),
-        (["stats", "--store", ":memory:"], "can't be looked at from outside"),
+        (["stats", "--store", ":memory:"], "can't be read by another process"),
         (["stats", "--store", "/tmp"], "There is no store at /tmp"),
         (["mock", "--fault", "foo"], "There is no fault 'foo'. carpool mock --faults lists them."),
         (["mock", "--fault", "create_50=1"], "Did you mean create_500?"),

@@ -327,7 +327,7 @@ async def test_encrypted_nothing_that_was_said_and_no_secret_is_in_any_file(tmp_
         for who in ({"x-api-key": virtual}, {"x-api-key": passed}, {"authorization": f"Bearer {passed}"}):
             said = [await one.post("zanzibar", who, **{"x-carpool-lane": lane}) for lane in ("batch", "now")]
             assert [answer.status_code for answer in said] == [200, 200]
-            assert all("zanzibar" in answer.text for answer in said)  # the stand-in repeats what it was asked
+            assert all("zanzibar" in answer.text for answer in said)  # the mock repeats what it was asked
             await one.post("zanzibar waits", who, **LATER)
         one.process.send_signal(signal.SIGKILL)
         await one.process.wait()

@@ -271,8 +271,8 @@ def test_certificates_that_can_not_be_used(tmp_path: Path) -> None:
 
 def test_other_processes_can_not_look_into_it() -> None:
     script = (
-        "import ctypes\nfrom carpool.cli.process import keeping_quiet\n"
-        "with keeping_quiet(): print(ctypes.CDLL(None).prctl(3, 0, 0, 0, 0))"  # PR_GET_DUMPABLE
+        "import ctypes\nfrom carpool.cli.process import no_data_in_crashes\n"
+        "with no_data_in_crashes(): print(ctypes.CDLL(None).prctl(3, 0, 0, 0, 0))"  # PR_GET_DUMPABLE
     )
     ran = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert ran.stdout == "0\n"

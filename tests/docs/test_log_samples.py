@@ -42,7 +42,7 @@ REQUESTS: list[Noted] = [
         at=at("14:03:09"),
         status=401,
         request="POST /v1/messages",
-        error="carpool does not know this virtual key. Ask whoever runs it for one: carpool keys add.",
+        error="carpool does not know this virtual key. Ask its operator for one: carpool keys add.",
     ),
     LogLine(
         at=at("14:03:10"), duration_s=0.21, status=200, lane="pass", request="GET /v1/models", provider="anthropic"

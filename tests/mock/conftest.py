@@ -1,4 +1,4 @@
-"""What the tests of the stand-in share: a client, a clock to turn, and a way to call the app without a network."""
+"""What the tests of the mock share: a client, a clock to turn, and a way to call the app without a network."""
 
 import asyncio
 import json

@@ -102,7 +102,7 @@ async def test_19_bodies_travel_faithful_into_the_file() -> None:
         temperature=0.1, tools=[TOOL], reasoning_effort="low", metadata={"a": "b"}, seed=7, max_completion_tokens=99
     )
     async with scene() as on:
-        answer = await on.batch(**full)  # the stand-in echoes a fingerprint of what it got
+        answer = await on.batch(**full)  # the mock echoes a fingerprint of what it got
         assert answer.choices[0].message.content == expected_openai_text(full)
     odd = b'{"model":"m", "big": 12345678901234567890123, "f":1.10,\n "u":"\\u00e9","messages":[ ]}'
     line = OPENAI.line("/v1/chat/completions", "n-1", odd)

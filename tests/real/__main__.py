@@ -1,4 +1,4 @@
-"""`make test-real`: real clients, each in its own process and environment, through `carpool serve` to the stand-in."""
+"""`make test-real`: real clients, each in its own process and environment, through `carpool serve` to the mock."""
 
 from __future__ import annotations
 

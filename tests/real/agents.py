@@ -128,7 +128,7 @@ class Codex:
         command: list[str | Path] = [environments.program("codex"), "exec", "--skip-git-repo-check", "--json"]
         model = "gpt-5-mini" if "@lane=" in errand.url else "gpt-5.3-codex"
         command += ["-m", model, "-c", f'openai_base_url="{errand.url}/v1"']
-        command += ["-s", "danger-full-access", errand.prompt]  # what it runs is what the stand-in tells it: an echo
+        command += ["-s", "danger-full-access", errand.prompt]  # what it runs is what the mock tells it: an echo
         return await run(command, errand.room, seconds=errand.seconds, CODEX_API_KEY=errand.key, **errand.env)
 
     def read(self, done: Done) -> Report:

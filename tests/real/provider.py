@@ -1,4 +1,4 @@
-"""The stand-in provider as a process of its own: what `carpool mock` serves, with a window on its bill.
+"""The mock provider as a process of its own: what `carpool mock` serves, with a window on its bill.
 
 python provider.py '{"batch_latency": "constant:0.3"}' prints its address. Beside the provider's endpoints it answers
 GET /_window (the bill, the batches, who asked) and POST /_window/script?fault=NAME&times=N.

@@ -1,4 +1,4 @@
-"""The stand-in provider and `carpool serve`, both as processes of their own, and clients as children beside them."""
+"""The mock provider and `carpool serve`, both as processes of their own, and clients as children beside them."""
 
 from __future__ import annotations
 

@@ -2,7 +2,7 @@
 
     python tests/sdk/openai_compatible.py groq 1.7
 
-Every case runs at every door and on every lane that there is, against the stand-in over real HTTP, and the SDK checks
+Every case runs at every door and on every lane that there is, against the mock over real HTTP, and the SDK checks
 every answer strictly. Nothing is skipped: a case that can't run fails.
 """
 
@@ -114,7 +114,7 @@ def case(work: Case) -> Case:
 
 
 def expected(asked: dict[str, Any], lane: str) -> str:
-    """The stand-in echoes a fingerprint of what it got: on flex that is one member more."""
+    """The mock echoes a fingerprint of what it got: on flex that is one member more."""
     return expected_openai_text({**asked, "service_tier": "flex"} if lane == "flex" else asked)
 
 

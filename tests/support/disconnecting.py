@@ -59,7 +59,7 @@ async def answered(url: str, asked: Any, *headers: str) -> Message:
 
 
 def lengthen(monkeypatch: pytest.MonkeyPatch, size: int) -> None:
-    """Lets the stand-in answer at length."""
+    """Lets the mock answer at length."""
     content: Callable[[Any], list[Any]] = answers._content
     more = {"type": "text", "text": "x" * size, "citations": None}
     monkeypatch.setattr(answers, "_content", lambda digest: [*content(digest), more])

@@ -127,7 +127,7 @@ async def engine_at(
 
 @asynccontextmanager
 async def scene(row: Row, mock: dict[str, Any] | None = None, **own: Any) -> AsyncIterator[Scene]:
-    """`mock` are settings of the stand-in, `own` those that only its OpenAI has."""
+    """`mock` are settings of the mock, `own` those that only its OpenAI has."""
     settings = {"batch_latency": Constant(0.1), "batch_rpm": None, **(mock or {})}
     async with (
         serve(MockConfig(**settings, openai=OpenAIConfig(vendor=row.name, **own))) as server,

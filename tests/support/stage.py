@@ -1,4 +1,4 @@
-"""A proxy on a real port, in front of the stand-in on another."""
+"""A proxy on a real port, in front of the mock on another."""
 
 import asyncio
 import socket

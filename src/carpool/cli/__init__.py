@@ -72,6 +72,6 @@ def main() -> None:
     except CarpoolError as error:
         complain([error])
         sys.exit(2)
-    except Exception as error:  # noqa: BLE001  told here, because the interpreter would show the words of it too
+    except Exception as error:  # noqa: BLE001  printed here, because the interpreter would also show its message
         sys.stderr.write(f"This is a bug in carpool:\n{safe_traceback(error)}\n")
         sys.exit(1)

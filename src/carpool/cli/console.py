@@ -80,7 +80,7 @@ class StoreContents(NamedTuple):
         parts = [
             (self.calls, "open call", "open calls"),
             (self.batches, "unfinished batch", "unfinished batches"),
-            (self.answers, "answer to be fetched", "answers to be fetched"),
+            (self.answers, "answer not fetched yet", "answers not fetched yet"),
         ]
         return ", ".join(_many(*part) for part in parts if part[0]) or "nothing to be done"
 
@@ -92,13 +92,13 @@ def started(address: str, config: Config, holding: StoreContents) -> list[str]:
         reached = reached.replace(anywhere, socket.gethostname())
     lines = [f"carpool listens on {address} (Ctrl-C stops it)"]
     lines += _block("buys from", [", ".join(provider.base_url for provider in config.providers)])
-    lines += _block("store", [place(config.store), f"found: {holding}"])
+    lines += _block("store", [store_location(config.store), f"found: {holding}"])
     if holding.keyless:
         waits = "call has no key here: it waits until its client calls again"
         wait = "calls have no key here: they wait until their clients call again"
         lines += _block("", [_many(holding.keyless, waits, wait)])
     lines += _block("clients", _variables(reached, config))
-    lines += _block("", [f"with {BUDGET}, calls that stand alone may wait and cost less"])
+    lines += _block("", [f"with {BUDGET}, independent calls may wait and cost less"])
     return lines + _block("look at", [f"{reached}/carpool/stats"])
 
 
@@ -106,7 +106,7 @@ def stopped(config: Config, holding: StoreContents | None) -> list[str]:
     """What remains in the store, and how to get it back. `holding` None: unknown."""
     if in_memory(config.store):
         return ["carpool has stopped. Its store was in memory, so nothing is kept."]
-    where = place(config.store)
+    where = store_location(config.store)
     if holding is None:
         return [f"carpool has stopped. What is left in {where} could not be read."]
     if not holding.calls and not holding.batches and not holding.answers:
@@ -131,7 +131,7 @@ def in_memory(store: str) -> bool:
     return hosted(store) and sqlite_path(store) is None
 
 
-def place(store: str) -> str:
+def store_location(store: str) -> str:
     """The location of a store, without a password."""
     if not hosted(store):
         return shown(store)

@@ -1,4 +1,4 @@
-"""`carpool demo`: a small fleet finishes its calls before your eyes, without a key, a network or a bill."""
+"""`carpool demo`: shows a small fleet at work, without a key, a network or a bill."""
 
 from __future__ import annotations
 
@@ -175,12 +175,12 @@ def _short(provider_id: str) -> str:
 
 
 # ------------------------------------------------------------ demo money
-# The end of the demo: the cost of each lane, the ledger beside the provider's bill, and what to try next.
+# The end of the demo: the cost of each lane, the ledger and the provider's bill, and what to try next.
 
 
 @dataclass(frozen=True, slots=True)
 class DemoVerdict:
-    """carpool's ledger beside the provider's bill."""
+    """carpool's ledger and the provider's bill."""
 
     totals: Sequence[Totals]
     bill: int

@@ -88,7 +88,7 @@ Request = Annotated[
     Path | None,
     typer.Argument(metavar="REQUEST", help="With --check: JSON file with a request, to see how it would be routed."),
 ]
-Drain = Annotated[float, option("SECONDS", "How long open calls may go on when carpool stops.", min=0)]
+Drain = Annotated[float, option("SECONDS", "How long open calls may continue when carpool stops.", min=0)]
 Log = Annotated[LogFormat, option("FORMAT", "Format of the log line of every call: text, json or off.", "--log-format")]
 WorkerCount = Annotated[
     int, option("COUNT", "Number of processes that share the port and the work.", "--workers", min=1, max=64)
@@ -107,7 +107,7 @@ Provider = Annotated[str | None, option("NAME", "Provider to buy from; the first
 Env = Annotated[
     str | None, option("VARIABLE", "Environment variable that holds the provider's key; its api_key_env unless set.")
 ]
-Owner = Annotated[str, option("WHO", "Whom to ask about the key.")]
+Owner = Annotated[str, option("WHO", "Person or team responsible for the key.")]
 Budget = Annotated[str | None, option("DURATION", "Budget of calls that set none, such as 10m.")]
 Lane = Annotated[str | None, option("LANE", "Lane of calls that set none: now or batch.", autocompletion=_LANES)]
 MaxBudget = Annotated[str | None, option("DURATION", "Largest budget; larger ones are reduced to it.")]

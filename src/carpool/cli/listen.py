@@ -51,8 +51,8 @@ def admin_token(host: str, serving: ServerSettings, environ: Mapping[str, str]) 
         )
     if not token and (why := reached(host, serving)):
         raise ConfigError(
-            f"{why}, and carpool's own pages tell of everybody's calls. Put an admin token into {variable} (openssl "
-            "rand -hex 32 makes one), or stay on --host 127.0.0.1 with no server in front."
+            f"{why}, and carpool's own pages show all calls. Put an admin token into {variable} (openssl "
+            "rand -hex 32 makes one), or stay on --host 127.0.0.1 without a reverse proxy."
         )
     return token or None
 
@@ -62,7 +62,7 @@ def check_keys(host: str, serving: ServerSettings, *, configured: bool) -> None:
     if not configured and (why := reached(host, serving)):
         raise ConfigError(
             f"{why}, and nobody has a key yet. Give out keys with carpool keys add NAME, and leave keys.required on; "
-            "or stay on --host 127.0.0.1 with no server in front."
+            "or stay on --host 127.0.0.1 without a reverse proxy."
         )
 
 

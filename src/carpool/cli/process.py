@@ -35,7 +35,7 @@ class SafeFormatter(logging.Formatter):
 
 
 @contextlib.contextmanager
-def keeping_quiet() -> Iterator[None]:
+def no_data_in_crashes() -> Iterator[None]:
     """Within this context a crash reveals no data: not on a terminal, not in a core file, and not to other processes of
     the same user, which could otherwise read this process's memory and environment."""
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
@@ -50,7 +50,7 @@ def keeping_quiet() -> Iterator[None]:
         threading.excepthook, sys.unraisablehook = before
 
 
-def on_loop(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+def log_loop_exception(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
     """Handle exceptions that were never awaited. The loop's own handler would log their message and the coroutine."""
     error = context.get("exception")
     log.error("Something broke in the background%s", "." if error is None else f":\n{safe_traceback(error)}")
@@ -134,7 +134,7 @@ def _unused_bytes(libc: ctypes.CDLL) -> int:
 KEPT = 100  # files that are not connections
 
 
-def room(limits: ConnectionLimits) -> ConnectionLimits:
+def within_file_limit(limits: ConnectionLimits) -> ConnectionLimits:
     """The limits, lowered to what the system allows. A client may need a second connection, to its provider; clients
     that wait for a batch, usually the most, need none."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)

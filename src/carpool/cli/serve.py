@@ -16,41 +16,10 @@ import typer
 import uvicorn
 import uvloop
 
-from carpool.cli import flags
+from carpool.cli import flags, listen, process, setup
 from carpool.cli.check import refuse_json, run_check
-from carpool.cli.console import StoreContents, complain, in_memory, say, started, stopped
-from carpool.cli.console import place as where
+from carpool.cli.console import StoreContents, complain, in_memory, say, started, stopped, store_location
 from carpool.cli.flags import LogFormat
-from carpool.cli.listen import (
-    ProxyServer,
-    address,
-    admin_token,
-    check_keys,
-    exposed,
-    is_local,
-    listen,
-    reached,
-    reserve,
-)
-from carpool.cli.process import (
-    SafeFormatter,
-    collect_rarely,
-    give_back_large_blocks,
-    keeping_quiet,
-    on_loop,
-    room,
-    trim_heap,
-)
-from carpool.cli.setup import (
-    HttpClients,
-    defaults_of,
-    gather,
-    hook_secrets_of,
-    house_keys,
-    problems,
-    secret_lookup_of,
-    upstreams_of,
-)
 from carpool.cli.workers import supervise
 from carpool.config import Config, ConnectionLimits
 from carpool.core.clock import SystemClock
@@ -64,8 +33,7 @@ from carpool.frontends.proxy.waiting import KeepAliveIntervals
 from carpool.planners.access.providers import Hosts
 from carpool.planners.routing import Capabilities
 from carpool.stores import open_store, peek
-from carpool.stores.remote import HubConnection as WorkerLine
-from carpool.stores.remote import RemoteStore, SecretSharing, connect, hosted
+from carpool.stores.remote import HubConnection, RemoteStore, SecretSharing, connect, hosted
 
 log = logging.getLogger("carpool.serve")
 
@@ -102,13 +70,13 @@ def serve(
     if not check and (request is not None or in_json or everything):
         raise ConfigError("A request, --all and --json go with --check: carpool serve --check request.json.")
     try:
-        settings = gather(config, upstream, provider or (), store, (tls_cert, tls_key))
+        settings = setup.gather(config, upstream, provider or (), store, (tls_cert, tls_key))
     except ConfigError as error:
         if not in_json:
             raise
         refuse_json(error)
         raise typer.Exit(2) from error
-    errors = problems(settings, host, port, workers) if hub is None else []  # a worker's supervisor checked them
+    errors = setup.problems(settings, host, port, workers) if hub is None else []  # a worker's supervisor checked them
     if check:
         run_check(settings, errors, host, request, everything=everything, as_json=in_json)
         return
@@ -116,16 +84,16 @@ def serve(
         complain(errors)
         raise typer.Exit(2)
     options = ServeOptions(host, log_format, drain, KeepAliveIntervals().scaled(patience), hub)
-    give_back_large_blocks()
+    process.give_back_large_blocks()
     if workers > 1 and hub is None:
         _supervise(settings, options, port, workers)
         return
-    with keeping_quiet(), listen(host, port, shared=hub is not None) as listener:
+    with process.no_data_in_crashes(), listen.listen(host, port, shared=hub is not None) as listener:
         uvloop.run(_serve(listener, settings, options))
 
 
 class ServeOptions(NamedTuple):
-    """The parameters of a server beside the config."""
+    """The parameters of a server that are not in the config."""
 
     host: str
     log_format: LogFormat
@@ -143,7 +111,7 @@ def _supervise(config: Config, options: ServeOptions, port: int, workers: int) -
         begun = True
         _say_started(holder, config, options, holding)
 
-    with keeping_quiet(), reserve(options.host, port) as holder:
+    with process.no_data_in_crashes(), listen.reserve(options.host, port) as holder:
         code = uvloop.run(supervise(workers, config, holder.getsockname()[1], begin))
     end_log()
     if begun:
@@ -153,54 +121,66 @@ def _supervise(config: Config, options: ServeOptions, port: int, workers: int) -
 
 
 async def _serve(listener: socket.socket, config: Config, options: ServeOptions) -> None:
-    asyncio.get_running_loop().set_exception_handler(on_loop)
-    clock, http_clients = SystemClock(), HttpClients(config.serving, os.environ)
-    upstreams = upstreams_of(config, http_clients.to)
-    line = None if options.hub is None else await connect(options.hub)
+    asyncio.get_running_loop().set_exception_handler(process.log_loop_exception)
+    clock, http_clients = SystemClock(), setup.HttpClients(config.serving, os.environ)
+    upstreams = setup.upstreams_of(config, http_clients.to)
+    hub = None if options.hub is None else await connect(options.hub)
     note, end_log = _log(options.log_format)
-    engine, holding = await _engine(config, upstreams, clock, options.host, line, note)
-    local, alone = is_local(options.host), reached(options.host, config.serving) is None
-    proxy = Proxy(
-        engine,
-        upstreams,
-        clock,
-        defaults=defaults_of(config),
-        on_disconnect=config.policy.on_disconnect,
-        intervals=options.intervals,
-        note=note,
-        tell=note,
-        book=config.book,
-        # The provider keys of `api_key_env` are for local clients only.
-        keys={name: secret[0] for name, secret in house_keys(config, os.environ).items()} if alone else {},
-        keys_required=config.keys_required if config.keys_required is not None else not alone,
-        max_body=config.max_body,
-        hosts=Hosts(local=local, allowed=config.serving.allowed_hosts, trusted=config.serving.trusted_proxies),
-        admin_token=admin_token(options.host, config.serving, os.environ),
-        hook_secrets=hook_secrets_of(config, os.environ),
-    )
+    engine, holding = await _engine(config, upstreams, clock, options.host, hub, note)
+    proxy = _proxy(config, options, engine, upstreams, clock, note)
 
     def begun() -> None:
-        if line is None:
+        if hub is None:
             _say_started(listener, config, options, holding)
         else:
-            line.tell("ready", *holding)
+            hub.tell("ready", *holding)
 
-    collect_rarely()
+    process.collect_rarely()
     background = BackgroundTasks()
-    background.spawn(trim_heap(clock), "trim heap")
+    background.spawn(process.trim_heap(clock), "trim heap")
     try:
         end = partial(_end, proxy, engine, options.drain)
-        server = ProxyServer(_config(proxy, room(config.limits)), end, config.serving.tls, begun)
-        if line is not None:  # a worker ends when its supervisor does
-            line.lost.add_done_callback(lambda _: setattr(server, "should_exit", True))
+        limits = process.within_file_limit(config.limits)
+        server = listen.ProxyServer(_config(proxy, limits), end, config.serving.tls, begun)
+        if hub is not None:  # a worker ends when its supervisor does
+            hub.lost.add_done_callback(lambda _: setattr(server, "should_exit", True))
         await server.serve([listener])
     finally:
         background.abort()
         await engine.close(0.0)
         await http_clients.aclose()
         end_log()
-    if line is None:
+    if hub is None:
         await _say_stopped(config, options)
+
+
+def _proxy(
+    config: Config,
+    options: ServeOptions,
+    engine: Engine,
+    upstreams: Mapping[str, Upstream],
+    clock: SystemClock,
+    note: Callable[[Noted], None],
+) -> Proxy:
+    local, alone = listen.is_local(options.host), listen.reached(options.host, config.serving) is None
+    return Proxy(
+        engine,
+        upstreams,
+        clock,
+        defaults=setup.defaults_of(config),
+        on_disconnect=config.policy.on_disconnect,
+        intervals=options.intervals,
+        note=note,
+        tell=note,
+        book=config.book,
+        # The provider keys of `api_key_env` are for local clients only.
+        keys={name: secret[0] for name, secret in setup.house_keys(config, os.environ).items()} if alone else {},
+        keys_required=config.keys_required if config.keys_required is not None else not alone,
+        max_body=config.max_body,
+        hosts=Hosts(local=local, allowed=config.serving.allowed_hosts, trusted=config.serving.trusted_proxies),
+        admin_token=listen.admin_token(options.host, config.serving, os.environ),
+        hook_secrets=setup.hook_secrets_of(config, os.environ),
+    )
 
 
 async def _engine(
@@ -208,11 +188,11 @@ async def _engine(
     upstreams: Mapping[str, Upstream],
     clock: SystemClock,
     host: str,
-    line: WorkerLine | None,
+    hub: HubConnection | None,
     tell: Tell,
 ) -> tuple[Engine, StoreContents]:
-    if line is not None and hosted(config.store):
-        store = await RemoteStore.over(line)
+    if hub is not None and hosted(config.store):
+        store = await RemoteStore.over(hub)
     else:
         store = await open_store(config.store, encrypt=config.encrypt)
     counts = await store.counts()
@@ -228,14 +208,14 @@ async def _engine(
         capabilities=abilities,
     )
     try:
-        await engine.virtual_key_cache.open(secret_lookup_of(config, os.environ))
-        check_keys(
+        await engine.virtual_key_cache.open(setup.secret_lookup_of(config, os.environ))
+        listen.check_keys(
             host, config.serving, configured=engine.virtual_key_cache.expected and config.keys_required is not False
         )
-        for provider, secret in house_keys(config, os.environ).items():  # to continue their batches
+        for provider, secret in setup.house_keys(config, os.environ).items():  # to continue their batches
             engine.add_secret(provider, secret)
-        if line is not None:
-            engine.on_secret = SecretSharing(line, engine.add_secret).give
+        if hub is not None:
+            engine.on_secret = SecretSharing(hub, engine.add_secret).give
         await engine.start()
     except BaseException:
         engine.virtual_key_cache.stop()
@@ -246,11 +226,16 @@ async def _engine(
 
 def _say_started(listener: socket.socket, config: Config, options: ServeOptions, holding: StoreContents) -> None:
     as_json = options.log_format is LogFormat.JSON
-    place = address(listener, "http" if config.serving.tls is None else "https")
+    place = listen.address(listener, "http" if config.serving.tls is None else "https")
     providers = {provider.name: provider.base_url for provider in config.providers}
-    facts = {"address": place, "providers": providers, "store": where(config.store), "found": holding._asdict()}
+    facts = {
+        "address": place,
+        "providers": providers,
+        "store": store_location(config.store),
+        "found": holding._asdict(),
+    }
     say(started(place, config, holding), "start", facts, as_json=as_json)
-    for note in (*config.notes, *exposed(options.host, config.serving)):
+    for note in (*config.notes, *listen.exposed(options.host, config.serving)):
         say([f"Note: {note}"], "note", {}, as_json=as_json)
 
 
@@ -261,7 +246,7 @@ async def _say_stopped(config: Config, options: ServeOptions) -> None:
     except CarpoolError as error:
         log.warning("%s", error)
         holding = None
-    facts = {"store": where(config.store), "left": None if holding is None else holding._asdict()}
+    facts = {"store": store_location(config.store), "left": None if holding is None else holding._asdict()}
     say(stopped(config, holding), "stop", facts, as_json=options.log_format is LogFormat.JSON)
 
 
@@ -275,7 +260,9 @@ async def _end(proxy: Proxy, engine: Engine, drain: float) -> None:
 def _log(log_format: LogFormat) -> tuple[Callable[[Noted], None], Callable[[], None]]:
     """The writer of the call log, and its close function. Errors go to the other stream."""
     handler = logging.StreamHandler()
-    handler.setFormatter(JsonFormatter() if log_format is LogFormat.JSON else SafeFormatter("carpool: %(message)s"))
+    handler.setFormatter(
+        JsonFormatter() if log_format is LogFormat.JSON else process.SafeFormatter("carpool: %(message)s")
+    )
     logging.basicConfig(level=logging.WARNING, handlers=[handler])
     logging.getLogger("uvicorn.error").addFilter(_not_broken_off)
     if log_format is LogFormat.OFF:

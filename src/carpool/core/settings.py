@@ -59,7 +59,7 @@ class Shape(NamedTuple):
 _KEY: Final = re.compile(r"\b(sk|rk|pk|cpk|gsk|xai|ghp)[-_][\w-]{8,}|\bAIza[\w-]{20,}|\bbearer\s+\S", re.IGNORECASE)
 SWITCH: Final = Choice((True, False), "true or false")
 
-# Exceptions that PyYAML is known to raise on hostile or odd input, besides its own.
+# Exceptions that PyYAML is known to raise on hostile or odd input, in addition to its own.
 _TROUBLE: Final = (yaml.YAMLError, ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RecursionError)
 
 
@@ -83,7 +83,7 @@ def value_of(text: str, shown: str) -> object:
     try:
         return yaml.safe_load(text)
     except _TROUBLE as error:
-        raise ConfigError(f"The value of {shown} is not valid YAML: write it as it would stand in the file.") from error
+        raise ConfigError(f"The value of {shown} is not valid YAML: write it as in the file.") from error
 
 
 def mapping(value: object, what: str) -> Mapping[object, object]:

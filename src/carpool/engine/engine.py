@@ -234,7 +234,7 @@ class Engine:
                 return response
             refused = response
             if refused.kind is EntryKind.RESCUE:
-                decision = Decision(Lane.NOW, "Flex took too long, so it is asked for again at once.")
+                decision = Decision(Lane.NOW, "Flex took too long, so the call is sent again on now.")
             else:
                 decision = self.decide(call, default, flex=False)
         after_flex = refused.tried and decision.lane is Lane.NOW  # flex was tried, so this is its first attempt

@@ -240,7 +240,7 @@ class Stats:
     sync_purchases: int = 0
     flex_purchases: int = 0
     batch_purchases: int = 0  # result lines, including unsuccessful ones
-    rescue_purchases: int = 0  # of these, those beside a purchase that may be billed too
+    rescue_purchases: int = 0  # of these, those in addition to a purchase that may be billed too
     duplicates: int = 0
     stray_lines: int = 0
     missing_lines: int = 0

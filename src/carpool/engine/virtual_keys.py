@@ -55,11 +55,11 @@ class VirtualKeyCache:
         """The holder of a key. Raises for a key that is unknown or no longer valid."""
         holder = self._virtual_keys.get(self._context.keyring.digest(secret))
         if holder is None:
-            raise KeyRefused("carpool does not know this virtual key. Ask whoever runs it for one: carpool keys add.")
+            raise KeyRefused("carpool does not know this virtual key. Ask its operator for one: carpool keys add.")
         state = holder.key.state(self._context.now())
         if state in _WHY:
             raise KeyRefused(
-                f"The virtual key {holder.key.name} {_WHY[state]}. Ask whoever runs carpool for a new one."
+                f"The virtual key {holder.key.name} {_WHY[state]}. Ask the operator of carpool for a new one."
             )
         return holder
 

@@ -26,7 +26,7 @@ _FAILURES: dict[OutcomeKind, tuple[type[CallFailed], str]] = {
 }
 _JSON = ("content-type", "application/json")
 NO_RETRY = ("x-should-retry", "false")  # SDKs obey it; Claude Code would otherwise retry a refused key for minutes
-# Set anew: the body is no longer framed or compressed as the provider sent it.
+# Set again: the body is no longer framed or compressed as the provider sent it.
 _FRAMING = frozenset({"content-length", "transfer-encoding", "connection", "content-encoding", "keep-alive"})
 
 HOP_BY_HOP = frozenset(

@@ -1,5 +1,5 @@
-"""A stand-in for the Anthropic API over real HTTP: its limits, its timing, its faults, and a bill of its own.
-On the same port it stands in for OpenAI, with files, batches, flex and webhooks.
+"""A mock of the Anthropic API over real HTTP: its limits, latencies and faults, with an independent bill.
+The same port serves OpenAI's API, with files, batches, flex and webhooks.
 
 It shares no code with the rest of carpool, so that each can be checked against the other.
 """

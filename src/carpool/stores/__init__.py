@@ -46,7 +46,7 @@ async def peek(url: str | Path) -> tuple[list[Totals], Mapping[str, int]]:
         return await asyncio.to_thread(postgres_module().look, str(url))
     path = sqlite_path(url)
     if path is None:
-        raise ConfigError("A store in memory can't be looked at from outside. Name the store's file.")
+        raise ConfigError("A store in memory can't be read by another process. Name the store's file.")
     return await asyncio.to_thread(look, path)
 
 

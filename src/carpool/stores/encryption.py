@@ -71,7 +71,7 @@ class Sealing(PlainContents):
             opened: bytes = self._cipher.decrypt(raw[:_NONCE], raw[_NONCE:], _SEALED_TEXT.encode())
             return opened.decode("utf-8", "surrogatepass")
         except (self._invalid, ValueError):
-            raise StoreCorrupt("A word that the store keeps was changed, and can't be read.") from None
+            raise StoreCorrupt("A text in the store was changed, and can't be decrypted.") from None
 
     def key_forms(self, key: str) -> list[str]:
         digest = hmac.digest(self._words, b"key\n" + key.encode("utf-8", "surrogatepass"), "sha256")
@@ -88,7 +88,7 @@ class Sealing(PlainContents):
         try:
             opened: bytes = self._cipher.decrypt(nonce, sealed, kind + ticket.to_bytes(8, "big"))
         except self._invalid:
-            raise StoreCorrupt("What the store keeps of a call was changed, and can't be read.") from None
+            raise StoreCorrupt("The stored data of a call was changed, and can't be decrypted.") from None
         return opened
 
     def _encrypted_text(self, text: str) -> str:

@@ -58,7 +58,7 @@ class Frames:
         while len(self._buffer) - at >= _LENGTH.size:
             (length,) = _LENGTH.unpack_from(self._buffer, at)
             if length > MOST:
-                raise MalformedResponse("A message between carpool's processes is longer than any can be.")
+                raise MalformedResponse("A message between carpool's processes is too long.")
             if len(self._buffer) - at - _LENGTH.size < length:
                 break
             at += _LENGTH.size

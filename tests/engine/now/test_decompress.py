@@ -122,7 +122,7 @@ def test_members_without_end_are_given_up() -> None:
 
 
 def test_nobody_packs_four_times() -> None:
-    with pytest.raises(BadCall, match="packed 4 times"):
+    with pytest.raises(BadCall, match="compressed 4 times"):
         decompress.read_whole(b"", under("gzip, gzip, gzip, gzip"), 1_000_000)
     heard = Heard()
     decompress.reading(heard, under("gzip, gzip, gzip, gzip"))(TEXT)

@@ -219,7 +219,7 @@ async def _refused(store: Any, kind: type[Exception], said: str) -> None:
 
 async def test_a_store_that_is_no_file(tmp_path: Path) -> None:
     await _refused(tmp_path, StoreUnwritable, "is a directory. Name a file in it")
-    await _refused(tmp_path / "nowhere" / "s.db", StoreUnwritable, "does not exist. Make it")
+    await _refused(tmp_path / "nowhere" / "s.db", StoreUnwritable, "does not exist. Create it")
     await _refused("postgresql://127.0.0.1:9/db", StoreError, "can't be reached")
     await _refused("mysql://db", ConfigError, "is not a store")
     await _refused("", ConfigError, "Name a file")

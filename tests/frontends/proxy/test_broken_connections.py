@@ -103,7 +103,7 @@ async def test_a_policy_may_cancel_the_call_of_a_client_that_left(stage_with: An
 
 
 def open_requests(stage: Any) -> Any:
-    """Counts what the stand-in is still working on."""
+    """Counts what the mock is still working on."""
     app, under_way = stage.mock.app, 0
 
     async def counting(scope: Any, receive: Any, send: Any) -> None:

@@ -44,7 +44,7 @@ class House:
 
 @asynccontextmanager
 async def house(vendor: str, section: str = "", tmp_path: Path | None = None, **own: Any) -> AsyncIterator[House]:
-    """A proxy with one provider, named like the vendor, in front of its stand-in."""
+    """A proxy with one provider, named like the vendor, in front of its mock."""
     async with AsyncExitStack() as stack:
         config = MockConfig(batch_latency=Constant(0.1), batch_rpm=None, openai=OpenAIConfig(vendor=vendor, **own))
         mock = await stack.enter_async_context(serve(config))

@@ -85,8 +85,8 @@ def test_a_greeting_from_memory_is_what_a_fresh_one_would_be() -> None:
         remembered = old.facts_of_head(asked)
         fresh = greeter(anthropic=("x-api-key", "of the house")).facts_of_head(asked)
         assert _facts(remembered, asked) == _facts(fresh, asked)
-        if remembered.onward is not None:
-            assert remembered.onward == tuple(end_to_end(fresh.headers_of(asked)))
+        if remembered.forwarded is not None:
+            assert remembered.forwarded == tuple(end_to_end(fresh.headers_of(asked)))
 
 
 def _facts(greeting: HeadFacts, asked: dict[str, Any]) -> tuple[object, ...]:

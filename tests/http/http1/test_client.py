@@ -182,14 +182,14 @@ async def test_a_head_that_never_ends_is_severed() -> None:
 )
 async def test_a_header_that_is_more_than_one_is_not_sent(headers: Headers) -> None:
     async with a_wire() as wire:
-        with pytest.raises(NotConnected, match="no request that can be sent"):
+        with pytest.raises(NotConnected, match="This request can't be sent"):
             await wire.send(HttpRequest("GET", "http://127.0.0.1:9/", headers))
 
 
 @pytest.mark.parametrize("url", ["http://127.0.0.1:9/a b", "http://127.0.0.1:9/a\r\nx: y", "http://127.0.0.1:9/\xe9"])
 async def test_an_address_that_is_more_than_one_is_not_sent(url: str) -> None:
     async with a_wire() as wire:
-        with pytest.raises(NotConnected, match="no request that can be sent"):
+        with pytest.raises(NotConnected, match="This request can't be sent"):
             await wire.send(HttpRequest("GET", url, ()))
 
 

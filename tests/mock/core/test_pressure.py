@@ -1,4 +1,4 @@
-"""The stand-in's synchronous limits: what it lets in, what it says of it, and its bursts of 429."""
+"""The mock's synchronous limits: what it lets in, what it says of it, and its bursts of 429."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""OpenAI's endpoints of the stand-in, judged by OpenAI's own SDK."""
+"""OpenAI's endpoints of the mock, judged by OpenAI's own SDK."""
 
 import asyncio
 import json

@@ -46,7 +46,7 @@ def replay(body: bytes, wish: str = "") -> Iterator[bytes]:
         usage = MEMBERS.decode(message["usage"]) if opens(message, "usage", b"{") else {}
         events = [list(_block(index, block)) for index, block in enumerate(blocks)]
     except (KeyError, ValueError, RecursionError) as error:
-        raise MalformedResponse(f"The provider's message can't be told as a stream: {error}.") from None
+        raise MalformedResponse(f"The provider's message can't be replayed as a stream: {error}.") from None
     return _events(message, usage, events)
 
 

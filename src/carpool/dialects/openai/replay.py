@@ -251,8 +251,8 @@ def replay(
         if kind in ("chat.completion", "text_completion"):
             return iter(list(chunks(members, include_usage, whole_calls, closing)))
     except (KeyError, ValueError, RecursionError) as error:
-        raise MalformedResponse(f"The provider's answer can't be told as a stream: {error}.") from None
-    raise MalformedResponse(f"An answer of the kind {kind[:40]!r} can't be told as a stream.")
+        raise MalformedResponse(f"The provider's answer can't be replayed as a stream: {error}.") from None
+    raise MalformedResponse(f"An answer of the kind {kind[:40]!r} can't be replayed as a stream.")
 
 
 def stream_error(body: bytes) -> bytes:

@@ -46,7 +46,7 @@ class StandardWebhooks:
         # One signature for each valid secret, so two while a secret is being rotated.
         signatures = (first(headers, "webhook-signature") or "").encode().split()
         if not any(hmac.compare_digest(signed, signature) for signature in signatures):
-            raise KeyRefused("The signature of this webhook is not good: is the secret the one that its endpoint has?")
+            raise KeyRefused("This webhook's signature is not valid: check that the secret is that of its endpoint.")
         event = decode_or_none(_EVENT, body)
         if event is None:
             raise BadCall("This webhook does not carry an event.")

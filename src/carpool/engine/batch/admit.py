@@ -9,7 +9,7 @@ would be bought twice. The store finds it by its key, or without a key by adopti
 takes over a ticket that nobody awaits any more. A ticket stays adoptable until its outcome was delivered
 completely and that is on disk (`Deliveries`). Admission therefore has three results: a ticket, fresh or found; an
 error; or `Undecided`, while the engine that awaits the equal call may be dead or alive. An undecided call is neither
-joined with the other nor bought beside it. It is tried again until the doubt is over, or until its own deadline
+merged with the other nor bought in addition. It is tried again until the doubt is over, or until its own deadline
 requires a separate purchase (`pressed`). If its client leaves meanwhile, it is not admitted at all.
 
 A client that leaves delays an equal call. That a client has left is written to the store in the background

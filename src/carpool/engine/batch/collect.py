@@ -149,7 +149,7 @@ class Collector:
             response = await self._api.request(batch, ask, timeout=RESULTS_SILENCE_S)
             if not response.ok:
                 error = ResultsGone if response.status in GONE else MalformedResponse
-                raise error(f"The provider answered {response.status} to a question where a batch's results are.")
+                raise error(f"The provider answered {response.status} when asked where a batch's results are.")
             report = upstream.dialect.report(response.body)
         return report.results or (), report.files
 

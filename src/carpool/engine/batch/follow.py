@@ -408,5 +408,5 @@ def _unresolved(batch: Batch) -> bool:
 
 def _body(response: WholeResponse) -> bytes:
     if not response.ok:
-        raise MalformedResponse(f"The provider answered {response.status} to a look at its batches.")
+        raise MalformedResponse(f"The provider answered {response.status} when asked for its batches.")
     return response.body

@@ -2,9 +2,9 @@
 
 Every call with a deadline has a `rescue_at`: the time at which it must be sent on `now` to be answered in time. A call
 that is still unanswered then is rescued, wherever it is. In its pool, it is simply bought on `now` instead. In a batch,
-it becomes a second purchase beside one that may be billed too: the ledger enters it as a rescue, and the first outcome
-that is settled wins. The results of a batch that has ended are already being fetched, so they get a part of the time
-that is left before the call is sent again.
+it becomes a second purchase in addition to one that may be billed too: the ledger enters it as a rescue, and the first
+outcome that is settled wins. The results of a batch that has ended are already being fetched, so they get a part of the
+time that is left before the call is sent again.
 
 - Who rescues: the engine whose client awaits the call; the leader of the account if nobody awaits it. The owner of a
   batch also plans for calls that other engines rescue, because only the owner may cancel the batch.

@@ -145,7 +145,7 @@ def read_whole(body: bytes, headers: Headers, limit: int) -> bytes:
     """Decompresses a client's body. A decompression bomb is rejected before it expands."""
     layers = encodings(headers)
     if len(layers) > _MOST_LAYERS:
-        raise BadCall(f"This body is packed {len(layers)} times over. Pack it once, or not at all.")
+        raise BadCall(f"This body is compressed {len(layers)} times. Compress it once, or not at all.")
     for encoding in reversed(layers):
         most = min(limit, max(_FREE, _RATIO * len(body)))
         try:

@@ -208,7 +208,7 @@ async def start_engine(store_url: str | Path | None, engine: Callable[..., Engin
 
 
 class EngineThread:
-    """An event loop in a thread of its own, for the engine of a blocking frontend."""
+    """An event loop in a separate thread, for the engine of a blocking frontend."""
 
     def __init__(self) -> None:
         self.loop = asyncio.new_event_loop()

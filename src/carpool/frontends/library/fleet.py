@@ -177,7 +177,7 @@ class FleetDispatcher(_FleetBase):
 
 class Fleet(_FleetBase):
     """`FleetDispatcher` for blocking code: submit from as many threads as you like; they pool together. The engine runs
-    in a thread of its own.
+    in a separate thread.
 
     ``with Fleet(Anthropic(), store="fleet.db") as fleet: fleet.submit(budget="10m", model=..., ...)``
     """
@@ -287,7 +287,7 @@ class SdkKind:
         identifies."""
         base_url = str(client.base_url).rstrip("/") + self.path
         if vendor is not None and self.dialect != VENDOR_DIALECT.name:
-            raise WrongClient(f"`vendor` is for OpenAI's wire, and an {self.asyncio} speaks another: leave it out.")
+            raise WrongClient(f"`vendor` is for OpenAI's API, and an {self.asyncio} uses another: leave it out.")
         dialect = configured_dialect(self.dialect, base_url, vendor or self.vendor)
         return Upstream(dialect.vendor or dialect.name, base_url, dialect, http_client)
 

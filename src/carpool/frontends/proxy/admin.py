@@ -242,7 +242,7 @@ GOOD_BYE = b": carpool is stopping.\n\n"
 
 
 class EventStream:
-    """Sends events to listeners, each with a hook of its own into the engine."""
+    """Sends events to listeners, each with its own hook into the engine."""
 
     def __init__(self, event_hooks: EventHooks) -> None:
         self._event_hooks = event_hooks
@@ -332,7 +332,7 @@ class Webhooks:
                 f"carpool takes no webhooks at {path[:80]}: set providers.NAME.webhook_secret_env for a provider."
             )
         if method != "POST":
-            raise BadCall("Webhooks are posted.")
+            raise BadCall("Send webhooks with POST.")
         body = await read_body(receive, MAX_HOOK)
         webhook = reader.read(self._secrets[provider], headers, body, self._clock.now())
         if (provider, webhook.id) not in self._seen:

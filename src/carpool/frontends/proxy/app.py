@@ -34,7 +34,7 @@ from carpool.frontends.proxy.request import (
 from carpool.frontends.proxy.tickets import TicketRoutes
 from carpool.frontends.proxy.waiting import KeepAliveIntervals, Waiter, WaitingCall
 from carpool.planners.access.providers import Hosts, HouseKeys, upgrade_refused
-from carpool.planners.access.rules import RuleBook
+from carpool.planners.access.rules import RuleApplier, RuleBook
 from carpool.planners.access.virtual_keys import VirtualKeyAccess
 
 log = logging.getLogger("carpool.proxy")
@@ -90,8 +90,9 @@ class Proxy:
         self._request_log = RequestLog(clock, hosts, note)
         self.refused = self._request_log.refused  # called by `BoundedProtocol` for a request that it refused itself
         intervals = intervals or KeepAliveIntervals()
+        rules = RuleApplier(book)
         self._calls = CallHandler(
-            engine, clock, self._guard, self._request_log, on_disconnect, intervals, tell, book, max_body
+            engine, clock, self._guard, self._request_log, on_disconnect, intervals, tell, rules, max_body
         )
         self._waiter = Waiter(engine, self._request_log, intervals)
         self._admin = Admin(engine, clock, TicketRoutes(engine, self._upstreams), self._first, admin_token)
@@ -132,7 +133,7 @@ class Proxy:
         except CarpoolError as error:
             ended = error
             if request.begun:
-                log.warning("A begun answer breaks off: %s", error)
+                log.warning("A response breaks off after its head: %s", error)
                 raise  # the head is sent: only a broken connection shows the failure
             dialect = request.dialect
             if dialect is None:  # no provider was chosen

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass
 from typing import Literal
 
 from msgspec import Struct
@@ -28,13 +29,13 @@ from carpool.frontends.proxy.log import CLIENT_LEFT, LogLine, RequestLog, Tell, 
 from carpool.frontends.proxy.parse_head import HeadFacts, Scope
 from carpool.frontends.proxy.request import JSON, DecidedCall, DisconnectGuard, Receive, RequestContext, Send, advice
 from carpool.frontends.proxy.waiting import KeepAliveIntervals, WaitingCall, informed
-from carpool.planners.access.rules import RuleApplier, RuleBook, understand
+from carpool.planners.access.rules import RuleApplier, understand
 from carpool.planners.routing import Decision, must_be_kept
 
 log = logging.getLogger("carpool.proxy")
 
 PASSED = "pass"  # logged instead of a lane: passed through unchanged
-PASSING_S = 86_400.0  # no limit of our own: the client has its timeout
+PASSING_S = 86_400.0  # practically no limit: the client has its timeout
 MAX_BODY = 32_000_000  # bytes of a call; pass-through requests may be longer
 
 
@@ -79,30 +80,19 @@ class ParsedHead(Struct, frozen=True):
         return f"<{type(self).__name__}>"
 
 
+@dataclass(eq=False, repr=False)
 class CallHandler:
-    """Answers calls. `on_disconnect`: what happens to a batched call whose client disconnects."""
+    """Answers calls. `_on_disconnect`: what happens to a batched call whose client disconnects."""
 
-    def __init__(
-        self,
-        engine: Engine,
-        clock: Clock,
-        guard: DisconnectGuard,
-        request_log: RequestLog,
-        on_disconnect: Literal["keep", "cancel"],
-        intervals: KeepAliveIntervals,
-        tell: Tell,
-        book: RuleBook,
-        max_body: int = MAX_BODY,
-    ) -> None:
-        self.guard = guard
-        self.request_log = request_log
-        self._max_body = max_body
-        self._rules = RuleApplier(book)
-        self._engine = engine
-        self._clock = clock
-        self._on_disconnect: Literal["keep", "cancel"] = on_disconnect
-        self._intervals = intervals
-        self._tell_event = tell
+    _engine: Engine
+    _clock: Clock
+    guard: DisconnectGuard
+    request_log: RequestLog
+    _on_disconnect: Literal["keep", "cancel"]
+    _intervals: KeepAliveIntervals
+    _tell_event: Tell
+    _rules: RuleApplier
+    _max_body: int
 
     def accepts(self, head: HeadFacts, body: bytes) -> bool:
         """Whether the head is up to date and the body is not too large."""
@@ -115,8 +105,8 @@ class CallHandler:
         there is one."""
         head, upstream = parsed_head.facts, parsed_head.facts.upstream
         assert upstream is not None
-        if head.guest is not None:
-            head.guest.used = True
+        if head.key_holder is not None:
+            head.key_holder.used = True
         try:
             decided = self._decide(head, raw)
             if decided is None or not decided.direct or decided.decision.lane is not Lane.NOW:
@@ -125,7 +115,7 @@ class CallHandler:
             line = _describe_call(LogLine(at=call.arrived), call, raw, head.client, parsed_head.address, decision)
             headers = early_headers(line.ticket, Lane.NOW, decision.reason)
             relay = Relay(connection, keep_alive, calls=self, dialect=upstream.dialect, own_headers=headers, line=line)
-            relay.purchase = self._engine.relay(call, unchanged_request(raw, head.onward), decision, relay)
+            relay.purchase = self._engine.relay(call, unchanged_request(raw, head.forwarded), decision, relay)
         except CarpoolError:  # raised again in the task
             return None
         if relay.purchase is None:
@@ -177,8 +167,8 @@ class CallHandler:
         if understood is None:
             return None
         call, parsed = understood
-        head.memory.payer = call.payer
-        if call.flexible and head.guest is not None and not head.guest.key.profile.allows(Lane.FLEX):
+        head.cache.payer = call.payer
+        if call.flexible and head.key_holder is not None and not head.key_holder.key.profile.allows(Lane.FLEX):
             call = replace(call, flexible=False)
         decision = self._engine.decide(call, flex=head.hold is None)
         direct = head.hold is None and not must_be_kept(call, decision.lane)
@@ -192,15 +182,15 @@ class CallHandler:
         assert upstream is not None
         try:
             plain = _decompressed(raw, head, self._max_body)
-            stable = RawRequest(raw.method, raw.path, raw.query, head.standing, plain.body)
+            stable = RawRequest(raw.method, raw.path, raw.query, head.stable_headers, plain.body)
             parsed, arrived = understand(upstream, stable), self._clock.now()
-            key = None if head.guest is None else head.guest.key
-            ruled = self._rules.apply(head.memory.ruled, key, upstream, plain, parsed, options, arrived)
-            return identify(self._engine, upstream, parsed, ruled, arrived, head.memory.payer), parsed
+            key = None if head.key_holder is None else head.key_holder.key
+            ruled = self._rules.apply(head.cache.options, key, upstream, plain, parsed, options, arrived)
+            return identify(self._engine, upstream, parsed, ruled, arrived, head.cache.payer), parsed
         except CallTooLarge:  # its size shows only when decompressed
             raise
         except BadCall:
-            if head.guest is not None and not head.guest.key.profile.allows(Lane.NOW):
+            if head.key_holder is not None and not head.key_holder.key.profile.allows(Lane.NOW):
                 raise  # it can't be batched, and its key allows no other lane
             if options.timed or options.key is not None or options.lane not in (None, Lane.NOW):
                 raise
@@ -213,11 +203,11 @@ class CallHandler:
         if flex has no capacity and the next lane is not `now`."""
         passage: StreamedResponse | Decision | None = None
         try:
-            onward = head.onward
-            if decision.lane is Lane.FLEX and head.packed:  # the body is changed, so it can't stay compressed
-                raw, onward = _decompressed(raw, head, self._max_body), None
+            forwarded = head.forwarded
+            if decision.lane is Lane.FLEX and head.compressed:  # the body is changed, so it can't stay compressed
+                raw, forwarded = _decompressed(raw, head, self._max_body), None
             with informed(request, self._intervals, call.deadline, self._clock):
-                passage = await self._engine.forward(call, decision=decision, as_is=unchanged_request(raw, onward))
+                passage = await self._engine.forward(call, decision=decision, as_is=unchanged_request(raw, forwarded))
             if isinstance(passage, Decision):
                 return passage
             request.line.lane = str(passage.lane)
@@ -232,7 +222,7 @@ class CallHandler:
 
 def _decompressed(raw: RawRequest, head: HeadFacts, most: int) -> RawRequest:
     """The request with a decompressed body. On `now` the original is sent."""
-    if not head.packed:
+    if not head.compressed:
         return raw
     headers = tuple([pair for pair in raw.headers if pair[0] != "content-encoding"])
     return RawRequest(raw.method, raw.path, raw.query, headers, read_whole(raw.body, raw.headers, most))
@@ -275,7 +265,7 @@ class Relay(ClientResponse, kw_only=True, eq=False):
         self.line.error = redacted(str(error))
         self._end(error.status)
         if self.status:  # the head is sent: only a broken connection shows the failure
-            log.warning("A begun answer breaks off: %s", error)
+            log.warning("A response breaks off after its head: %s", error)
             self.break_off()
             return
         body = self.dialect.error(error.status, error.code, str(error))
@@ -315,9 +305,9 @@ class Relay(ClientResponse, kw_only=True, eq=False):
 # Requests that carpool does not understand, and the responses of calls on `now`, unchanged.
 
 
-def unchanged_request(raw: RawRequest, onward: Headers | None) -> Ask:
-    """The client's own request: its query, its body, and all end-to-end headers (`onward`, if already known)."""
-    return Ask(raw.method, _target(raw), tuple(end_to_end(raw.headers)) if onward is None else onward, raw.body)
+def unchanged_request(raw: RawRequest, forwarded: Headers | None) -> Ask:
+    """The client's own request: its query, its body, and all end-to-end headers (`forwarded`, if already known)."""
+    return Ask(raw.method, _target(raw), tuple(end_to_end(raw.headers)) if forwarded is None else forwarded, raw.body)
 
 
 async def pass_through(

@@ -418,7 +418,7 @@ Words = Mapping[type[Event], tuple[str, Callable[[Any], str]]]
 HAPPENINGS: Words = {
     events.BatchSubmitted: ("bought", lambda e: f"batch {e.batch} bought: {_calls(e.count)}, {e.provider_id}"),
     events.BatchFound: ("found", lambda e: f"batch {e.batch} found, {e.state}: {_calls(e.count)} {e.provider_id}"),
-    events.BatchLate: ("late", lambda e: f"batch {e.batch} late: what presses goes on now, {e.provider_id}"),
+    events.BatchLate: ("late", lambda e: f"batch {e.batch} late: urgent calls go now, {e.provider_id}"),
     events.BatchEnded: ("ended", lambda e: f"batch {e.batch} ended after {span(e.took_s)}, {e.provider_id}"),
     events.BatchCollected: ("collected", _collected),
     events.CallRescued: ("rescued", _rescued),
@@ -433,6 +433,6 @@ WARNED: Words = {
     events.RetentionNear: ("retention", _retention),
     events.FailureRateHigh: ("failures", _failures),
 }
-# Logged elsewhere: calls have lines of their own, and single attempts are part of the trouble they belong to.
+# Logged elsewhere: calls have separate lines, and single attempts are part of the trouble they belong to.
 UNTOLD = frozenset({events.CallAdmitted, events.CallSettled, events.BatchRefused, events.Trouble})
 UNTOLD |= {events.BreakerOpened, events.BreakerClosed}

@@ -44,11 +44,11 @@ Scope = MutableMapping[str, Any]  # of ASGI
 Place = tuple[int, int]  # index in the headers of `HeadFacts`, and in those of the request
 
 
-class Memory(Struct):
+class HeadCache(Struct):
     """Facts about the calls with one head that are the same for all of them."""
 
     payer: str | None = None  # the name of the secret that pays for them
-    ruled: dict[CallKind, Options] = {}
+    options: dict[CallKind, Options] = {}
 
 
 class HeadFacts(Struct, frozen=True):
@@ -59,22 +59,22 @@ class HeadFacts(Struct, frozen=True):
     client: Client
     upstream: Upstream | None  # None: for carpool itself
     understood: bool  # a call to parse; otherwise it passes through
-    packed: bool  # its body is compressed
+    compressed: bool  # its body is compressed
     hold: float | None  # `respond-async`: seconds before the `202`; None: the client waits
     headers: Headers  # the client's without carpool's; values that differ per request are blank
-    own: tuple[Place, ...]  # where those values are
-    standing: Headers  # the others, as for an uncompressed body
-    guest: KeyHolder | None  # the holder of the virtual key, if there is one
-    memory: Memory
-    onward: Headers | None  # headers for the provider on `now`; None if some differ per request
+    varying: tuple[Place, ...]  # where those values are
+    stable_headers: Headers  # the others, as for an uncompressed body
+    key_holder: KeyHolder | None  # the holder of the virtual key, if there is one
+    cache: HeadCache
+    forwarded: Headers | None  # headers for the provider on `now`; None if some differ per request
     epoch: int = 0  # of the virtual keys: stale when a key is added or revoked
 
     def headers_of(self, scope: Scope) -> Headers:
         """All headers of one request, with its own values filled in."""
-        if not self.own:
+        if not self.varying:
             return self.headers
         filled, raw = list(self.headers), scope["headers"]
-        for place, number in self.own:
+        for place, number in self.varying:
             filled[place] = (filled[place][0], raw[number][1].decode("latin-1"))
         return tuple(filled)
 
@@ -116,8 +116,8 @@ class HeadParser:
             head = replace(self._parse(scope, trusted), epoch=self._epoch)
             if len(scope["raw_path"]) + sum(len(name) + len(value) for name, value in head.headers) <= MOST_BYTES:
                 self._known[cache_key] = head
-        if head.guest is not None:
-            head.guest.used = True
+        if head.key_holder is not None:
+            head.key_holder.used = True
         return head
 
     def _parse(self, scope: Scope, trusted: bool) -> HeadFacts:
@@ -126,7 +126,7 @@ class HeadParser:
         options, path = split_path(scope["raw_path"].decode("latin-1").partition("?")[0])
         path = below(path)
         if not path.startswith("/"):  # `OPTIONS *`: joined to a base URL it would change the host
-            raise BadCall("This request asks for no path. Send one that begins with a slash, such as /v1/messages.")
+            raise BadCall("This request has no path. Send one that begins with a slash, such as /v1/messages.")
         numbered = list(enumerate(headers))  # with the index of each header in the request
         if trusted:
             numbered = [(number, pair) for number, pair in numbered if not is_forwarding_header(pair[0])]
@@ -138,10 +138,10 @@ class HeadParser:
             options = from_headers(asked).over(options)
             numbered = [(number, pair) for number, pair in numbered if not pair[0].startswith(OPTION_PREFIX)]
             headers = tuple([pair for _, pair in numbered])
-        guest = self._key_access.holder(path, headers)
-        if guest is not None:
-            options = within_profile(guest.key, options)
-            granted = self._key_access.grant(guest, scope["method"], path, headers)
+        holder = self._key_access.holder(path, headers)
+        if holder is not None:
+            options = within_profile(holder.key, options)
+            granted = self._key_access.grant(holder, scope["method"], path, headers)
             keys = key_headers()
             numbered = [(number, pair) for number, pair in numbered if pair[0] not in keys]
             path = completed(path, granted.upstream)
@@ -163,7 +163,7 @@ def _head_facts(
 ) -> HeadFacts:
     """`numbered`: the client's headers, each with its index in the request. `added`: the key that carpool adds."""
     numbers, headers = [number for number, _ in numbered], (*(pair for _, pair in numbered), *added)
-    client, onward = recognise(headers), tuple(end_to_end(headers))
+    client, forwarded = recognise(headers), tuple(end_to_end(headers))
     # A call without a key fails on every lane, and the provider reports that best: it passes through.
     understood = (
         upstream is not None and upstream.dialect.handles(method, path) and bool(upstream.dialect.secret(headers))
@@ -174,14 +174,16 @@ def _head_facts(
         client=client,
         upstream=upstream,
         understood=understood,
-        packed=bool(encodings(headers)),
+        compressed=bool(encodings(headers)),
         hold=later(client.prefer),
         headers=tuple([(name, "" if name in _PER_REQUEST else value) for name, value in headers]),
-        own=tuple([(place, number) for place, number in enumerate(numbers) if headers[place][0] in _PER_REQUEST]),
-        standing=tuple([pair for pair in headers if pair[0] not in _PER_REQUEST and pair[0] != "content-encoding"]),
-        guest=None if granted is None else granted.holder,
-        memory=Memory(None if granted is None else granted.payer),
-        onward=onward if _PER_REQUEST.isdisjoint([name for name, _ in onward]) else None,
+        varying=tuple([(place, number) for place, number in enumerate(numbers) if headers[place][0] in _PER_REQUEST]),
+        stable_headers=tuple(
+            [pair for pair in headers if pair[0] not in _PER_REQUEST and pair[0] != "content-encoding"]
+        ),
+        key_holder=None if granted is None else granted.holder,
+        cache=HeadCache(None if granted is None else granted.payer),
+        forwarded=forwarded if _PER_REQUEST.isdisjoint([name for name, _ in forwarded]) else None,
     )
 
 

@@ -46,7 +46,7 @@ class Http1Client:
     environment are ignored.
 
     `proxy` is used for every https origin. A host name that resolves to a link-local address is refused unless
-    `allow_link_local` is set: whoever controls the name could have keys sent to the cloud's metadata service.
+    `allow_link_local` is set: an attacker who controls the name could have keys sent to the cloud's metadata service.
 
     Cancelling aborts the request at any time: while connecting, uploading, or waiting for the response.
 
@@ -207,7 +207,7 @@ def _split(url: str) -> tuple[Origin, str, str]:
     except ValueError:
         host = port = None
     if not host or scheme.lower() not in ("http", "https"):
-        raise NotConnected(f"This is no request that can be sent to {host or 'the provider'}.")
+        raise NotConnected(f"This request can't be sent to {host or 'the provider'}.")
     origin = Origin(secure, host, port or (443 if secure else 80))
     return origin, authority.rpartition("@")[2], target if target[0] == "/" else "/" + target
 
@@ -217,7 +217,7 @@ def head_of(request: HttpRequest, authority: str, target: str, host: str) -> byt
     try:
         before, after = _around_framing(request.method, authority, target, request.headers)
     except ValueError:
-        raise NotConnected(f"This is no request that can be sent to {host}.") from None
+        raise NotConnected(f"This request can't be sent to {host}.") from None
     return before + _framing(request) + after
 
 
@@ -233,7 +233,7 @@ def _around_framing(method: str, authority: str, target: str, headers: Headers) 
         elif lower != "host":
             lines.append(f"{name}: {value}")
             if not _TOKEN.fullmatch(name):
-                raise ValueError("This is no name of a header.")
+                raise ValueError("This is not a valid header name.")
     text = "".join([*before, *after])
     if "\n" in text or "\r" in text or "\0" in text or not _TARGET.fullmatch(target):
         raise ValueError("A line break would begin another header.")

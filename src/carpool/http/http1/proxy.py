@@ -47,7 +47,7 @@ class OutgoingProxy:
                 raise OSError("The proxy does not speak HTTP.")
             if int(status[1]) == 407:
                 variable = "the variable that server.outgoing_proxy_auth_env names"
-                raise NotConnected(f"The proxy {self.host} wants another login. Check {variable}.")
+                raise NotConnected(f"The proxy {self.host} requires a different login. Check {variable}.")
             if int(status[1]) != 200:
                 raise NotConnected(f"The proxy {self.host} would not connect to {host} (status {int(status[1])}).")
             stack.pop_all()

@@ -55,7 +55,7 @@ class HttpxAdapter:
                 extensions=extensions | {"timeout": dict.fromkeys(_PHASES, request.timeout)},
             )
         except Exception as error:
-            raise NotConnected(f"This is no request that can be sent to {host}.") from error
+            raise NotConnected(f"This request can't be sent to {host}.") from error
 
     async def aclose(self) -> None:
         """Refuses further requests. Threads end with their requests."""

@@ -19,7 +19,7 @@ _CONNECTED = ("connection.connect_tcp.complete", "connection.start_tls.complete"
 
 
 class ThreadedHttpxClient(HttpxAdapter):
-    """Adapts any `httpx.Client` or `httpx2.Client`, for programs without an event loop of their own.
+    """Adapts any `httpx.Client` or `httpx2.Client`, for programs without an event loop.
 
     At most `threads` requests wait for a response at the same time; others queue for a thread.
 

@@ -87,7 +87,7 @@ def _text(digest: Digest) -> dict[str, Any]:
 
 
 def _thinking(digest: Digest) -> dict[str, Any]:
-    # The signature ends in padding and holds a slash and a plus: what careless re-encoding would spoil.
+    # The signature ends in padding and holds a slash and a plus: which careless re-encoding would break.
     return {"type": "thinking", "thinking": "Let me think. Yes.", "signature": f"EqQB/{digest.fingerprint}+aB=="}
 
 

@@ -109,7 +109,7 @@ def _check_queue(state: State, caller: Caller, count: int) -> None:
 
 
 def _find(caller: Caller, batch_id: str, now: float) -> MessageBatch:
-    """The caller's batch, caught up with the time."""
+    """The caller's batch, advanced to the current time."""
     caller.workspace.advance(now)
     batch = caller.workspace.find(batch_id)
     if batch is None:

@@ -52,7 +52,7 @@ def plan_cache(body: Body, spec: ModelSpec) -> CachePlan | None:
     ttls = [mark.ttl for mark in marks]
     if "5m" in ttls and "1h" in ttls[ttls.index("5m") :]:
         raise invalid("a ttl='1h' cache_control block must not come after a ttl='5m' cache_control block.")
-    # A prefix below the model's minimum is not cached, and nobody is told.
+    # A prefix below the model's minimum is not cached, without an error.
     kept = [mark for mark in marks if tokens[mark.position] >= spec.min_cacheable]
     return CachePlan(keys, tokens, kept) if kept else None
 
@@ -142,7 +142,7 @@ class PromptCache:
         entry.expires = max(entry.expires, start + TTL[ttl])
 
     def _sweep(self, now: float) -> None:
-        """Drops what expired, seldom enough that each store pays for it only on average."""
+        """Drops expired entries, rarely enough that the cost per store stays constant on average."""
         if len(self._entries) >= self._sweep_at:
             self._entries = {key: entry for key, entry in self._entries.items() if entry.expires > now}
             self._sweep_at = max(1024, 2 * len(self._entries))

@@ -21,7 +21,7 @@ class ToolUse(msgspec.Struct, frozen=True, gc=False):
     name: str
     input: dict[str, Any]
     alone: bool = False
-    """The request left no choice: nothing is said beside the call."""
+    """The request forces a tool: the answer has no text in addition to the call."""
 
 
 class Digest(msgspec.Struct, frozen=True, gc=False):
@@ -35,7 +35,7 @@ class Digest(msgspec.Struct, frozen=True, gc=False):
     directive: str = ""
     tool: ToolUse | None = None
     structured: str | None = None
-    """The answer, where the request has a schema for it."""
+    """The answer, if the request has a schema for it."""
     plan: CachePlan | None = None
     geo_us: bool = False
     fast: bool = False
@@ -43,21 +43,21 @@ class Digest(msgspec.Struct, frozen=True, gc=False):
 
 
 class Failure(msgspec.Struct, frozen=True, gc=False):
-    """A request that will be refused, and with what."""
+    """A request that will be refused, and its error."""
 
     kind: str
     message: str
 
 
 def fingerprint(body: Body) -> str:
-    """Names a body's meaning: equal for equal JSON, whatever its key order, streaming or not."""
+    """Identifies a body: equal for equal JSON, independent of key order and streaming."""
     if "stream" in body:
         body = {key: value for key, value in body.items() if key != "stream"}
     return sha256(canonical(body)).hexdigest()[:16]
 
 
 def expected_text(body: Body) -> str:
-    """The text this provider answers `body` with, for tests that check that everyone got their own."""
+    """The text of the answer to `body`, for tests that check that each client got its own."""
     return echo(fingerprint(body), last_text(body))
 
 
@@ -91,7 +91,7 @@ def digest(body: Any, raw: bytes | bytearray, mean_output: int, in_batch: bool) 
 
 
 def digest_or_failure(raw: msgspec.Raw, mean_output: int) -> Digest | Failure:
-    """A batch request's params: what is wrong with them shows only in the results."""
+    """A batch request's params: errors in them appear only in the results."""
     try:
         copy = bytes(raw)
         return digest(msgspec.json.decode(copy), copy, mean_output, in_batch=True)
@@ -127,7 +127,7 @@ def _structured(body: Body, text: str) -> str | None:
 
 
 def _tool(body: Body, directive: str, snippet: str) -> ToolUse | None:
-    """A tool is called when the user asks for it, or when the request leaves no choice."""
+    """A tool is called if the user asks for it, or if the request forces it."""
     choice = body.get("tool_choice") or {}
     forced = choice.get("type") in ("any", "tool")
     if directive == "refuse" or choice.get("type") == "none" or not (forced or directive == "tool"):
@@ -135,7 +135,7 @@ def _tool(body: Body, directive: str, snippet: str) -> ToolUse | None:
     tools = [tool for tool in body.get("tools") or () if isinstance(tool.get("name"), str)]
     if choice.get("type") == "tool":
         tools = [tool for tool in tools if tool["name"] == choice["name"]]
-    # What runs at the provider has no schema, and is called there.
+    # Server tools have no schema, and are called at the provider.
     tools.sort(key=lambda tool: "input_schema" not in tool)
     if not tools:
         return None

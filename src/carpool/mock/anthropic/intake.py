@@ -1,4 +1,4 @@
-"""Takes a batch in: checks the envelope, digests the members, draws their fate."""
+"""Accepts a batch: checks the request, digests its members, draws their outcomes."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _decoder = msgspec.json.Decoder(_Envelope)
 
 
 def read_envelope(raw: bytearray, most: int) -> list[_Member]:
-    """The members of a create; raises the 400 that an ill-formed one is answered with."""
+    """The members of a create; raises the 400 for a malformed one."""
     try:
         members = _decoder.decode(raw).requests
     except msgspec.ValidationError as error:
@@ -55,7 +55,7 @@ def read_envelope(raw: bytearray, most: int) -> list[_Member]:
 
 
 async def digest_all(members: Sequence[_Member], mean_output: int) -> list[Digest | Failure]:
-    """Digests every member, letting others run in between: a wide batch takes a second."""
+    """Digests every member, yielding to the event loop in between: a large batch takes a second."""
     requests: list[Digest | Failure] = []
     for position, member in enumerate(members):
         if position % _YIELD_EVERY == 0:
@@ -65,7 +65,7 @@ async def digest_all(members: Sequence[_Member], mean_output: int) -> list[Diges
 
 
 class Intake:
-    """Makes batches of what was read."""
+    """Creates a batch from the members."""
 
     def __init__(self, config: MockConfig, rng: random.Random, box: FaultBox) -> None:
         self._fate = Fate(config, rng, box)

@@ -17,7 +17,7 @@ class MessageBatch(Batch):
     requests: Sequence[Digest | Failure]
     archives: float
     unlucky: frozenset[int]
-    """Requests that will not find a cache entry even where there is one."""
+    """Requests that will not find a cache entry even if there is one."""
 
     @property
     def status(self) -> str:
@@ -26,7 +26,7 @@ class MessageBatch(Batch):
         return "in_progress" if self.cancel_at is None else "canceling"
 
     def view(self, now: float, base_url: str) -> dict[str, object]:
-        """The wire's MessageBatch. It must have been run and closed up to `now`."""
+        """The wire's MessageBatch. It must have been advanced to `now`."""
         ended, archived = self.closed, now >= self.archives
         results = f"{base_url}/v1/messages/batches/{self.id}/results"
         return {

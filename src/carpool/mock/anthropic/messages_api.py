@@ -32,7 +32,7 @@ async def create_message(state: State, caller: Caller, request: Request) -> Repl
 
 
 def _accept(state: State, caller: Caller, request_id: str, asked: Digest, took: float) -> Message:
-    """From here on the call is bought, whether or not its client stays to hear the answer."""
+    """From here on the call is billed, whether or not its client waits for the answer."""
     now = state.now()
     message_id = state.new_id("msg")
     usage = caller.workspace.use(asked, "sync", now, now + took)
@@ -67,7 +67,7 @@ async def _stream(state: State, answer: Message, took: float) -> AsyncIterator[b
 
 
 async def _pings(pause: float, every: float) -> AsyncIterator[bytes]:
-    """Waits, and pings when the wait is long."""
+    """Waits, and sends pings during a long wait."""
     while pause > every:
         await asyncio.sleep(every)
         pause -= every

@@ -1,4 +1,4 @@
-"""The result lines of an ended batch, rendered as they are asked for."""
+"""The result lines of an ended batch, rendered on request."""
 
 from collections.abc import Iterator
 
@@ -15,7 +15,7 @@ _encode = msgspec.json.Encoder().encode
 
 
 def lines(batch: MessageBatch) -> Iterator[bytes]:
-    """Every line, the batch's line faults applied. The order is the same at every fetch."""
+    """Every line, with the batch's line faults applied. Every fetch has the same order."""
     return told(batch, lambda index: _line(batch, index), _unknown)
 
 

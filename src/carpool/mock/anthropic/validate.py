@@ -95,7 +95,7 @@ def _check_max_tokens(body: Body, spec: ModelSpec, in_batch: bool) -> None:
 
 
 def _check_warm_up(body: Body) -> None:
-    """`max_tokens: 0` only fills the cache; it cannot go with what needs an answer."""
+    """`max_tokens: 0` only fills the cache; it can't be combined with parameters that need an answer."""
     thinking, choice, output = body.get("thinking"), body.get("tool_choice"), body.get("output_config")
     if (
         body.get("stream")

@@ -15,12 +15,12 @@ class Workspace(Shelf[MessageBatch]):
         super().__init__(id, bill, strangers_bill, now)
         self.batch_bucket = TokenBucket(config.batch_rpm, now)
         self.sync_bucket = TokenBucket(config.sync_rpm, now, config.sync_burst)
-        self.storm_until = 0.0  # everybody is refused so long
+        self.storm_until = 0.0  # until then all requests are refused
         self._config = config
         # Synchronous and batch traffic do not see each other's entries.
         self._caches: dict[Kind, PromptCache] = {"sync": PromptCache(), "batch": PromptCache()}
 
-    # -- money
+    # -- billing
 
     def use(self, request: Digest, kind: Kind, start: float, end: float, may_hit: bool = True) -> Usage:
         """What a request that executes from `start` to `end` uses, after its traffic with the cache."""

@@ -30,7 +30,7 @@ class App:
         self._state = state
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answers one request. Raises ConnectionCut where the connection is to end instead."""
+        """Answers one request. Raises ConnectionCut if the connection is to be closed instead."""
         if scope["type"] != "http":
             raise ValueError(f"this app speaks HTTP only, not {scope['type']}")
         request = read_request(scope, receive, self._state.new_id("req"))
@@ -54,7 +54,7 @@ class App:
         }
 
     async def _answer(self, request: Request, headers: dict[str, str]) -> Reply:
-        """The endpoint's reply; what it owes to the caller's limits goes into `headers`, also when it fails."""
+        """The endpoint's response; the headers of the caller's limits are put into `headers`, also if it fails."""
         if (request.method, request.path) in _OPEN:
             return Reply(200)
         if (request.method, request.path) == ("GET", bill_api.PATH):

@@ -1,4 +1,4 @@
-"""One batch of any wire: its members, their schedule, and what a client or a test may do to it.
+"""One batch of any API: its members, their schedule, and what a client or a test may do to it.
 
 Nothing here runs by itself. When each request starts and ends is fixed at creation; `run` carries out what is due,
 and every view of the batch is a function of the time it is asked for.
@@ -37,7 +37,7 @@ class Batch(ABC):
     seed: int
     custom_ids: Sequence[str]
     requests: Sequence[Any]
-    """What was read of each request; a `Failure` for one that will be refused."""
+    """The digest of each request; a `Failure` for one that will be refused."""
     starts: array[float]
     ends: array[float]
     line_faults: Mapping[str, frozenset[int]]
@@ -69,18 +69,18 @@ class Batch(ABC):
 
     @property
     def tag(self) -> str:
-        """Names its members at the provider."""
+        """Part of the ids of its members at the provider."""
         return self.id.rpartition("_")[2][:16]
 
     @property
     @abstractmethod
     def status(self) -> str:
-        """As its wire calls it."""
+        """As its API names it."""
 
     # -- the schedule
 
     def _schedule(self) -> None:
-        """Sorts what has not started by its start, and works out when the batch will have ended."""
+        """Sorts the requests that have not started, and computes when the batch will end."""
         self._order = array("l", sorted(self._order[self._cursor :], key=self.starts.__getitem__))
         self._cursor = 0
         self.ends_at = self._end()
@@ -115,7 +115,7 @@ class Batch(ABC):
         return failed or isinstance(self.requests[index], Failure)
 
     def close(self, now: float) -> None:
-        """Once ended, what never ran is cancelled or expired."""
+        """Once ended, requests that never ran are cancelled or expired."""
         if self.closed or now < self.ends_at:
             return
         rest = Outcome.EXPIRED if self.cancel_at is None else Outcome.CANCELED
@@ -126,7 +126,7 @@ class Batch(ABC):
     def waiting(self) -> int:
         return 0 if self.closed else len(self._order) - self._cursor
 
-    # -- what tests and clients do to it
+    # -- control by tests and clients
 
     def cancel(self, now: float, takes: float) -> None:
         if self.cancel_at is None and not self.closed:
@@ -161,10 +161,10 @@ class Batch(ABC):
         self._schedule()
 
     def denied(self, now: float) -> bool:
-        """Whether the provider says then that there is no such batch."""
+        """Whether the provider denies the batch at that time."""
         return self.deleted or self.forgotten_from <= now < self.forgotten_until
 
     def discard(self) -> None:
-        """Deleted: nobody can ask for its members any more."""
+        """Deleted: its members can't be requested any more."""
         self.deleted = True
         self.requests, self.usages = (), []

@@ -45,7 +45,7 @@ class Charge(msgspec.Struct, frozen=True, gc=False):
     nano_usd: int
     at: float
     fingerprint: str
-    """Of the request's body, so that a charge can be told apart where no id came back."""
+    """Of the request's body, to identify a charge without an id."""
     tier: str = "default"
     """OpenAI's service tier."""
 

@@ -1,4 +1,4 @@
-"""The bill as its reader sees it: GET /mock/bill."""
+"""GET /mock/bill."""
 
 from collections.abc import Iterable
 from typing import Any

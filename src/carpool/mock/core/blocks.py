@@ -1,4 +1,4 @@
-"""A Messages body as the ordered blocks that tokens and caches are counted in: tools, then system, then messages."""
+"""A Messages body as the ordered blocks by which tokens and caches are counted: tools, then system, then messages."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -31,7 +31,7 @@ def _spread(level: str, content: Any) -> Iterator[tuple[str, Any]]:
 
 
 def tokens_of(block: Any) -> int:
-    """This provider's own rule: a token per four bytes of text, and one for the block itself; media count flat."""
+    """The mock's own rule: a token per four bytes of text, and one for the block itself; media have a fixed count."""
     if isinstance(block, dict):
         kind = block.get("type")
         if kind in _MEDIA:
@@ -55,7 +55,7 @@ def count_tokens(body: Body) -> int:
 
 
 def last_text(body: Body) -> str:
-    """The last text of the last message, which is where a test tells this provider what to do.
+    """The last text of the last message, which has a test's commands to the mock.
 
     Some clients end with a message of the role `system`, about where they run: it is not what was asked.
     """

@@ -1,4 +1,4 @@
-"""Every knob of the stand-in."""
+"""All settings of the mock."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -21,9 +21,9 @@ class MockConfig:
     batch_latency: Latency = _SOON
     """From creation to a request's completion."""
     per_request: bool = False
-    """False: one draw per batch, whose members run side by side. True: one per request; the slowest ends the batch."""
+    """False: one draw per batch, whose members run in parallel. True: one per request; the slowest ends the batch."""
     batch_execution: Latency = _AT_ONCE
-    """The part of that time in which a request is really executing: a cancel no longer stops it then."""
+    """The part of that time in which a request executes: a cancel no longer stops it then."""
     sync_latency: Latency = _AT_ONCE
     first_token_share: float = 0.3
     """The share of an execution after which the response has begun, and its cache entries can be read."""
@@ -35,7 +35,7 @@ class MockConfig:
     keys: frozenset[str] | None = None
     """Accepted credentials; None accepts any."""
     workspaces: Mapping[str, str] = field(default_factory=lambda: _NOBODY)
-    """Credential to workspace; a credential not named here has a workspace of its own."""
+    """Credential to workspace; a credential not named here has its own workspace."""
     keys_without_batch: frozenset[str] = frozenset()
     # Limits.
     batch_rpm: float | None = 1000.0
@@ -52,11 +52,11 @@ class MockConfig:
     # Answers and caches.
     mean_output_tokens: int = 200
     batch_cache_hit_rate: float = 1.0
-    """The chance that a batch request finds a cache entry that is there."""
+    """The probability that a batch request finds an existing cache entry."""
     faults: Faults = field(default_factory=Faults)
     organization: str = "org_mock"
     openai: OpenAIConfig = field(default_factory=OpenAIConfig)
-    """What only the stand-in for OpenAI has."""
+    """Settings of the OpenAI mock only."""
 
     def __post_init__(self) -> None:
         if self.mean_output_tokens < 1:

@@ -1,4 +1,4 @@
-"""One seed, several streams: looking at the provider more often must not move the fate of the next batch."""
+"""One seed, several random streams: polling more often must not change the outcome of the next batch."""
 
 import random
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""How the provider fails: with a shaped answer, or with a connection that ends."""
+"""How the provider fails: with an error response, or by closing the connection."""
 
 from collections.abc import Mapping
 
@@ -18,7 +18,7 @@ STATUS: Mapping[str, int] = {
 
 
 class ApiError(Exception):
-    """An error the provider answers with; `kind` is the wire's `error.type` and fixes the status."""
+    """An error response; `kind` is the API's `error.type` and determines the status."""
 
     def __init__(self, kind: str, message: str, headers: Mapping[str, str] | None = None) -> None:
         super().__init__(f"{kind}: {message}")

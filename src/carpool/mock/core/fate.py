@@ -1,4 +1,4 @@
-"""Everything random about a batch, drawn when it is created, so that looking at it later changes nothing."""
+"""Everything random about a batch, drawn when it is created, so that polling it changes nothing."""
 
 from __future__ import annotations
 

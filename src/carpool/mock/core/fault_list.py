@@ -1,4 +1,4 @@
-"""Every fault in a line, for people who choose one. What a probability belongs to comes first, then lengths of time."""
+"""A line about every fault, for `carpool mock --faults`: first the probabilities, then the durations."""
 
 from collections.abc import Mapping
 
@@ -28,7 +28,7 @@ FAULTS: Mapping[str, str] = {
     "batch_forgotten": "the batch is denied after forget_after_s, and billed",
     "token_limit": "OpenAI: the batch fails as if too many tokens waited",
     "list_lag": "the batch is missing from lists for list_lag_s",
-    "stranger": "another client of the account creates a batch of its own",
+    "stranger": "another client of the account creates a batch",
     "poll_cut": "poll: the connection is cut",
     "poll_hang": "poll: no answer for hang_s",
     "poll_500": "poll: 500",
@@ -42,7 +42,7 @@ FAULTS: Mapping[str, str] = {
     "cancel_accepted_cut": "the batch is cancelled, but the connection is cut",
     "cancel_accepted_500": "the batch is cancelled, but the answer is 500",
     "cancel_slow": "cancelling a batch takes cancel_slow_s",
-    "cancel_forgets": "OpenAI: what a cancelled batch bought is not all told",
+    "cancel_forgets": "OpenAI: a cancelled batch reports not all billed lines",
     "results_cut": "results: the connection is cut",
     "results_hang": "results: no answer for hang_s",
     "results_500": "results: 500",
@@ -51,7 +51,7 @@ FAULTS: Mapping[str, str] = {
     "results_cut_midway": "results: the connection is cut within the file",
     "line_missing": "a line of a batch: its result is missing, and billed",
     "line_duplicate": "a line of a batch: its result comes twice",
-    "line_unknown": "a line of a batch: a result of nobody comes beside it",
+    "line_unknown": "a line of a batch: a result with an unknown id is added",
     "line_malformed": "a line of a batch: its result is not JSON",
     "line_api_error": "a line of a batch fails with an API error",
     "line_overloaded": "a line of a batch fails as overloaded",
@@ -61,8 +61,8 @@ FAULTS: Mapping[str, str] = {
     "sync_529": "call on now: 529 overloaded",
     "sync_429": "call on now: 429 with retry-after",
     "sync_429_bare": "call on now: 429 without retry-after",
-    "sync_429_burst": "call on now: 429 to everybody for burst_s",
-    "flex_429": "flex (OpenAI): 429, no room",
+    "sync_429_burst": "call on now: 429 to all clients for burst_s",
+    "flex_429": "flex (OpenAI): 429, no capacity",
     "sync_accepted_cut": "call on now: it is billed, and the connection is cut",
     "sync_accepted_hang": "call on now: it is billed, and no answer for hang_s",
     "sync_cut_midway": "call on now: the connection is cut within the answer",

@@ -1,4 +1,4 @@
-"""What may go wrong, each with its own probability, and each on demand.
+"""Faults, each with its own probability, and each on demand.
 
 A fault's name says where and how: `create_accepted_cut` is a create that was accepted and then lost its connection.
 The last word decides what the client sees: `cut` a reset connection, `hang` silence, `500` `529` `429` `404` an answer,
@@ -39,16 +39,16 @@ class Faults:
     upload_accepted_cut: float = 0.0
     upload_accepted_hang: float = 0.0
     upload_accepted_500: float = 0.0
-    # What becomes of a file (OpenAI): creates don't find it for a while.
+    # Uploaded files (OpenAI): creates don't find them for a while.
     file_lag: float = 0.0
     delete_500: float = 0.0
-    # What becomes of a created batch.
+    # Created batches.
     batch_stuck: float = 0.0
-    batch_forgotten: float = 0.0  # after a while it is denied: 404, and in no list; it runs and is billed all the same
+    batch_forgotten: float = 0.0  # later the provider denies it: 404, and in no list; it runs and is billed
     token_limit: float = 0.0  # OpenAI: it fails as if too many tokens were waiting
     list_lag: float = 0.0
     stranger: float = 0.0
-    # Looking at batches (retrieve and list).
+    # Polling batches (retrieve and list).
     poll_cut: float = 0.0
     poll_hang: float = 0.0
     poll_500: float = 0.0
@@ -63,7 +63,7 @@ class Faults:
     cancel_accepted_cut: float = 0.0
     cancel_accepted_500: float = 0.0
     cancel_slow: float = 0.0
-    cancel_forgets: float = 0.0  # OpenAI: a line that was bought is not told, and the counts are lost
+    cancel_forgets: float = 0.0  # OpenAI: a billed line is not reported, and the counts are lost
     # Fetching results.
     results_cut: float = 0.0
     results_hang: float = 0.0
@@ -86,7 +86,7 @@ class Faults:
     sync_429: float = 0.0
     sync_429_bare: float = 0.0
     sync_429_burst: float = 0.0
-    flex_429: float = 0.0  # OpenAI: no room in the flex tier
+    flex_429: float = 0.0  # OpenAI: no capacity in the flex tier
     # Synchronous calls that were processed and are billed.
     sync_accepted_cut: float = 0.0
     sync_accepted_hang: float = 0.0
@@ -96,7 +96,7 @@ class Faults:
     hook_lost: float = 0.0
     hook_double: float = 0.0
     hook_late: float = 0.0
-    # How long and how much.
+    # Durations and amounts.
     hang_s: float = 3600.0
     retry_after_s: int = 1
     burst_s: float = 2.0
@@ -116,7 +116,7 @@ LINE_FAULTS = tuple(name for name in NAMES if name.startswith("line_"))
 
 
 class FaultBox:
-    """Decides at each occasion whether a fault strikes: a scripted one first, else by its probability."""
+    """Decides at each occasion whether a fault occurs: a scripted one first, else by its probability."""
 
     def __init__(self, faults: Faults, rng: random.Random) -> None:
         self.faults = faults
@@ -135,7 +135,7 @@ class FaultBox:
             self.struck[name] += 1
             return True
         chance: float = getattr(self.faults, name)
-        # Without a probability nothing is drawn, so that one fault's setting does not move another's dice.
+        # Without a probability nothing is drawn, so that one fault's setting does not affect another's random numbers.
         struck = chance > 0 and self._rng.random() < chance
         self.struck[name] += struck
         return struck
@@ -144,7 +144,7 @@ class FaultBox:
         return bool(self._scripted[name] or getattr(self.faults, name))
 
     async def strike(self, names: Iterable[str], accepted: bool) -> None:
-        """Fails as the first of `names` says that strikes; returns when none does."""
+        """Raises the first of the faults `names` that occurs; returns if none does."""
         for name in names:
             if self.roll(name):
                 await self._fail(name, accepted)

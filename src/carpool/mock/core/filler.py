@@ -5,7 +5,7 @@ from typing import Any
 Schema = dict[str, Any]
 
 _COMMANDS = ("cmd", "command")
-_SHALLOW = 6  # from here on whatever may be left out is, so that a schema that contains itself comes to an end
+_SHALLOW = 6  # deeper, optional values are left out, so that recursive schemas end
 _DEEPEST = 40
 _ENDLESS = float("inf")
 _FORMATS = {
@@ -26,13 +26,13 @@ _AWKWARD = {"ünïcode": '\u2028"\\', "nested": {"n": [1, 2.5, None, True]}}
 def fill(schema: Any, text: str) -> Any:
     """A value that the schema allows; `text` where it asks for text. The same for the same schema.
 
-    What a `pattern` asks for is not looked at.
+    A `pattern` is ignored.
     """
     return _fill(schema, schema, text, "", 0)
 
 
 def arguments(schema: Any, text: str) -> dict[str, Any]:
-    """What a tool is called with; where its schema allows anything, also what careless re-encoding would spoil."""
+    """The arguments of a tool call; if the schema allows it, with values that careless re-encoding would break."""
     schema = schema if isinstance(schema, dict) else {}
     asked = fill({"type": "object", **schema}, text)
     properties, more = schema.get("properties") or {}, schema.get("additionalProperties")
@@ -99,7 +99,7 @@ def _text(schema: Schema, text: str) -> str:
 
 
 def _number(schema: Schema) -> Any:
-    """The least that is allowed, from one on; or the most, where that is less."""
+    """The smallest allowed value, at least one; or the largest, if that is smaller."""
     step = schema.get("multipleOf", 1)
     below, most = schema.get("exclusiveMaximum", _ENDLESS), schema.get("maximum", _ENDLESS)
     least = max(1, schema.get("minimum", 1), schema.get("exclusiveMinimum", 0) + step)
@@ -108,7 +108,7 @@ def _number(schema: Schema) -> Any:
 
 
 def _merged(schema: Schema, root: Any) -> Schema:
-    """`allOf` as one schema: what each of its parts asks for."""
+    """`allOf` as one schema: the requirements of all its parts."""
     merged = _beside(schema, "allOf")
     for part in schema["allOf"]:
         while isinstance(part, dict) and "$ref" in part:

@@ -1,4 +1,4 @@
-"""The little HTTP that the endpoints need, on plain ASGI."""
+"""HTTP helpers for the endpoints, on plain ASGI."""
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, MutableMapping
 from dataclasses import dataclass, field
@@ -71,7 +71,7 @@ def read_request(scope: Scope, receive: Receive, request_id: str) -> Request:
         path=_path(scope["path"]),
         query=dict(parse_qsl(scope.get("query_string", b"").decode("latin-1"))),
         headers=headers,
-        # A client must be able to come back to the address that it used, whatever this server thinks it is called.
+        # The client gets the address that it used, whatever this server's own address is.
         base_url=f"{scope.get('scheme', 'http')}://{host}",
         request_id=request_id,
         _receive=receive,
@@ -79,7 +79,7 @@ def read_request(scope: Scope, receive: Receive, request_id: str) -> Request:
 
 
 def _path(path: str) -> str:
-    """Some OpenAI-compatible providers have its paths under a name."""
+    """Some OpenAI-compatible providers have its paths under a prefix."""
     return path.removeprefix("/openai") if path.startswith("/openai/v1/") else path
 
 

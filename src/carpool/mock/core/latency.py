@@ -1,4 +1,4 @@
-"""How long things take: small distributions, written as short strings.
+"""Latencies: small distributions, written as short strings.
 
 constant:2
 uniform:1,3
@@ -49,7 +49,7 @@ class LogNormal:
 
 @dataclass(frozen=True, slots=True)
 class Mixture:
-    """With each weight's share of the draws from its own part: the way to a heavy tail."""
+    """Each part gets its weight's share of the draws: for a heavy tail."""
 
     parts: tuple[tuple[float, Latency], ...]
 
@@ -72,7 +72,7 @@ _TERM = re.compile(r"(?:(?P<weight>[0-9.eE-]+)\*)?(?P<name>[a-z]+)(?:\((?P<args>
 
 
 def parse_latency(text: str) -> Latency:
-    """The distribution that `text` names; ValueError, in a sentence, when it names none."""
+    """The distribution that `text` names; a ValueError that explains the format if it names none."""
     name, _, rest = text.strip().partition(":")
     try:
         return _mixture(rest) if name == "mixture" else _simple(name, rest)

@@ -1,10 +1,10 @@
-"""Rate limits: a token bucket that knows how to say when to come back."""
+"""Rate limits: a token bucket that reports when to retry."""
 
 import math
 
 
 class TokenBucket:
-    """Holds a minute's worth of requests, or `burst` of them, and refills evenly. `per_minute=None` never runs dry."""
+    """Holds the requests of a minute, or `burst` of them, and refills evenly. `per_minute=None`: never empty."""
 
     def __init__(self, per_minute: float | None, now: float, burst: float | None = None) -> None:
         self.per_minute = per_minute
@@ -14,7 +14,7 @@ class TokenBucket:
 
     @property
     def limit(self) -> int:
-        """As the headers name it: the most that is ever there."""
+        """The capacity, as shown in the headers."""
         return 1_000_000 if self.per_minute is None else int(self._most)
 
     def take(self, now: float) -> float:
@@ -22,7 +22,7 @@ class TokenBucket:
         if self.per_minute is None:
             return 0.0
         self._refill(now)
-        if self._level < 1.0 - 1e-9:  # the wait that was promised must suffice, rounding included
+        if self._level < 1.0 - 1e-9:  # the announced wait must suffice, including rounding
             return (1.0 - self._level) * 60.0 / self.per_minute
         self._level -= 1.0
         return 0.0

@@ -1,4 +1,4 @@
-"""Result lines of an ended batch, in no useful order, with the faults that its lines drew."""
+"""Result lines of an ended batch, in random order, with the faults drawn for its lines."""
 
 import random
 from collections.abc import Callable, Iterator
@@ -11,7 +11,7 @@ Render = Callable[[int], bytes]
 def told(
     batch: Batch, line: Render, unknown: Render, among: Callable[[int], bool] = lambda index: True
 ) -> Iterator[bytes]:
-    """Every line of the requests `among` which it is asked for. The order is the same at every fetch."""
+    """Every line of the requests `among`. Every fetch has the same order."""
     order = list(range(batch.size))
     random.Random(batch.seed).shuffle(order)  # noqa: S311 - a simulation, not a secret
     faults = batch.line_faults

@@ -1,4 +1,4 @@
-"""The provider as tests and simulations hold it: the app, the bill, and a hand on its controls."""
+"""The provider for tests and simulations: the app, the bill, and methods to control it."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -20,11 +20,11 @@ class MockAnthropic:
         self._state = State(self.config, now)
         self.app = App(self._state)
 
-    # -- looking
+    # -- inspection
 
     @property
     def bill(self) -> Bill:
-        """Everything charged up to now, strangers' batches excepted."""
+        """Everything charged up to now, except strangers' batches."""
         self._state.advance()
         return self._state.bill
 
@@ -50,7 +50,7 @@ class MockAnthropic:
 
     @property
     def arrivals(self) -> Sequence[Arrival]:
-        """The synchronous calls that came, in their order, refused ones included; of very many the latest."""
+        """The synchronous calls in the order of arrival, including refused ones; if there are very many, the latest."""
         return list(self._state.arrivals)
 
     @property
@@ -59,11 +59,11 @@ class MockAnthropic:
 
     @property
     def canceled(self) -> Sequence[str]:
-        """Ids of the batches that somebody asked to cancel."""
+        """Ids of the batches whose cancellation was requested."""
         return self._state.canceled
 
     def batch(self, batch_id: str) -> Batch:
-        """This batch, caught up with the time. KeyError when there is none."""
+        """This batch, advanced to the current time. KeyError if there is none."""
         self._state.advance()
         for shelf in self._state.shelves():
             batch: Batch | None = shelf.find(batch_id)
@@ -73,7 +73,7 @@ class MockAnthropic:
 
     @property
     def files(self) -> Sequence[str]:
-        """Ids of the files that lie at OpenAI, uploads and results, expired ones excepted."""
+        """Ids of the files at OpenAI, uploads and results, except expired ones."""
         self._state.advance()
         now = self._state.now()
         return [file.id for project in self._state.projects.values() for file in project.files.newest_first(now)]
@@ -81,10 +81,10 @@ class MockAnthropic:
     def workspace_of(self, credential: str) -> str:
         return self._state.workspace(credential).id
 
-    # -- acting
+    # -- control
 
     def script(self, fault: str, times: int = 1) -> None:
-        """The next `times` occasions for this fault take it, whatever its probability."""
+        """The fault occurs on its next `times` occasions, regardless of its probability."""
         self._state.box.script(fault, times)
 
     def end_batch(self, batch_id: str) -> None:
@@ -105,12 +105,12 @@ class MockAnthropic:
         self._state.hooks.stir()
 
     def forget_batch(self, batch_id: str, seconds: float = FOREVER) -> None:
-        """From now on, and for so long, there is no such batch. It runs and is billed all the same."""
+        """From now on, and for so long, the provider denies the batch. It runs and is billed all the same."""
         batch, now = self.batch(batch_id), self._state.now()
         batch.forgotten_from, batch.forgotten_until = now, now + seconds
 
     def add_stranger(self, credential: str, size: int) -> Batch:
-        """A batch of somebody else in this credential's workspace."""
+        """A batch of another client in this credential's workspace."""
         return self._state.add_stranger(self._state.workspace(credential), size)
 
     def add_openai_stranger(self, credential: str, size: int, metadata: Mapping[str, str] | None = None) -> Batch:
@@ -121,7 +121,7 @@ class MockAnthropic:
     # -- webhooks
 
     def tell(self, url: str | None, secret: str | None = None) -> None:
-        """From now on, events about OpenAI's batches are posted there."""
+        """From now on, events about OpenAI's batches are posted to this URL."""
         self._state.hooks.url = url
         self._state.hooks.secret = secret or self._state.hooks.secret
         self._state.hooks.stir()
@@ -132,5 +132,5 @@ class MockAnthropic:
         return self._state.hooks.sent
 
     async def carry_hooks(self, post: Post = post_over_http) -> None:
-        """Delivers events for ever; whoever serves the app runs this beside it."""
+        """Delivers events for ever; the server of the app runs it as a task."""
         await self._state.hooks.carry(self._state.next_end, post)

@@ -1,4 +1,4 @@
-"""Serves the stand-in over real HTTP, with uvicorn's protocol and without its process management."""
+"""Serves the mock over real HTTP, with uvicorn's protocol and without its process management."""
 
 import asyncio
 import signal
@@ -75,7 +75,7 @@ async def serve(
 
 
 async def _stop(server: asyncio.Server, state: ServerState) -> None:
-    """Ends at once: whoever still waits for an answer sees the connection end."""
+    """Ends at once: clients that still wait for an answer see the connection end."""
     server.close()
     for connection in list(state.connections):
         connection.transport.abort()
@@ -117,7 +117,7 @@ def _loop_factory() -> Any:
 
 @contextmanager
 def serve_in_thread(config: MockConfig | None = None) -> Iterator[MockServer]:
-    """The same server in a thread of its own, for tests of blocking clients."""
+    """The same server in a separate thread, for tests of blocking clients."""
     loop = asyncio.new_event_loop()
     thread = threading.Thread(target=loop.run_forever, name="mock-anthropic", daemon=True)
     thread.start()

@@ -1,4 +1,4 @@
-"""The batches of one account, in the order of their creation: they run here, and are charged for."""
+"""The batches of one account, in the order of their creation: runs them and charges for them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ B = TypeVar("B", bound=Batch)
 
 
 class Shelf(ABC, Generic[B]):
-    """What a wire adds: what a request uses (`_use`), and how that is charged (`_charge`)."""
+    """Defined by each API: what a request uses (`_use`), and how that is charged (`_charge`)."""
 
     def __init__(self, id: str, bill: Bill, strangers_bill: Bill, now: float) -> None:  # noqa: A002
         self.id = id
@@ -71,7 +71,7 @@ class Shelf(ABC, Generic[B]):
     # -- time
 
     def advance(self, now: float) -> None:
-        """Carries out what is due by `now`.
+        """Runs everything that is due by `now`.
 
         Requests of different batches run in the order of their starts, because an earlier one may write the cache
         entry that a later one reads.
@@ -93,7 +93,7 @@ class Shelf(ABC, Generic[B]):
             self._bill.add(heapq.heappop(self._executing)[2])
 
     def hurry(self, batch: B, now: float) -> None:
-        """Ends a batch now, with the charges of what was still executing."""
+        """Ends a batch now, and charges the requests that are still executing."""
         self.advance(now)
         batch.hurry(now)
         for position, (_, order, charge) in enumerate(self._executing):

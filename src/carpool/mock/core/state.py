@@ -1,4 +1,4 @@
-"""What the endpoints share: time, dice, workspaces, the bill."""
+"""State shared by the endpoints: time, random numbers, workspaces, the bill."""
 
 import asyncio
 from collections import Counter, deque
@@ -40,7 +40,7 @@ class Caller:
 
 @dataclass(slots=True)
 class Arrival:
-    """A synchronous call that came, and how it was received: let in (200), or refused with this status."""
+    """A synchronous call and its result: accepted (200), or refused with this status."""
 
     at: float
     credential: str
@@ -48,7 +48,7 @@ class Arrival:
 
 
 class Seen:
-    """Counts the requests that arrived, refused ones included."""
+    """Counts the requests that arrived, including refused ones."""
 
     def __init__(self) -> None:
         self._counts: Counter[tuple[str, str]] = Counter()
@@ -93,7 +93,7 @@ class State:
     def new_file_id(self) -> str:
         return f"file-{self.dice.files.getrandbits(96):024x}"
 
-    # -- who calls
+    # -- authentication
 
     def caller(self, request: Request) -> Caller:
         """The authenticated caller; raises 401 or 400 as the provider does."""
@@ -126,7 +126,7 @@ class State:
         return self.projects[name]
 
     async def enter(self, caller: Caller) -> None:
-        """What all batch endpoints share: permission, the rate limit, and the time that an answer takes."""
+        """Shared by all batch endpoints: permission, the rate limit, and the response time."""
         if caller.credential in self.config.keys_without_batch:
             raise ApiError("permission_error", "Your API key does not have permission to use batches.")
         self.limit(caller, "batch")
@@ -141,7 +141,7 @@ class State:
             raise ApiError("rate_limit_error", message, {"retry-after": retry_after(wait)})
 
     async def arrive(self, caller: Caller) -> Arrival:
-        """A synchronous call is at the door: it is let in, or fails as limits and faults say, and is written down."""
+        """Accepts a synchronous call, or fails it as limits and faults say, and records it."""
         at = self.now()
         try:
             self.storm(caller)
@@ -155,7 +155,7 @@ class State:
         return arrival
 
     def storm(self, caller: Caller) -> None:
-        """A burst of 429s: while it lasts, everybody in the workspace is refused, whatever is left of the limit."""
+        """A burst of 429s: while it lasts, all requests in the workspace are refused, whatever is left of the limit."""
         now, faults = self.now(), self.box.faults
         if now >= caller.workspace.storm_until and self.box.roll("sync_429_burst"):
             caller.workspace.storm_until = now + faults.burst_s
@@ -247,7 +247,7 @@ class State:
             shelf.advance(now)
 
     def next_end(self) -> float | None:
-        """Catches up with the time, and says when the next batch of OpenAI's will end."""
+        """Advances to the current time, and returns when OpenAI's next batch will end."""
         self.advance()
         ends = (project.next_end() for project in self.projects.values())
         return min((end for end in ends if end is not None), default=None)

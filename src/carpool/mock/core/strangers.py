@@ -1,4 +1,4 @@
-"""Batches that somebody else put into the workspace."""
+"""Batches of other clients in the workspace."""
 
 from carpool.mock.anthropic.digest import Digest, digest
 from carpool.mock.openai.digest import digest as digest_openai

@@ -1,4 +1,4 @@
-"""Builds the answers of the stand-in for OpenAI. Pure functions of the request, the usage and the ids."""
+"""Builds the answers of the OpenAI mock. Pure functions of the request, the usage and the ids."""
 
 from typing import Any
 
@@ -150,7 +150,7 @@ def _called(asked: Asked) -> Answer:
 
 
 def _reasoning(asked: Asked) -> Answer:
-    # The hidden part ends in padding and holds a slash and a plus: what careless re-encoding would spoil.
+    # The hidden part ends in padding and holds a slash and a plus: which careless re-encoding would break.
     sealed = "reasoning.encrypted_content" in (asked.body.get("include") or ())
     hidden = {"encrypted_content": f"gAAAA/{asked.fingerprint}+aB=="} if sealed else {}
     summary = [{"type": "summary_text", "text": "Let me think. Yes."}]

@@ -1,4 +1,4 @@
-"""OpenAI's endpoints beside Anthropic's: whose wire a request is, and who answers it."""
+"""OpenAI's endpoints on the same port as Anthropic's: which API a request uses, and what answers it."""
 
 import re
 from functools import lru_cache
@@ -56,14 +56,14 @@ def _routes(vendor: str) -> tuple[Route, ...]:
 
 
 def speaks_openai(request: Request) -> bool:
-    """Whose wire this is: by its path, and where both have it, by Anthropic's headers."""
+    """Which API this is: by its path, and if both have it, by Anthropic's headers."""
     if _MODELS.fullmatch(request.path):
         return not {"anthropic-version", "x-api-key"} & request.headers.keys()
     return _OWN.fullmatch(request.path) is not None
 
 
 async def answer_openai(state: State, request: Request, headers: dict[str, str]) -> Reply:
-    """The endpoint's reply, errors included; what it owes to the caller's limits goes into `headers`."""
+    """The endpoint's response, including errors; the headers of the caller's limits are put into `headers`."""
     headers |= {"x-request-id": request.request_id, "openai-version": "2020-10-01"}
     headers["openai-organization"] = state.config.organization
     try:

@@ -41,13 +41,13 @@ class OpenAIBatch(Batch):
     keep_files_s: float
     name: str | None = None
     house: str = "openai"
-    """Whose habits it has."""
+    """The provider that it imitates."""
     flaw: Problem | None = None
-    """What is wrong with the file; it shows when the file has been read."""
+    """The error in the file; it appears when the file has been read."""
     crowded: bool = False
-    """There will be no room for it, whatever the limit."""
+    """It will exceed the limit, whatever that is."""
     at: float = 0.0
-    """The time that the batch has been caught up with."""
+    """The time to which the batch has been advanced."""
     judged: bool = False
     begun: bool = False
     forgets: bool = False
@@ -64,7 +64,7 @@ class OpenAIBatch(Batch):
         return done + self.finalize_s if done <= self.expires else self.expires
 
     def judge(self, full: Problem | None) -> None:
-        """The file has been read: the batch fails, because of itself or because there is no room, or it begins."""
+        """The file has been read: the batch fails, because of an error or a limit, or it begins."""
         self.judged = True
         if self.cancel_at is not None:
             return
@@ -83,11 +83,11 @@ class OpenAIBatch(Batch):
         super(OpenAIBatch, self).hurry(now)
 
     def let_go(self) -> None:
-        """Nobody can ask for its results any more."""
+        """Its results can't be requested any more."""
         self._used()
         self.requests, self.usages = (), []
 
-    # -- how it looks
+    # -- how it is shown
 
     @property
     def status(self) -> str:
@@ -110,7 +110,7 @@ class OpenAIBatch(Batch):
         return self.held_since is None and self.at >= max(self.ends, default=0.0)
 
     def view(self) -> dict[str, Any]:
-        """The wire's Batch, as of the time that it was caught up with."""
+        """The wire's Batch, as of the time to which it was advanced."""
         status = self.status
         told = status in ("finalizing", "completed")
         return {

@@ -137,7 +137,7 @@ def _input(state: State, caller: Caller, file_id: str) -> StoredFile:
 
 
 def _find(state: State, caller: Caller, batch_id: str) -> OpenAIBatch:
-    """The caller's batch, caught up with the time."""
+    """The caller's batch, advanced to the current time."""
     project = state.project(caller)
     project.advance(state.now())
     batch = project.find(batch_id)

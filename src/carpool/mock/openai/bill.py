@@ -1,4 +1,4 @@
-"""What the stand-in for OpenAI charges: whole nano-dollars, summed in pico-dollars and rounded half to even, once."""
+"""What the OpenAI mock charges: whole nano-dollars, summed in pico-dollars and rounded half to even, once."""
 
 from carpool.mock.core.bill import Usage
 from carpool.mock.openai.models import LONG_FROM, OpenAISpec
@@ -6,7 +6,7 @@ from carpool.mock.openai.providers import TABLE
 
 
 def price_nano(spec: OpenAISpec, usage: Usage, tier: str = "default") -> int:
-    """`usage.write_5m` are the tokens written to the cache; OpenAI tells no terms apart in their price."""
+    """`usage.write_5m` are the tokens written to the cache; OpenAI has one price for all durations."""
     long = spec.long and usage.total_input > LONG_FROM
     habits = TABLE[spec.house]
     read = usage.read * spec.read

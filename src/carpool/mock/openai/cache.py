@@ -1,4 +1,4 @@
-"""OpenAI's prompt cache: automatic, from 1,024 tokens on, in steps of 128, by the longest beginning seen before."""
+"""OpenAI's prompt cache: automatic, from 1,024 tokens on, in steps of 128, by the longest prefix seen before."""
 
 from collections.abc import Sequence
 from hashlib import sha256
@@ -13,7 +13,7 @@ KEPT_S = 1800.0
 
 
 class Prefixes(NamedTuple):
-    """`keys[i]` and `tokens[i]` name and measure the beginning that ends with block i."""
+    """`keys[i]` and `tokens[i]` are the key and the length of the prefix that ends with block i."""
 
     keys: Sequence[bytes]
     tokens: Sequence[int]
@@ -44,7 +44,7 @@ class OpenAICache:
         self._until: dict[bytes, float] = {}
 
     def use(self, asked: Prefixes, spec: OpenAISpec, now: float) -> CacheUse:
-        """One request's traffic with the cache: what it finds there, and what it leaves for the next."""
+        """One request's cache traffic: what it reads, and what it writes."""
         read = 0
         for key, tokens in zip(reversed(asked.keys), reversed(asked.tokens), strict=True):
             if tokens >= LEAST and self._until.get(key, 0.0) > now:

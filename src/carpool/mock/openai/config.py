@@ -1,4 +1,4 @@
-"""The knobs of the stand-in for OpenAI, beside those that both stand-ins share."""
+"""Settings of the OpenAI mock, in addition to those that both mocks share."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -36,18 +36,18 @@ class OpenAIConfig:
     keep_files_s: float = 30 * DAY
     # OpenAI-compatible providers.
     vendor: str = "openai"
-    """Whose habits it has: a row of `providers.TABLE`."""
+    """The provider that it imitates: a row of `providers.TABLE`."""
     windows: frozenset[str] | None = None
     """Completion windows that a create may ask for; None: those of the vendor. They are not kept: `expiry_s` says
     when a batch expires."""
     api_version: str | None = None
-    """The query that every request must have, as at Azure; None: no such thing."""
+    """The query that every request must have, as at Azure; None: none."""
     no_batches: int | None = None
-    """The status with which all that has to do with batches is answered, as at most servers that speak this wire."""
+    """The status of all responses about batches, as from most servers with this API."""
     # Webhooks.
     webhook_url: str | None = None
-    """None: nobody is told. Can be set later, with `tell`."""
-    webhook_secret: str = "whsec_Y2FycG9vbC1tb2NrLXdlYmhvb2stc2VjcmV0"  # noqa: S105 - a stand-in's, known to everyone
+    """None: no webhooks are sent. Can be set later, with `tell`."""
+    webhook_secret: str = "whsec_Y2FycG9vbC1tb2NrLXdlYmhvb2stc2VjcmV0"  # noqa: S105 - the mock's, known to everyone
     webhook_latency: Latency = _AT_ONCE
     webhook_attempts: int = 5
     webhook_backoff_s: float = 1.0

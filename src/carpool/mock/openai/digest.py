@@ -1,4 +1,4 @@
-"""What the stand-in for OpenAI reads out of a request: enough to answer and bill it."""
+"""What the OpenAI mock reads from a request: enough to answer and bill it."""
 
 import re
 from collections.abc import Iterator
@@ -35,7 +35,7 @@ class Asked(msgspec.Struct, frozen=True):
     body: Body
     endpoint: Endpoint
     prefixes: Prefixes | None = None
-    """None where nothing is cached."""
+    """None if nothing is cached."""
     directive: str = ""
     tool: ToolCall | None = None
     stream: bool = False
@@ -44,12 +44,12 @@ class Asked(msgspec.Struct, frozen=True):
 
 
 def openai_fingerprint(body: Body) -> str:
-    """Names a body's meaning: equal for equal JSON, whatever its key order, streaming or not."""
+    """Identifies a body: equal for equal JSON, independent of key order and streaming."""
     return sha256(canonical({key: value for key, value in body.items() if key not in _NOT_MEANING})).hexdigest()[:16]
 
 
 def expected_openai_text(body: Body) -> str:
-    """The text this provider answers `body` with, for tests that check that everyone got their own."""
+    """The text of the answer to `body`, for tests that check that each client got its own."""
     return echo(openai_fingerprint(body), _last_text(_turns(body)))
 
 
@@ -96,7 +96,7 @@ def _blocks(body: Body, turns: list[Body]) -> Iterator[Any]:
 
 
 def _last_text(turns: list[Body]) -> str:
-    """The last text of the last turn, if that is the user's: there a test tells this provider what to do."""
+    """The last text of the last turn, if that is the user's: it has a test's commands to the mock."""
     last = turns[-1]
     if last.get("role") != "user":
         return ""
@@ -124,7 +124,7 @@ def _limit(body: Body) -> int:
 
 
 def _answer_text(body: Body, endpoint: Endpoint, said: str) -> str:
-    """An echo; as JSON where the client wants JSON."""
+    """An echo; as JSON if the client wants JSON."""
     text = body.get("text")
     wanted = (
         body.get("response_format") if endpoint == "chat" else text.get("format") if isinstance(text, dict) else None

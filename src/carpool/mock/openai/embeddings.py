@@ -1,4 +1,4 @@
-"""Embeddings of the stand-in: the same vector for the same text, model and length, and of length one."""
+"""Embeddings of the mock: the same vector for the same text, model and length, with norm one."""
 
 import base64
 import math
@@ -45,7 +45,7 @@ def _vector(model: str, one: Any, length: int) -> list[float]:
     rng = random.Random(sha256(canonical([model, one, length])).digest())  # noqa: S311 - a simulation, not a secret
     raw = [rng.gauss(0.0, 1.0) for _ in range(length)]
     norm = math.sqrt(sum(value * value for value in raw))
-    # As the wire carries them: four bytes each.
+    # As they are sent: four bytes each.
     return list(struct.unpack(f"<{length}f", struct.pack(f"<{length}f", *(value / norm for value in raw))))
 
 

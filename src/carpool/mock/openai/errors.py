@@ -1,11 +1,11 @@
-"""How the stand-in for OpenAI says no."""
+"""Error responses of the OpenAI mock."""
 
 from collections.abc import Mapping
 from typing import Any
 
 from carpool.mock.core.errors import ApiError
 
-# The stand-ins share their faults; where OpenAI has another status, type or code for one, it stands here.
+# Both mocks share their faults; these are the ones for which OpenAI has another status, type or code.
 _SHAPES: Mapping[str, tuple[int, str, str | None]] = {
     "authentication_error": (401, "invalid_request_error", "invalid_api_key"),
     "permission_error": (403, "invalid_request_error", None),
@@ -18,7 +18,7 @@ _SHAPES: Mapping[str, tuple[int, str, str | None]] = {
 
 
 class OpenAIError(ApiError):
-    """An error with OpenAI's particulars: which parameter, and which code."""
+    """An error with OpenAI's fields: the parameter and the code."""
 
     def __init__(
         self, message: str, param: str | None = None, code: str | None = None, kind: str = "invalid_request_error"
@@ -29,7 +29,7 @@ class OpenAIError(ApiError):
 
 
 class Full(OpenAIError):
-    """Groq's flex tier has no room: a status that nobody else has."""
+    """Groq's flex tier has no capacity: a status that no other provider has."""
 
 
 def status_of(error: ApiError) -> int:
@@ -47,7 +47,7 @@ def error_body(error: ApiError) -> dict[str, Any]:
 
 
 def flat_status(error: ApiError) -> int:
-    """As Mistral has it: what does not fit the form of a request is 422."""
+    """Mistral's errors: a malformed request is 422."""
     return 422 if _misshapen(error) else status_of(error)
 
 
@@ -63,7 +63,7 @@ def _misshapen(error: ApiError) -> bool:
 
 
 def text_status(error: ApiError) -> int:
-    """As xAI has it, where a wrong key is a bad request."""
+    """xAI's errors: a wrong key is a bad request."""
     return 400 if error.kind == "authentication_error" else status_of(error)
 
 

@@ -1,4 +1,4 @@
-"""Files: what clients uploaded, and what batches left."""
+"""Files: clients' uploads, and results of batches."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class StoredFile:
     created: float
     expires: float
     lines: Callable[[], Iterator[bytes]]
-    """The content; in one piece where it was uploaded."""
+    """The content; in one piece if it was uploaded."""
     usable_from: float = 0.0
     """Before that, a create does not find it."""
     batch_id: str | None = None

@@ -1,4 +1,4 @@
-"""Webhooks: signed events about ended batches, sent as Standard Webhooks says, again until somebody takes them."""
+"""Webhooks: signed events about ended batches, sent as Standard Webhooks requires, and retried until accepted."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from carpool.mock.openai.config import OpenAIConfig
 from carpool.mock.openai.post import post_over_http
 
 Post = Callable[[str, Mapping[str, str], bytes], Awaitable[int]]
-"""Posts a body to a URL and returns the status; OSError when nobody is there."""
+"""Posts a body to a URL and returns the status; OSError if there is no server."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sent:
-    """One attempt to deliver an event; status 0 when nobody was there."""
+    """One attempt to deliver an event; status 0 if there was no server."""
 
     at: float
     event_id: str
@@ -68,7 +68,7 @@ class Hooks:
         self._waiting: list[_Event] = []
         self._wake: Callable[[], None] | None = None
 
-    # -- what there is to say
+    # -- events
 
     def announce(self, batch: OpenAIBatch) -> None:
         """A batch has ended."""
@@ -85,14 +85,14 @@ class Hooks:
         self.stir()
 
     def stir(self) -> None:
-        """Something has changed, perhaps in another thread: whoever carries looks again."""
+        """Something has changed, perhaps in another thread: wakes the delivery loop."""
         if self._wake is not None:
             self._wake()
 
-    # -- saying it
+    # -- delivery
 
     async def carry(self, advance: Callable[[], float | None], post: Post = post_over_http) -> None:
-        """Delivers for ever. `advance` catches up with the time, and knows when it will be needed next."""
+        """Delivers for ever. `advance` advances to the current time, and returns when it is needed next."""
         loop, stirred = asyncio.get_running_loop(), asyncio.Event()
 
         def wake() -> None:
@@ -124,7 +124,7 @@ class Hooks:
 
     async def _try(self, event: _Event, post: Post) -> int:
         if self.url is None:
-            return 200  # nobody wants to know any more
+            return 200  # the recipient is gone
         stamp = int(self._now() + self._box.faults.clock_offset_s)
         headers = {
             "content-type": "application/json",
@@ -135,7 +135,7 @@ class Hooks:
         }
         try:
             status = await post(self.url, headers, event.body)
-        except (OSError, ValueError):  # nobody there, or nobody who speaks HTTP
+        except (OSError, ValueError):  # no server, or not an HTTP server
             status = 0
         self.sent.append(Sent(self._now(), event.id, event.type, event.batch_id, status))
         return status

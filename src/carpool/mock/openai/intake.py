@@ -1,4 +1,4 @@
-"""Takes a batch's file in: what fails it as a whole, what fails single requests, and what is left to do."""
+"""Reads a batch's file: errors that fail it as a whole, errors of single requests, and the requests to run."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class _Flawed(Exception):
 
 
 async def read_file(data: bytes, order: Order, mean_output: int, limits: OpenAIConfig) -> Contents:
-    """Reads it all, letting others run in between. The first flaw ends it: then there is nothing but the flaw."""
+    """Reads all of it, yielding to the event loop in between. It ends at the first error, and returns only that."""
     reader = _Reader(order, mean_output, limits)
     try:
         reader.begin(data)
@@ -71,7 +71,7 @@ def _lines(data: bytes) -> Iterator[memoryview]:
 
 
 class _Reader:
-    """Reads the lines. Where a code was never seen on the wire, it is the one that Azure documents."""
+    """Reads the lines. Codes that were never observed are those that Azure documents."""
 
     def __init__(self, order: Order, mean_output: int, limits: OpenAIConfig) -> None:
         self.contents = Contents()
@@ -176,7 +176,7 @@ def _object(number: int, line: memoryview) -> dict[str, Any]:
 
 
 class OpenAIIntake:
-    """Makes batches of what was read."""
+    """Creates a batch from the requests."""
 
     def __init__(self, config: MockConfig, rng: random.Random, box: FaultBox) -> None:
         self._fate = Fate(config, rng, box)

@@ -1,4 +1,4 @@
-"""The models of the stand-in for OpenAI, and what it charges for them (pico-dollars per token)."""
+"""The models of the OpenAI mock, and what it charges for them (pico-dollars per token)."""
 
 import re
 from collections.abc import Mapping
@@ -16,11 +16,11 @@ class OpenAISpec:
     output: int
     read: int
     write: int | None = None
-    """None where writing to the cache costs nothing; else those tokens are told apart, and cost this."""
+    """None if cache writes are free; else they are reported separately, and cost this."""
     tiers: Mapping[str, int] = field(default_factory=dict)
-    """Service tiers beside the default, in percent of its price."""
+    """Service tiers other than the default, in percent of its price."""
     long: bool = False
-    """Above 272,000 input tokens, input and cache cost double and output half as much again."""
+    """Above 272,000 input tokens, input and cache cost 2x and output 1.5x."""
     thinks: bool = True
     dimensions: int = 0
     """Of its embeddings; 0 for all other models."""
@@ -28,7 +28,7 @@ class OpenAISpec:
     """`talk`, `embed`, `complete` or `moderate`: which endpoints it serves."""
     batch: bool = True
     house: str = "openai"
-    """Who sells it: a row of `providers.TABLE`."""
+    """Its provider: a row of `providers.TABLE`."""
 
 
 def _line(id: str, usd: float, out: float, read: float, **more: object) -> OpenAISpec:  # noqa: A002

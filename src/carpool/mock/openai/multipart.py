@@ -11,7 +11,7 @@ _MOST_HEADERS = 16_384
 
 
 class FormError(ValueError):
-    """This is no form; the message says why."""
+    """Not a valid form; the message says why."""
 
 
 @dataclass(slots=True)
@@ -52,7 +52,7 @@ class _Reader:
             pass
 
     def _content(self) -> bool:
-        """Up to the next boundary; what stands before the first one belongs to nobody."""
+        """Up to the next boundary; what precedes the first one is ignored."""
         at = self._buffer.find(self._delimiter)
         safe = at if at >= 0 else max(0, len(self._buffer) - len(self._delimiter) + 1)
         if self._in_content:

@@ -1,4 +1,4 @@
-"""What a create says, in the words of OpenAI and of each compatible provider."""
+"""The fields of a create, as OpenAI and each compatible provider name them."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -38,7 +38,7 @@ def openai(body: Any, paths: Paths, windows: Paths) -> Order:
 
 
 def together(body: Any, paths: Paths, windows: Paths) -> Order:
-    """It has no metadata: whoever sends some has mistaken it for somebody else."""
+    """It has no metadata: a client that sends some takes it for another provider."""
     _check_known(body, {"input_file_id", "endpoint", "completion_window", "model_id", "priority"})
     return openai(body, paths, windows)
 

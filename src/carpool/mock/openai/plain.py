@@ -11,7 +11,7 @@ _CATEGORIES = (
     *("harassment", "harassment/threatening", "hate", "hate/threatening", "illicit", "illicit/violent", "self-harm"),
     *("self-harm/instructions", "self-harm/intent", "sexual", "sexual/minors", "violence", "violence/graphic"),
 )
-_SIXTEEN = 16  # what a completion may say unless told otherwise
+_SIXTEEN = 16  # default length of a completion
 
 
 def read_completion(body: Any, mean_output: int) -> Asked:
@@ -60,7 +60,7 @@ def text_completion(asked: Asked, usage: Usage, completion_id: str, created: int
 
 
 def moderation(asked: Asked, moderation_id: str) -> Body:
-    """Flags what asks for it."""
+    """Flags inputs that ask for it."""
     return {
         "id": moderation_id,
         "model": asked.model,

@@ -1,4 +1,4 @@
-"""Posts one body over HTTP/1.1, and reads no more of the answer than its status."""
+"""Posts one body over HTTP/1.1, and reads only the status of the response."""
 
 import asyncio
 import re
@@ -10,7 +10,7 @@ _PATIENCE_S = 30.0
 
 
 async def post_over_http(url: str, headers: Mapping[str, str], body: bytes) -> int:
-    """The answer's status; OSError when there is none."""
+    """The response's status; OSError if there is none."""
     parts = urlsplit(url)
     secure = parts.scheme == "https"
     target = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")

@@ -39,7 +39,7 @@ class Project(Shelf[OpenAIBatch]):
     # -- time
 
     def advance(self, now: float) -> None:
-        """As for every wire; but first, what has been read by then is let in or fails."""
+        """As for every API; but first, what has been read by then is accepted or fails."""
         read = [batch for batch in self._open if not batch.judged and batch.validated_at <= now]
         for batch in sorted(read, key=lambda one: one.validated_at):
             batch.judge(self._full(batch))
@@ -103,7 +103,7 @@ class Project(Shelf[OpenAIBatch]):
         if not any(name is not None and self.files.find(name, 0.0) for name in left):
             batch.let_go()
 
-    # -- money
+    # -- billing
 
     def _use(self, batch: OpenAIBatch, index: int) -> Usage:
         return use(_asked(batch, index), self._batch_cache, batch.starts[index])

@@ -29,40 +29,40 @@ class Habits:
     max_bytes: int = 200 * MB
     max_line: int | None = None
     plain_lines: bool = False
-    """A line has neither method nor address."""
+    """A line has neither method nor URL."""
     # Paths.
     uploads: str = "/v1/files"
     batches: str = "/v1/batches"
     cancel: str = "/cancel"
-    # Words.
+    # Vocabulary.
     purpose: str = "batch"
     asks_file_name: bool = False
     """The form must have a field with the file's name, which is the one that counts."""
     asks_browser: bool = False
-    """The batch endpoints turn away whoever does not look like a browser."""
+    """The batch endpoints refuse clients that do not look like a browser."""
     order: Callable[[Any, frozenset[str], frozenset[str]], Order] = orders.openai
     view: Callable[[View], View] = views.openai
     created: Callable[[View], tuple[View, int]] = views.bare
     listed: Callable[[list[View], bool, str | None], Any] = views.page
     line: Callable[[str, str, Any, Any], View | None] = views.line
-    """None where the provider does not mention a request like this one."""
+    """None if the provider does not document such a request."""
     status: Callable[[ApiError], int] = status_of
     error: Callable[[ApiError], View] = error_body
     pages_results: bool = False
     error_file_always: bool = False
     # Answers.
     also: frozenset[str] = frozenset()
-    """Parameters of chat beside OpenAI's."""
+    """Parameters of chat in addition to OpenAI's."""
     whole_calls: bool = False
     """Streamed tool calls come in one piece."""
     closing: tuple[str, ...] = ()
-    """Where the last chunk of every stream has the usage."""
+    """Whether the last chunk of every stream has the usage."""
     reasoning_apart: bool = False
     flex_full: int = 429
-    # Money.
+    # Prices.
     batch_percent: int = 50
     prices_cached_in_batches: bool = True
-    """False: what is read from a cache costs in a batch what it costs elsewhere."""
+    """False: cached input costs the same in a batch as elsewhere."""
 
 
 OPENAI = Habits()

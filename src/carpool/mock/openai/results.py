@@ -1,4 +1,4 @@
-"""The lines of OpenAI's output and error files, rendered as they are asked for."""
+"""The lines of OpenAI's output and error files, rendered on request."""
 
 from collections.abc import Iterator
 from contextlib import suppress
@@ -23,7 +23,7 @@ _NEVER_RAN = {
 
 
 def output_lines(batch: OpenAIBatch) -> Iterator[bytes]:
-    """What succeeded."""
+    """Lines of requests that succeeded."""
     forgotten = batch.outcomes.find(Outcome.SUCCEEDED) if batch.forgets else -1
     return told(
         batch,
@@ -34,7 +34,7 @@ def output_lines(batch: OpenAIBatch) -> Iterator[bytes]:
 
 
 def error_lines(batch: OpenAIBatch) -> Iterator[bytes]:
-    """What failed, and what never ran."""
+    """Lines of requests that failed or never ran."""
     return filter(
         None,
         told(
@@ -47,7 +47,7 @@ def error_lines(batch: OpenAIBatch) -> Iterator[bytes]:
 
 
 def all_results(batch: OpenAIBatch) -> Iterator[dict[str, Any]]:
-    """Where results do not lie in files. What is no JSON can't be told there."""
+    """For results that are not in files. Lines that are not JSON can't be shown there."""
     for line in (*output_lines(batch), *error_lines(batch)):
         with suppress(msgspec.DecodeError):
             yield msgspec.json.decode(line)

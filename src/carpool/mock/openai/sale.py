@@ -1,4 +1,4 @@
-"""What OpenAI's endpoints sell, alike for synchronous calls and for the lines of a batch."""
+"""The calls that OpenAI's endpoints answer and bill, the same for synchronous calls and for lines of a batch."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -29,7 +29,7 @@ _NOTHING = CacheUse(0, 0)
 
 
 def read(endpoint: Endpoint, body: Any, mean_output: int) -> Asked:
-    """What a decoded body asks for; raises the provider's error for one that it refuses."""
+    """Digests a decoded body; raises the provider's error for one that it refuses."""
     match endpoint:
         case "chat" | "responses":
             return digest(endpoint, body, mean_output)
@@ -47,7 +47,7 @@ def use(asked: Asked, cache: OpenAICache, now: float) -> Usage:
 
 
 def name_of(asked: Asked, unique: str) -> str:
-    """The answer's id; embeddings have none on the wire, and are named on the bill only."""
+    """The answer's id; embeddings have none in their response, only on the bill."""
     return f"{_PREFIX[asked.endpoint]}_{unique}"
 
 

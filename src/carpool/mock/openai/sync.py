@@ -23,7 +23,7 @@ _FULL = "Resource unavailable: there is no capacity left in the flex tier right 
 
 @dataclass(frozen=True, slots=True)
 class _Bought:
-    """A purchase that stands on the bill, whether or not its client stays to hear the answer."""
+    """A purchase that is billed, whether or not its client waits for the answer."""
 
     asked: Asked
     answer: Answer
@@ -51,7 +51,7 @@ async def models(state: State, caller: Caller, request: Request) -> Reply:
 
 
 def _sells(state: State, spec: OpenAISpec) -> bool:
-    """Azure sells what OpenAI does."""
+    """Azure offers OpenAI's models."""
     vendor = state.config.openai.vendor
     return spec.house == ("openai" if vendor == "azure" else vendor)
 
@@ -84,7 +84,7 @@ async def _buy(state: State, endpoint: Endpoint, caller: Caller, request: Reques
 
 
 def _make_room(state: State, asked: Asked, arrival: Arrival) -> None:
-    """The flex tier takes calls while there is capacity; what it refuses costs nothing.
+    """The flex tier accepts calls while it has capacity; a refused call costs nothing.
 
     The status is documented, the body's particulars are not: clients should not lean on them.
     """

@@ -1,4 +1,4 @@
-"""Which tool the stand-in for OpenAI calls, and with what. The two endpoints nest the same things differently."""
+"""Which tool the OpenAI mock calls, and with which arguments. The two endpoints nest the same data differently."""
 
 from typing import Any, NamedTuple
 
@@ -11,7 +11,7 @@ from carpool.mock.openai.errors import OpenAIError, missing, wrong_type
 Body = dict[str, Any]
 
 _CALLABLE = ("function", "custom")
-_MODES = {"auto": "auto", "none": "none", "required": "required", "any": "required"}  # `any` is Mistral's word
+_MODES = {"auto": "auto", "none": "none", "required": "required", "any": "required"}  # `any` is Mistral's name
 
 
 class ToolCall(msgspec.Struct, frozen=True):
@@ -54,7 +54,7 @@ def _check_choice(body: Body) -> None:
 
 
 def called(body: Body, wanted: bool, snippet: str) -> ToolCall | None:
-    """The call of a tool, where the user wants one or the request leaves no choice."""
+    """The call of a tool, if the user asks for one or the request forces it."""
     choice = _choice(body.get("tool_choice"))
     if choice.mode == "none" or not (wanted or choice.mode == "required"):
         return None
@@ -77,7 +77,7 @@ def _choice(given: Any) -> Choice:
         return Choice(_MODES.get(allowed.get("mode", "auto"), "auto"), names)
     if given.get("type") in _CALLABLE:
         return Choice("required", (str(_described(given).get("name")),))
-    return Choice("auto")  # what runs at the provider is never called here
+    return Choice("auto")  # server tools are never called here
 
 
 def _callable(body: Body) -> list[Body]:

@@ -1,4 +1,4 @@
-"""Checks a body as OpenAI does, before anything is bought."""
+"""Checks a body as OpenAI does, before anything is billed."""
 
 from typing import Any
 
@@ -196,7 +196,7 @@ def _check_names(body: Any, known: frozenset[str]) -> None:
 
 
 def _also(body: Any) -> frozenset[str]:
-    """What the seller of this model takes beside OpenAI's parameters."""
+    """What the provider of this model accepts in addition to OpenAI's parameters."""
     model = body.get("model") if isinstance(body, dict) else None
     spec = find_model(model) if isinstance(model, str) else None
     return frozenset() if spec is None else TABLE[spec.house].also

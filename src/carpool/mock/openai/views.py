@@ -30,7 +30,7 @@ def openai(view: View) -> View:
 
 
 def azure(view: View) -> View:
-    """States with a capital, times as text, no counts, and codes of its own."""
+    """States with a capital, times as text, no counts, and its own codes."""
     told = {name: _text(value) if name.endswith("_at") else value for name, value in openai(view).items()}
     if view["errors"] is not None:
         data = [{**one, "code": _AZURE_CODES.get(one["code"], one["code"])} for one in view["errors"]["data"]]
@@ -85,7 +85,7 @@ def together(view: View) -> View:
 
 
 def xai(view: View) -> View:
-    """No status: counters. Times are days here. What it finds wrong with a file, it cancels."""
+    """No status: counters. Times are dates here. A batch with an invalid file is cancelled."""
     counts, over = view["request_counts"], _ended_at(view) is not None
     done = counts["completed"] + counts["failed"]
     ended = view["cancelling_at"] or view["failed_at"]
@@ -142,7 +142,7 @@ def line(unique: str, custom_id: str, response: Any, error: Any) -> View | None:
 
 
 def ran_line(unique: str, custom_id: str, response: Any, error: Any) -> View | None:
-    """Whoever never ran is not mentioned."""
+    """Requests that never ran are not mentioned."""
     return None if response is None else {**(line(unique, custom_id, response, None) or {}), "id": f"batch-{unique}"}
 
 

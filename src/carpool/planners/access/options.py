@@ -1,5 +1,5 @@
-"""carpool's options for a call, beside its body: budget, lane, tags, key, provider. A client sets them in headers or in
-a path segment, the library by arguments, and rules and profiles fill the gaps."""
+"""carpool's options for a call, apart from its body: budget, lane, tags, key, provider. A client sets them in headers
+or in a path segment, the library by arguments, and rules and profiles fill the gaps."""
 
 from __future__ import annotations
 
@@ -105,7 +105,9 @@ def _read(pairs: Iterable[tuple[str, str]]) -> Options:
 def _on_disconnect(text: str) -> str:
     value = text.strip().lower()
     if value not in ("keep", "cancel"):
-        raise BadCall(f"{text[:40]!r} does not say what becomes of a call whose client hangs up: write keep or cancel.")
+        raise BadCall(
+            f"{text[:40]!r} does not say what happens to a call whose client disconnects: write keep or cancel."
+        )
     return value
 
 

@@ -22,8 +22,8 @@ from carpool.planners.access.providers import completed, upgrade_refused
 from carpool.planners.policy import span
 
 REQUIRED = (
-    "carpool takes virtual keys only. Send one, which begins with cpk-, where you send the provider's key; whoever "
-    "runs carpool makes one with carpool keys add."
+    "carpool takes virtual keys only. Send one, which begins with cpk-, where you send the provider's key; the "
+    "operator of carpool creates one with carpool keys add."
 )
 _PREFIX_BYTES = PREFIX.encode()
 
@@ -62,7 +62,7 @@ def check_query(query: bytes) -> None:
 
 
 def _misplaced(place: str) -> str:
-    return f"A virtual key stands in {place}, from where it would travel on. Send it where the provider's key belongs."
+    return f"A virtual key is in {place}, which reaches the provider. Send it where the provider's key belongs."
 
 
 class HolderLookup(Protocol):
@@ -137,7 +137,7 @@ def _check_reach(key: VirtualKey, upstream: Upstream, method: str, path: str, he
         and not key.profile.allows(Lane.NOW)
         and not upstream.dialect.handles(method, path)
     ):
-        raise KeyForbidden(f"The virtual key {key.name} travels by batch only, and {path[:100]} can't ride one.")
+        raise KeyForbidden(f"The virtual key {key.name} may only use batches, and {path[:100]} can't be batched.")
     open_to_all = (method == "POST" and path in upstream.dialect.open_paths) or (
         reads and _readable(path, upstream.dialect.models_path)
     )
@@ -202,7 +202,7 @@ def apply_profile(key: VirtualKey, client: Options, ruled: Options, now: float) 
 def _on_allowed_lanes(key: VirtualKey, options: Options) -> Options:
     profile = key.profile
     if not profile.allows(Lane.NOW) and options.lane is not Lane.BATCH:
-        return replace(options, lane=Lane.BATCH, insists=True, note=f"The key {key.name} travels by batch only.")
+        return replace(options, lane=Lane.BATCH, insists=True, note=f"The key {key.name} may only use batches.")
     if not profile.allows(Lane.NOW):
         return replace(options, insists=True)
     if not profile.allows(Lane.BATCH) and (options.timed or options.lane is Lane.BATCH):

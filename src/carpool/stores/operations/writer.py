@@ -11,7 +11,7 @@ What a caller may rely on:
 - A job is resolved after the commit of its group, so a caller that gets its result knows that it is persisted.
 - Jobs run in the order in which they were queued.
 - A job that fails does not affect the others. Adjacent jobs with the same `work` run together as one call, inside a
-  savepoint. If that fails, it is rolled back, and its jobs are repeated one by one, each in a savepoint of its own.
+  savepoint. If that fails, it is rolled back, and its jobs are repeated one by one, each in its own savepoint.
 - If the transaction itself fails (disk full, I/O error), it is rolled back and every job of the group gets the error.
 
 `relaxed` jobs may be lost in a power failure, though not when only the process dies. A group of nothing but relaxed

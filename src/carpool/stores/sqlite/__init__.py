@@ -1,4 +1,4 @@
-"""The store in one SQLite file, or in memory; with attempts on `now`, persisted in two small files beside the database
+"""The store in one SQLite file, or in memory; with attempts on `now`, persisted in two small files next to the database
 before their requests are sent.
 
 A call on lane `now` must leave a trace before its bytes go out. Otherwise a crash between sending and recording would

@@ -3,7 +3,7 @@
 Before anything is created or changed, `inspect_file` checks whether the store can be opened, and if not, why: a refusal
 leaves no file behind and does not touch the files of another program. Then the lock is taken: only one process may use
 the file, so all engines that are stored in it are dead, and what they owned is free. Last, the attempts on `now` that a
-crash left beside the file are entered in the ledger.
+crash left next to the file are entered in the ledger.
 """
 
 from __future__ import annotations
@@ -159,7 +159,7 @@ def real_path(path: str) -> str:
         if file.is_dir():
             raise StoreUnwritable(f"{real} is a directory. Name a file in it, such as {real.rstrip('/')}/carpool.db.")
         if not file.parent.is_dir():
-            raise StoreUnwritable(f"The directory {file.parent} does not exist. Make it, or choose another store.")
+            raise StoreUnwritable(f"The directory {file.parent} does not exist. Create it, or choose another store.")
         if not os.access(file.parent, os.W_OK | os.X_OK):
             raise StoreUnwritable(f"The directory {file.parent} can't be written. Check its permissions.")
         if file.exists() and not os.access(file, os.R_OK | os.W_OK):
@@ -210,7 +210,7 @@ def look(path: str) -> tuple[list[Totals], Mapping[str, int]]:
 
 def open_file(path: str | None, secret: bytes | None = None, encrypt: bool = False) -> SqliteSession:
     """Opens or creates a store; `path` None means in memory. Without a `secret`, uses the one from the environment or
-    from the file beside the store."""
+    from the file next to the store."""
     if path is None:
         return _open_session(None, secret or load_secret(None), encrypt, None)
     real = real_path(path)
@@ -282,7 +282,7 @@ def immediate(connection: sqlite3.Connection) -> Iterator[None]:
 def open_keys(path: str | None, *, make: bool) -> Iterator[calls.KeyAdmin]:
     """Opens the keys of a store, even while another process uses it. A missing store is created only with `make`."""
     if path is None:
-        raise ConfigError("Keys are kept in a store, and one in memory is gone at once. Name the store's file.")
+        raise ConfigError("Keys are kept in a store, and one in memory ends with this command. Name the store's file.")
     real = real_path(path)
     there = is_there(real)
     if not there and not make:

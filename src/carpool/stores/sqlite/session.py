@@ -143,5 +143,7 @@ def translate(error: sqlite3.Error, name: str) -> StoreError:
     if primary in _LOCKED:
         return StoreLocked(f"Another program holds {name} locked. End it, or wait until it is done.")
     if primary in _CORRUPT:
-        return StoreCorrupt(f"The store {name} is damaged ({error}). Restore a copy, or move it away to start anew.")
+        return StoreCorrupt(
+            f"The store {name} is damaged ({error}). Restore a copy, or move it away to start with a new one."
+        )
     return StoreError(f"The store {name} failed: {error}.")

@@ -31,7 +31,7 @@ ANSWER = json.dumps(
         "usage": {"input_tokens": 1, "output_tokens": 2},
     }
 ).encode()
-SAID = ("carpool: A begun answer breaks off: ", "carpool: odd: ")  # the odd provider's doing
+SAID = ("carpool: A response breaks off after its head: ", "carpool: odd: ")  # the odd provider's doing
 CONFIG = """
 providers:
   anthropic: {{dialect: anthropic, base_url: "{plain}", default: true}}

@@ -2,13 +2,13 @@
 
 1. Known head. The data start with the head of the previous call, apart from the content length (`KnownHeads`). The
    head is not parsed again. Once the body is complete, `RequestHead.relay` starts the answer.
-2. New head. uvicorn's parser reads it and `RelayingApp.parse_head` looks at it. If the request may be relayed, the
+2. New head. uvicorn's parser reads it and `RelayingApp.parse_head` examines it. If the request may be relayed, the
    body is collected here, up to `MOST_AT_ONCE`, and then passed to `relay`.
 3. Everything else runs the application as a uvicorn task: other applications and protocol versions, larger bodies,
    requests that `parse_head` or `relay` declines, and exceptions of both, which uvicorn then reports.
 
 `relay` starts a response without a task, or returns what is to run in one. Without a task, the events of the two
-connections carry the call: the provider's response is pushed to a `ClientResponse`, which stands in for uvicorn's
+connections carry the call: the provider's response is pushed to a `ClientResponse`, which replaces uvicorn's
 request cycle until the response ends. If `relay` declines, nothing was sent: the request takes the next path. For path
 1 that means that the buffered bytes are fed to the parser as if they had just arrived.
 
@@ -334,14 +334,14 @@ async def _failing(error: Exception, scope: object, receive: object, send: objec
 
 
 class _NullEvent:
-    """Stands in for an event that nothing waits for."""
+    """Replaces an event that nothing waits for."""
 
     def set(self) -> None: ...
 
 
 class ClientResponse(Struct, eq=False):
     """A response without a task: a `ResponseReceiver` that writes to the client. Output is buffered until `rest` or the
-    end. Stands in for uvicorn's cycle meanwhile: the first fields are those that the connection reads from a cycle."""
+    end. Replaces uvicorn's cycle meanwhile: the first fields are those that the connection reads from a cycle."""
 
     connection: Connection
     keep_alive: bool
