@@ -99,7 +99,7 @@ def test_the_readme_leads_with_what_a_new_user_needs() -> None:
     assert begins[-1] < min(
         text.index(form) for form in ("x-carpool-budget", "@budget=", "--budget", "budget=", "_budget")
     )
-    saved = text.index("**Where you see what it saves:**")
+    saved = text.index("**Where to see the savings:**")
     assert begins[-1] < saved < text.index("## Use it as a library")
     assert len(text.splitlines()) <= 140, "It is one page."
 
