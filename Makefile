@@ -22,8 +22,8 @@ setup: $(READY) ## Make the virtual environment (every other target does it when
 test: $(READY) ## Run the tests, but for the deep ones
 	@$(BIN)/python -m pytest $(TOGETHER) -m 'not deep' $(ARGS)
 
-test-deep: $(READY) ## Run the deep tests only: all crashes, more worlds, more stores; slow
-	@$(BIN)/python -m pytest -n auto --dist loadfile -m deep $(ARGS)
+test-deep: $(READY) ## Run the deep tests only: all crashes, more worlds, the docs, the demo; slow
+	@$(BIN)/python -m pytest $(TOGETHER) -m deep $(ARGS)
 
 test-all: test test-deep ## Run all tests: the quick ones, then the deep ones
 
