@@ -785,8 +785,8 @@ MUTANTS = (
     Mutant(
         "a webhook is believed whoever signed it",
         "src/carpool/dialects/openai/webhooks.py",
-        "    if not any(hmac.compare_digest(signed, one)",
-        "    if not signed and not any(hmac.compare_digest(signed, one)",
+        "        if not any(hmac.compare_digest(signed, signature)",
+        "        if not signed and not any(hmac.compare_digest(signed, signature)",
         test="tests/frontends/proxy/test_webhooks.py",
     ),
     Mutant(
