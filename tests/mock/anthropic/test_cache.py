@@ -60,7 +60,7 @@ async def test_the_longest_stored_prefix_is_read_and_the_rest_written(turned):
     assert await use(world, asking([marked(LONG), marked(LONGER)])) == (1, 3002, 0, 0)
 
 
-async def test_a_growing_conversation_reads_by_looking_back_but_only_20_blocks(turned):
+async def test_a_growing_conversation_reads_by_looking_back_but_only_19_blocks(turned):
     world = turned()
 
     def turn(blocks):
@@ -69,8 +69,8 @@ async def test_a_growing_conversation_reads_by_looking_back_but_only_20_blocks(t
         return {"model": MODEL, "max_tokens": 10, "messages": [{"role": "user", "content": content}]}
 
     await use(world, turn(5))
-    assert (await use(world, turn(25)))[1] == 1006
-    assert (await use(world, turn(46)))[1] == 0
+    assert (await use(world, turn(24)))[1] == 1006
+    assert (await use(world, turn(44)))[1] == 0
 
 
 async def test_below_the_minimum_nothing_is_cached(turned):

@@ -11,7 +11,7 @@ from carpool.mock.core.errors import invalid
 
 TTL = {"5m": 300.0, "1h": 3600.0}
 MAX_BREAKPOINTS = 4
-LOOKBACK = 20
+LOOKBACK = 20  # positions that are searched, the breakpoint included
 _MESSAGE_LEVEL = ("tool_choice", "thinking", "output_config", "speed")
 
 
@@ -121,7 +121,7 @@ class PromptCache:
 
     def _longest_hit(self, plan: CachePlan, start: float) -> int | None:
         for position, _ in reversed(plan.breakpoints):
-            for candidate in range(position, max(-1, position - LOOKBACK - 1), -1):
+            for candidate in range(position, max(-1, position - LOOKBACK), -1):
                 entry = self._entries.get(plan.keys[candidate])
                 if entry is not None and entry.readable < start < entry.expires:
                     return candidate
