@@ -70,7 +70,7 @@ def spread(place: str) -> None:
     elif place == "call":
         calls.CallHandler.call = abroken  # type: ignore[method-assign]
     elif place == "answer":
-        calls.pass_answer = abroken
+        calls.send_streamed = abroken
         Relay.answered = broken  # type: ignore[method-assign]
     elif place == "passing":
         calls._send_response = abroken

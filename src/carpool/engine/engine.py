@@ -199,7 +199,7 @@ class Engine:
         try:
             response = await self._respond(call, self.decide(call, default), default, None)
             if not isinstance(response, Decision):
-                return await self._sender.bring(*response), None
+                return await self._sender.read_reply(*response), None
         finally:
             self._direct -= 1
         pending_call = self.tickets.admit(call, response, gone)
@@ -220,7 +220,7 @@ class Engine:
         finds no room on `flex` and may not go on `now`, returns the decision instead, and the frontend submits it.
         `as_is` is the client's own request, to be sent unchanged."""
         response = await self._respond(call, decision or self.decide(call, default), default, as_is)
-        return response if isinstance(response, Decision) else self._sender.passing(*response)
+        return response if isinstance(response, Decision) else self._sender.stream_response(*response)
 
     async def _respond(
         self, call: Call, decision: Decision, default: Lane, as_is: Ask | None
@@ -244,9 +244,9 @@ class Engine:
         request = SendRequest(call, decision.reason, refused.kind, as_is=as_is, tried=refused.tried)
         return await self._sender.respond(request)
 
-    def relay(self, call: Call, as_is: Ask, decision: Decision, outlet: ResponseReceiver) -> Purchase | None:
-        """As `forward`, but pushes the response to `outlet`. Returns None, and sends nothing, if that is impossible."""
-        purchase = self._sender.relay(call, as_is, decision.reason, outlet)
+    def relay(self, call: Call, as_is: Ask, decision: Decision, receiver: ResponseReceiver) -> Purchase | None:
+        """As `forward`, but pushes the response to `receiver`. Returns None and sends nothing if that is impossible."""
+        purchase = self._sender.relay(call, as_is, decision.reason, receiver)
         self._context.stats.sync_calls += purchase is not None
         return purchase
 

@@ -121,9 +121,9 @@ def carpool_headers(reply: Reply) -> Headers:
     return tuple(headers)
 
 
-def passing_headers(passage: StreamedResponse) -> Headers:
-    ticket = None if passage.ticket is None else ticket_text(passage.ticket)
-    return early_headers(ticket, passage.lane, passage.reason)
+def streamed_headers(streamed: StreamedResponse) -> Headers:
+    ticket = None if streamed.ticket is None else ticket_text(streamed.ticket)
+    return early_headers(ticket, streamed.lane, streamed.reason)
 
 
 def early_headers(ticket: str | None, lane: Lane, reason: str) -> Headers:
@@ -148,7 +148,7 @@ def end_to_end(headers: Headers) -> list[tuple[str, str]]:
     return [pair for pair in headers if pair[0] not in dropped]
 
 
-def passed_on(headers: Headers) -> list[tuple[str, str]]:
+def forwarded_headers(headers: Headers) -> list[tuple[str, str]]:
     """The headers of a response that is passed through: its body keeps its length."""
     listed = _listed_in_connection(headers)
     dropped = _NOT_PASSED_ON | listed - {"content-length"} if listed else _NOT_PASSED_ON

@@ -29,7 +29,7 @@ async def test_an_answer_is_bought_on_flex() -> None:
     context, flex, call = scene(client)
     response = await flex.respond(call, "cheap")
     assert not isinstance(response, FlexRefused)
-    reply = await flex._sender.bring(*response)
+    reply = await flex._sender.read_reply(*response)
     assert (reply.outcome.status, reply.outcome.lane, reply.entry and reply.entry.lane) == (200, Lane.FLEX, Lane.FLEX)
     [request] = client.requests
     assert isinstance(request.body, bytes)

@@ -18,13 +18,13 @@ def test_a_response_passes_through_and_is_entered_at_its_end() -> None:
     bought.answered(200, (("content-type", "application/json"),))
     bought.add(b'{"usage":{"prompt_tokens":3,"completion_tokens":4}}')
     bought.finish()
-    bought.outlet.add.assert_called_once()  # type: ignore[attr-defined]
+    bought.receiver.add.assert_called_once()  # type: ignore[attr-defined]
     [call] = bought.record.call_args_list  # type: ignore[attr-defined]
     attempt, status, dialect, seen = call.args
     assert (attempt, status, dialect) == (bought.attempt, 200, OPENAI)
     assert seen.final
     assert seen.usage.input_tokens == 3
-    bought.outlet.finish.assert_called_once_with()  # type: ignore[attr-defined]
+    bought.receiver.finish.assert_called_once_with()  # type: ignore[attr-defined]
     assert bought.entry is bought.record.return_value  # type: ignore[attr-defined]
 
 
@@ -33,7 +33,7 @@ def test_a_request_that_was_never_sent_is_void() -> None:
     bought.fail(error)
     bought.record_unsent.assert_called_once_with(bought.attempt)  # type: ignore[attr-defined]
     bought.slot.failed.assert_called_once_with(error)  # type: ignore[attr-defined]
-    bought.outlet.fail.assert_called_once_with(error)  # type: ignore[attr-defined]
+    bought.receiver.fail.assert_called_once_with(error)  # type: ignore[attr-defined]
     assert bought.entry is None
 
 
@@ -44,16 +44,16 @@ def test_a_response_that_breaks_off_has_no_final_usage() -> None:
     bought.fail(error)
     assert not bought.record.call_args.args[3].final  # type: ignore[attr-defined]
     assert not bought.complete
-    bought.outlet.fail.assert_called_once_with(error)  # type: ignore[attr-defined]
+    bought.receiver.fail.assert_called_once_with(error)  # type: ignore[attr-defined]
     assert bought.entry is bought.record.return_value  # type: ignore[attr-defined]
 
 
 def test_what_is_given_up_before_its_answer_has_no_entry() -> None:
     bought = purchase()
-    bought.tether = Mock()
+    bought.request_handle = Mock()
     bought.give_up()
     assert bought.entry is None
-    bought.tether.give_up.assert_called_once_with()
+    bought.request_handle.give_up.assert_called_once_with()
     bought.record.assert_not_called()  # type: ignore[attr-defined]
 
 

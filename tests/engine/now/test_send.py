@@ -52,7 +52,7 @@ def sender(store: Store) -> Sender:
 
 async def seen_again(store: Store, *, kept: bool = True) -> EntryKind:
     errand = SendRequest(admission(TICKET).call, "due", kept=kept)
-    return (await sender(store)._second_look(errand, Mock())).kind
+    return (await sender(store)._recheck_kind(errand, Mock())).kind
 
 
 async def board(store: Store) -> int:
@@ -87,7 +87,7 @@ async def test_a_call_that_is_on_no_disk_is_not_looked_for(store: Store) -> None
 async def test_a_store_in_trouble_gives_the_turn_back(store: Store) -> None:
     broken, slot = Mock(views=Mock(side_effect=StoreError("The disk is full."))), Mock()
     with pytest.raises(StoreError):
-        await sender(broken)._second_look(SendRequest(admission(TICKET).call, "due", kept=True), slot)
+        await sender(broken)._recheck_kind(SendRequest(admission(TICKET).call, "due", kept=True), slot)
     slot.failed.assert_called_once()
 
 

@@ -73,7 +73,7 @@ class ResponseReceiver(Protocol):
 
     def answered(self, status: int, headers: Headers) -> None: ...
     def add(self, chunk: bytes) -> None: ...
-    def rest(self) -> None:
+    def flush_buffers(self) -> None:
         """All data received so far was passed on; more may take a while, so buffered data should be flushed."""
 
     def finish(self) -> None: ...
@@ -100,8 +100,8 @@ class PushClient(HttpClient, Protocol):
     def most(self) -> int:
         """The largest body, in bytes, that can be pushed; a larger one needs `send`."""
 
-    def push(self, request: HttpRequest, taker: ResponseReceiver) -> RequestHandle | None:
+    def push(self, request: HttpRequest, receiver: ResponseReceiver) -> RequestHandle | None:
         """Sends immediately over an idle connection. Returns None if there is none; then nothing was sent."""
 
-    async def push_on_new_connection(self, request: HttpRequest, taker: ResponseReceiver) -> RequestHandle:
+    async def push_on_new_connection(self, request: HttpRequest, receiver: ResponseReceiver) -> RequestHandle:
         """Opens a new connection and sends over it."""

@@ -61,7 +61,7 @@ class AnthropicErrorBody:
         return _STATUS.get(self.kind, _UNKNOWN)
 
     @property
-    def is_passing(self) -> bool:
+    def is_temporary(self) -> bool:
         """Whether a retry of the same call may succeed."""
         return (self.status == 429 or self.status >= 500) and self.code != _SPENT
 

@@ -258,7 +258,7 @@ def result_line(line: bytes) -> ResultLine:
             error = errors.read(bytes(result.error))
             if error is None:
                 raise MalformedResponse("A result line says that its call failed, but carries no error.")
-            return ResultLine(read.custom_id, "errored", error.status, error.body, "", None, error.is_passing)
+            return ResultLine(read.custom_id, "errored", error.status, error.body, "", None, error.is_temporary)
         case "expired":
             return ResultLine(read.custom_id, "expired", 504, _EXPIRED, "", None, True)
         case "canceled":

@@ -76,7 +76,7 @@ def read(body: bytes) -> OpenAIErrorBody | None:
     return None if envelope is None else envelope.read()
 
 
-def is_passing(status: int, error: OpenAIErrorBody | None) -> bool:
+def is_temporary(status: int, error: OpenAIErrorBody | None) -> bool:
     """Whether a retry of the same call may succeed."""
     return (status in (408, 409, 429) or status >= 500) and not _is_spent(error)
 

@@ -109,7 +109,7 @@ def _answered(custom_id: str, response: _Response, provider: CompatibleProvider)
     read = errors.read(body)
     if read is None:
         body = errors.error(status, "", f"The batch answered this request with {status}.")
-    return ResultLine(custom_id, "errored", status, body, "", None, errors.is_passing(status, read))
+    return ResultLine(custom_id, "errored", status, body, "", None, errors.is_temporary(status, read))
 
 
 def _unanswered(custom_id: str, error: _Error) -> ResultLine:

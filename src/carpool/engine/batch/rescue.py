@@ -201,7 +201,7 @@ class Rescuer:
         try:
             late = call.deadline is not None and context.now() >= call.deadline
             if late and await context.store.attempts(call.ticket) > 0:  # neither a rescue nor the batch has answered
-                await self._sender.miss(call.ticket)
+                await self._sender.settle_missed(call.ticket)
                 return
             sendable = await context.store.sendable_call(call.ticket)
             if sendable is None:

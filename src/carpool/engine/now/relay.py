@@ -35,7 +35,7 @@ class Purchase(Struct, eq=False):
     """One purchase under way. It is in the ledger as an attempt before it is started.
 
     The HTTP client pushes the response to it, and it to the frontend, which may pause it or give it up; after that the
-    outlet is not called any more. At the end, `entry` is the ledger entry, if the response had begun, and `complete`
+    receiver is not called any more. At the end, `entry` is the ledger entry, if the response had begun, and `complete`
     tells whether the client got everything it waits for, however the connection ended.
     """
 
@@ -43,14 +43,14 @@ class Purchase(Struct, eq=False):
     record_unsent: Callable[[Entry], None]
     dialect: Dialect
     attempt: Entry
-    outlet: ResponseReceiver
+    receiver: ResponseReceiver
     slot: Slot
     status: int = 0
     headers: Headers = ()
     tap: UsageTap | None = None
     read: Callable[[bytes], None] | None = None
-    tether: RequestHandle | None = None
-    making: asyncio.Task[Any] | None = None  # opens a new connection
+    request_handle: RequestHandle | None = None
+    connecting: asyncio.Task[Any] | None = None  # opens a new connection
     complete: bool = False
     entry: Entry | None = None
 
@@ -59,16 +59,16 @@ class Purchase(Struct, eq=False):
 
     def start(self, http_client: PushClient, request: HttpRequest, background: BackgroundTasks) -> None:
         try:
-            self.tether = http_client.push(request, self)
+            self.request_handle = http_client.push(request, self)
         except NotConnected as error:
             asyncio.get_running_loop().call_soon(self.fail, error)
             return
-        if self.tether is None:
-            self.making = background.spawn(self._push_on_new_connection(http_client, request), "connect")
+        if self.request_handle is None:
+            self.connecting = background.spawn(self._push_on_new_connection(http_client, request), "connect")
 
     async def _push_on_new_connection(self, http_client: PushClient, request: HttpRequest) -> None:
         try:
-            self.tether = await http_client.push_on_new_connection(request, self)
+            self.request_handle = await http_client.push_on_new_connection(request, self)
         except NotConnected as error:
             self.fail(error)
 
@@ -79,29 +79,29 @@ class Purchase(Struct, eq=False):
         self.slot.answered(cast("HttpResponse", self))  # it reads status and headers only
         self.tap = self.dialect.usage_tap()
         self.read = _reader(self.tap, headers)
-        self.outlet.answered(status, headers)
+        self.receiver.answered(status, headers)
 
     def add(self, chunk: bytes) -> None:
         assert self.read is not None
         self.read(chunk)
-        self.outlet.add(chunk)
+        self.receiver.add(chunk)
 
-    def rest(self) -> None:
-        self.outlet.rest()
+    def flush_buffers(self) -> None:
+        self.receiver.flush_buffers()
 
     def finish(self) -> None:
-        self.tether = None
+        self.request_handle = None
         self._close_entry(whole=True)
-        self.outlet.finish()
+        self.receiver.finish()
 
     def fail(self, error: WireError) -> None:
-        self.tether = None
+        self.request_handle = None
         self.slot.failed(error)
         if isinstance(error, NotConnected):
             self.record_unsent(self.attempt)
         elif self.status:
             self._close_entry(whole=False)
-        self.outlet.fail(error)
+        self.receiver.fail(error)
 
     def _close_entry(self, whole: bool) -> None:
         assert self.tap is not None
@@ -112,15 +112,15 @@ class Purchase(Struct, eq=False):
     # ------------------------------------------------------------ called by the frontend
 
     def pause(self, paused: bool) -> None:
-        if self.tether is not None:
-            self.tether.pause(paused)
+        if self.request_handle is not None:
+            self.request_handle.pause(paused)
 
     def give_up(self) -> None:
         """Aborts the request."""
-        if self.making is not None:
-            self.making.cancel()
-        if self.tether is not None:
-            self.tether.give_up()
+        if self.connecting is not None:
+            self.connecting.cancel()
+        if self.request_handle is not None:
+            self.request_handle.give_up()
         self.slot.failed(asyncio.CancelledError())
         if self.status:
             self._close_entry(whole=False)
@@ -135,7 +135,7 @@ def _reader(tap: UsageTap, headers: Headers) -> Callable[[bytes], None]:
 # A response that is streamed to its client while its usage is read for the ledger.
 
 
-class Tapped:
+class TappedChunks:
     """Iterates over the chunks of a response and reads its usage. Closing it ends the response, begun or not.
 
     `entry` is the ledger entry, once the response has ended. `answered` says whether the client got everything it waits
@@ -154,7 +154,7 @@ class Tapped:
         self._read = _reader(tap, response.headers)
         self._finish = finish
 
-    def __aiter__(self) -> Tapped:
+    def __aiter__(self) -> TappedChunks:
         return self
 
     async def __anext__(self) -> bytes:
@@ -187,7 +187,7 @@ class StreamedResponse(Struct, frozen=True):
     ticket: int | None  # None if nothing was bought, so there is nothing to look up
     status: int
     headers: Headers
-    chunks: Tapped
+    chunks: TappedChunks
     reason: str
     lane: Lane = Lane.NOW
 

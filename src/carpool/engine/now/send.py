@@ -31,13 +31,13 @@ from carpool.core.ports import Ask, Dialect, HttpResponse, Refusal, ResponseRece
 from carpool.core.upstream import Upstream, WholeResponse, whole
 from carpool.engine.context import EngineContext, Reply
 from carpool.engine.now.gate import KEPT_PATIENCE_S, Gates, Slot
-from carpool.engine.now.relay import Purchase, StreamedResponse, Tapped, local_refusal
+from carpool.engine.now.relay import Purchase, StreamedResponse, TappedChunks, local_refusal
 from carpool.planners import ledger
 
 _RecordAttempt = Callable[[Entry], Awaitable[None]]
 
 SILENCE_S = 600.0
-PASSING_S = 86_400.0  # timeout of a relayed call: its client decides how long to wait
+RELAY_TIMEOUT_S = 86_400.0  # timeout of a relayed call: its client decides how long to wait
 BACKOFF_S = 0.5
 BACKOFF_MAX_S = 30.0
 UNSENT = 0  # purchase number of an entry that was never sent
@@ -84,24 +84,24 @@ class Sender:
         """Buys one call. Returns the response to its last attempt, and the ledger entry of that."""
         return request, *await self._response_after_retries(request, self.record)
 
-    async def bring(self, request: SendRequest, response: HttpResponse, entry: Entry) -> Reply:
+    async def read_reply(self, request: SendRequest, response: HttpResponse, entry: Entry) -> Reply:
         """Reads the whole response."""
         whole_response = await whole(response)
         entry = self._priced(request, entry, whole_response)
         self._complete(entry)
         return Reply(request.call.ticket, _outcome(whole_response, request, self._context.now()), entry)
 
-    def passing(self, request: SendRequest, response: HttpResponse, entry: Entry) -> StreamedResponse:
-        """Streams the response. Closing the passage aborts the request."""
+    def stream_response(self, request: SendRequest, response: HttpResponse, entry: Entry) -> StreamedResponse:
+        """Streams the response. Closing the streamed aborts the request."""
         dialect = self._upstream(request).dialect
-        finish = partial(self.close, entry, response.status, dialect)
-        chunks = Tapped(response, dialect.usage_tap(), finish)
+        finish = partial(self.close_entry, entry, response.status, dialect)
+        chunks = TappedChunks(response, dialect.usage_tap(), finish)
         ticket = request.call.ticket if entry.sent else None
         return StreamedResponse(ticket, response.status, response.headers, chunks, request.reason, request.lane)
 
-    def relay(self, call: Call, ask: Ask, reason: str, outlet: ResponseReceiver) -> Purchase | None:
-        """Buys a call with its client's own request, and pushes the response to `outlet`, errors included. Returns None
-        if the call needs more than that, such as retries: then use `forward`."""
+    def relay(self, call: Call, ask: Ask, reason: str, receiver: ResponseReceiver) -> Purchase | None:
+        """Buys a call with its client's own request, and pushes the response to `receiver`, errors included. Returns
+        None if the call needs more than that, such as retries: then use `forward`."""
         context, upstream = self._context, self._context.upstreams[call.provider]
         http_client = upstream.push_client
         if http_client is None or call.deadline is not None or len(ask.body) > http_client.most:
@@ -118,11 +118,11 @@ class Sender:
         except BaseException as error:
             slot.failed(error)
             raise
-        purchase = Purchase(self.close, self.void, upstream.dialect, entry, outlet, slot)
-        purchase.start(http_client, upstream.request(ask, (), PASSING_S), context.background)
+        purchase = Purchase(self.close_entry, self.record_unsent, upstream.dialect, entry, receiver, slot)
+        purchase.start(http_client, upstream.request(ask, (), RELAY_TIMEOUT_S), context.background)
         return purchase
 
-    def close(self, entry: Entry, status: int, dialect: Dialect, seen: Seen) -> Entry:
+    def close_entry(self, entry: Entry, status: int, dialect: Dialect, seen: Seen) -> Entry:
         """Prices a finished purchase: an error is not billed, and a response that broke off has no known price."""
         if status >= 400:
             finished = ledger.free(entry)
@@ -133,7 +133,7 @@ class Sender:
         self._complete(finished)
         return finished
 
-    def void(self, entry: Entry) -> None:
+    def record_unsent(self, entry: Entry) -> None:
         """Records that the request was never sent, so nothing was bought."""
         self._context.store.completed(ledger.free(entry), self._context.background.told)
 
@@ -203,7 +203,7 @@ class Sender:
         await context.settle([Settlement(request.call.ticket, outcome)])
         return Sent.SETTLED
 
-    async def miss(self, ticket: int) -> None:
+    async def settle_missed(self, ticket: int) -> None:
         """Settles a call whose deadline has passed and for which no purchase was answered."""
         context = self._context
         sendable = await context.store.sendable_call(ticket)
@@ -238,7 +238,7 @@ class Sender:
                     if request.kept:
                         raise
                     return local_refusal(error, dialect), self.attempt(request, UNSENT)
-                request = await self._second_look(request, slot)
+                request = await self._recheck_kind(request, slot)
             entry = self.attempt(request, number)
             try:
                 await record_attempt(entry)
@@ -262,7 +262,7 @@ class Sender:
                 await self._write_off(request, entry)
             await self._context.clock.sleep(delay)
 
-    async def _second_look(self, request: SendRequest, slot: Slot) -> SendRequest:
+    async def _recheck_kind(self, request: SendRequest, slot: Slot) -> SendRequest:
         """A kept call that waited for its slot may be in a batch by now. Then this purchase is a rescue."""
         if not request.kept or request.kind is not EntryKind.PURCHASE:
             return request
@@ -289,7 +289,9 @@ class Sender:
     async def send(self, request: SendRequest) -> HttpResponse:
         call, upstream = request.call, self._upstream(request)
         if request.as_is is not None:  # it contains the client's own secret
-            return await upstream.ask(request.as_is, (), timeout=PASSING_S if call.deadline is None else SILENCE_S)
+            return await upstream.ask(
+                request.as_is, (), timeout=RELAY_TIMEOUT_S if call.deadline is None else SILENCE_S
+            )
         ask = upstream.dialect.send(call.endpoint, call.headers, call.body)
         return await upstream.ask(ask, self._context.keyring.secret(request.payer), timeout=SILENCE_S)
 

@@ -26,7 +26,7 @@ from carpool.core.ports import Clock, RawRequest
 from carpool.core.upstream import versioned
 from carpool.dialects import DEFAULT_DIALECT, dialect_of_endpoint
 from carpool.engine import Engine, Keyring, Reply, Stats, StreamedResponse, Upstream
-from carpool.frontends.intake import NO_RETRY, answer_headers, failure, make_call, passing_headers
+from carpool.frontends.intake import NO_RETRY, answer_headers, failure, make_call, streamed_headers
 from carpool.frontends.library.fast_path import Draft, Settled
 from carpool.planners.access.options import PREFIX, Options, from_headers
 from carpool.planners.policy import RoutingPolicy
@@ -299,10 +299,10 @@ class InProcessExchange:
         """Submits a request, whose call may be known already."""
         call = call or self.understood(raw, options)
         if call.stream:  # the body is the client's own, including its `stream` option
-            passage = await self._engine.forward(replace(call, body=raw.body), default=self._default)
-            if isinstance(passage, StreamedResponse):
-                headers = (*passage.headers, *passing_headers(passage))
-                return Flow(passage.status, headers, passage.chunks, passage.chunks.aclose)
+            streamed = await self._engine.forward(replace(call, body=raw.body), default=self._default)
+            if isinstance(streamed, StreamedResponse):
+                headers = (*streamed.headers, *streamed_headers(streamed))
+                return Flow(streamed.status, headers, streamed.chunks, streamed.chunks.aclose)
         return self._whole(await self._submitted(call), call.stream)
 
     async def _submitted(self, call: Call) -> Reply:

@@ -15,7 +15,7 @@ from carpool.core.errors import BadCall, CarpoolError, KeyRefused
 from carpool.core.ports import Clock, RawRequest
 from carpool.engine import Engine, Upstream
 from carpool.frontends.proxy.admin import HOOKS, Admin, Webhooks
-from carpool.frontends.proxy.calls import MAX_BODY, PASSED, CallHandler, ParsedHead, pass_through
+from carpool.frontends.proxy.calls import MAX_BODY, PASSED, CallHandler, ParsedHead, forward_unchanged
 from carpool.frontends.proxy.http.connection import KnownHeads
 from carpool.frontends.proxy.http.responses import Disconnected, asked_dialect
 from carpool.frontends.proxy.log import Note, RequestLog, Tell, no_log
@@ -194,7 +194,7 @@ class Proxy:
         body = await upload.body()
         leaving = request.watch(upload.gone, self._guard.background)
         try:
-            await self._guard.unless_gone(pass_through(request, upstream, raw, body), leaving, passing=True)
+            await self._guard.unless_gone(forward_unchanged(request, upstream, raw, body), leaving, streamed=True)
         finally:
             leaving.cancel()
 

@@ -22,7 +22,14 @@ from carpool.core.ports import Ask, Clock, Dialect, HttpRequest, Parsed, RawRequ
 from carpool.dialects.keep_alive import Client, keep_alive_events
 from carpool.engine import Engine, Purchase, StreamedResponse, Upstream
 from carpool.engine.now.decompress import read_whole
-from carpool.frontends.intake import early_headers, end_to_end, identify, passed_on, passing_headers, with_fingerprint
+from carpool.frontends.intake import (
+    early_headers,
+    end_to_end,
+    forwarded_headers,
+    identify,
+    streamed_headers,
+    with_fingerprint,
+)
 from carpool.frontends.proxy.http.connection import ClientResponse, Connection
 from carpool.frontends.proxy.http.responses import Disconnected, RequestRefused
 from carpool.frontends.proxy.log import CLIENT_LEFT, LogLine, RequestLog, Tell, redacted, waiting
@@ -35,7 +42,7 @@ from carpool.planners.routing import Decision, must_be_kept
 log = logging.getLogger("carpool.proxy")
 
 PASSED = "pass"  # logged instead of a lane: passed through unchanged
-PASSING_S = 86_400.0  # practically no limit: the client has its timeout
+RELAY_TIMEOUT_S = 86_400.0  # practically no limit: the client has its timeout
 MAX_BODY = 32_000_000  # bytes of a call; pass-through requests may be longer
 
 
@@ -130,14 +137,14 @@ class CallHandler:
         assert upstream is not None
         if decided is None:
             line.lane = PASSED
-            passing = pass_through(request, upstream, raw, raw.body)
-            await self.guard.unless_gone(passing, request.leaving, passing=True)
+            forwarding = forward_unchanged(request, upstream, raw, raw.body)
+            await self.guard.unless_gone(forwarding, request.leaving, streamed=True)
             return None
         call, decision = decided.call, decided.decision
         _describe_call(line, call, raw, request.client, request.address, decision)
         if decided.direct:
             passed = self._pass(request, call, raw, head, decision)
-            diverted = await self.guard.unless_gone(passed, request.leaving, passing=True)
+            diverted = await self.guard.unless_gone(passed, request.leaving, streamed=True)
             if diverted is None:
                 return None
             decision = diverted
@@ -201,22 +208,22 @@ class CallHandler:
     ) -> Decision | None:
         """Streams the response of a call on `now` or `flex`, sent as the client's own request. Returns the new decision
         if flex has no capacity and the next lane is not `now`."""
-        passage: StreamedResponse | Decision | None = None
+        streamed: StreamedResponse | Decision | None = None
         try:
             forwarded = head.forwarded
             if decision.lane is Lane.FLEX and head.compressed:  # the body is changed, so it can't stay compressed
                 raw, forwarded = _decompressed(raw, head, self._max_body), None
             with informed(request, self._intervals, call.deadline, self._clock):
-                passage = await self._engine.forward(call, decision=decision, as_is=unchanged_request(raw, forwarded))
-            if isinstance(passage, Decision):
-                return passage
-            request.line.lane = str(passage.lane)
-            await pass_answer(request, passage)
+                streamed = await self._engine.forward(call, decision=decision, as_is=unchanged_request(raw, forwarded))
+            if isinstance(streamed, Decision):
+                return streamed
+            request.line.lane = str(streamed.lane)
+            await send_streamed(request, streamed)
         except (Disconnected, asyncio.CancelledError, CarpoolError) as error:
-            begun = passage if isinstance(passage, StreamedResponse) else None
+            begun = streamed if isinstance(streamed, StreamedResponse) else None
             self.request_log.call_failed(request.line, error, request.gone, begun)
             raise
-        self.request_log.call_ended(request.line, passage.status, passage.chunks.entry, passage.chunks.size)
+        self.request_log.call_ended(request.line, streamed.status, streamed.chunks.entry, streamed.chunks.size)
         return None
 
 
@@ -255,7 +262,7 @@ class Relay(ClientResponse, kw_only=True, eq=False):
 
     def answered(self, status: int, headers: Headers) -> None:
         self.status = status
-        ClientResponse.answered(self, status, (*passed_on(headers), *self.own_headers))
+        ClientResponse.answered(self, status, (*forwarded_headers(headers), *self.own_headers))
 
     def finish(self) -> None:
         self._end(self.status)
@@ -310,12 +317,12 @@ def unchanged_request(raw: RawRequest, forwarded: Headers | None) -> Ask:
     return Ask(raw.method, _target(raw), tuple(end_to_end(raw.headers)) if forwarded is None else forwarded, raw.body)
 
 
-async def pass_through(
+async def forward_unchanged(
     request: RequestContext, upstream: Upstream, raw: RawRequest, body: bytes | StreamedBody
 ) -> None:
     """Sends a request that carpool does not understand, and passes the response to the client."""
     url, headers = upstream.url(_target(raw)), tuple(end_to_end(raw.headers))
-    sent = HttpRequest(raw.method, url, headers, body, PASSING_S, request.inform)
+    sent = HttpRequest(raw.method, url, headers, body, RELAY_TIMEOUT_S, request.inform)
     try:
         response = await upstream.http_client.send(sent)
     except ConnectionBroken as error:
@@ -323,18 +330,18 @@ async def pass_through(
             raise error.__cause__ from None
         raise
     try:
-        await _send_response(request, response.status, passed_on(response.headers), response.chunks())
+        await _send_response(request, response.status, forwarded_headers(response.headers), response.chunks())
     finally:
         await response.aclose()
 
 
-async def pass_answer(request: RequestContext, passage: StreamedResponse) -> None:
+async def send_streamed(request: RequestContext, streamed: StreamedResponse) -> None:
     """Streams the response of a call on `now`, with carpool's headers added."""
-    headers = [*passed_on(passage.headers), *passing_headers(passage)]
+    headers = [*forwarded_headers(streamed.headers), *streamed_headers(streamed)]
     try:
-        await _send_response(request, passage.status, headers, passage.chunks)
+        await _send_response(request, streamed.status, headers, streamed.chunks)
     finally:
-        await passage.chunks.aclose()
+        await streamed.chunks.aclose()
 
 
 async def _send_response(

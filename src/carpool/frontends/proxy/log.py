@@ -131,18 +131,18 @@ class RequestLog:
         self._note(line)
 
     def call_failed(
-        self, line: LogLine, error: BaseException, gone: bool, passage: StreamedResponse | None = None
+        self, line: LogLine, error: BaseException, gone: bool, streamed: StreamedResponse | None = None
     ) -> None:
         """Logs a call without a complete response: client disconnected (`gone`), carpool shutting down, or provider
-        unreachable. `passage` is the response, if it had begun."""
+        unreachable. `streamed` is the response, if it had begun."""
         status = CLIENT_LEFT if gone else Closed.status
         if isinstance(error, CarpoolError):
             line.error, status = redacted(str(error)), error.status
-        if passage is None:
+        if streamed is None:
             self.call_ended(line, status)
         else:
-            chunks = passage.chunks
-            self.call_ended(line, passage.status if chunks.answered else status, chunks.entry, chunks.size)
+            chunks = streamed.chunks
+            self.call_ended(line, streamed.status if chunks.answered else status, chunks.entry, chunks.size)
 
     def left(
         self, method: str, path: str, provider: str, client: Client, address: str, refused: RequestRefused | None

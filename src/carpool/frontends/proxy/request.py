@@ -207,21 +207,21 @@ class CancellableResponse(Protocol):
 
 
 class DisconnectGuard:
-    """Runs work for clients while they are connected. A shutdown may cut off `passing` and `relays`."""
+    """Runs work for clients while they are connected. A shutdown may cut off work in `streamed` and `relays`."""
 
     def __init__(self) -> None:
         self.background = BackgroundTasks()
         self.relays: set[CancellableResponse] = set()
         self.relay_ended = asyncio.Event()
-        self.passing: set[_ClientWork] = set()
+        self.streamed: set[_ClientWork] = set()
         self._others: set[_ClientWork] = set()
 
-    async def unless_gone(self, work: Coroutine[Any, Any, T], leaving: Leaving, *, passing: bool = False) -> T:
+    async def unless_gone(self, work: Coroutine[Any, Any, T], leaving: Leaving, *, streamed: bool = False) -> T:
         """Runs the work; cancels it and its upstream request if the client disconnects first.
 
         It runs in the request's own task, because another task would be most of the cost of a quick call.
         """
-        client_work, group = _ClientWork(), self.passing if passing else self._others
+        client_work, group = _ClientWork(), self.streamed if streamed else self._others
         group.add(client_work)
         leaving.add_done_callback(client_work.left)
         try:
@@ -236,7 +236,7 @@ class DisconnectGuard:
 
     @property
     def busy(self) -> bool:
-        return bool(self.passing or self._others or self.relays or self.background.busy)
+        return bool(self.streamed or self._others or self.relays or self.background.busy)
 
     async def relayed(self) -> None:
         """Returns when no relay is left."""
@@ -248,7 +248,7 @@ class DisconnectGuard:
         """Cuts off everything that passes through."""
         for relay in list(self.relays):
             relay.cut()
-        await _stop(self.passing)
+        await _stop(self.streamed)
 
     async def aclose(self) -> None:
         """Ends what is left."""

@@ -89,15 +89,15 @@ class Http1Client:
             raise
         return response
 
-    def push(self, request: HttpRequest, taker: ResponseReceiver) -> Http1Exchange | None:
+    def push(self, request: HttpRequest, receiver: ResponseReceiver) -> Http1Exchange | None:
         head, origin = self._head(request)
         connection = self._idle_connection(origin)
-        return None if connection is None else Http1Exchange.begin(connection, origin.host, head, request, taker)
+        return None if connection is None else Http1Exchange.begin(connection, origin.host, head, request, receiver)
 
-    async def push_on_new_connection(self, request: HttpRequest, taker: ResponseReceiver) -> Http1Exchange:
+    async def push_on_new_connection(self, request: HttpRequest, receiver: ResponseReceiver) -> Http1Exchange:
         head, origin = self._head(request)
         connection = await self._connect(origin, request.timeout)
-        return Http1Exchange.begin(connection, origin.host, head, request, taker)
+        return Http1Exchange.begin(connection, origin.host, head, request, receiver)
 
     def _head(self, request: HttpRequest) -> tuple[bytes, Origin]:
         if self._closed:

@@ -48,8 +48,8 @@ class Http1Exchange(Struct, eq=False):
     method: str
     timeout: float
     informed: Callable[[int, Headers], None] | None
-    taker: ResponseReceiver | None  # until the response is complete or has failed
-    line: Http1Connection | None  # the connection, as long as `taker`
+    receiver: ResponseReceiver | None  # until the response is complete or has failed
+    line: Http1Connection | None  # the connection, as long as `receiver`
     status: int = 0
     quiet: float = 0.0  # seconds without traffic, counted by `look`
     uploaded: bool = True  # the request was sent completely
@@ -59,44 +59,44 @@ class Http1Exchange(Struct, eq=False):
 
     @classmethod
     def begin(
-        cls, line: Http1Connection, host: str, head: bytes, request: HttpRequest, taker: ResponseReceiver
+        cls, line: Http1Connection, host: str, head: bytes, request: HttpRequest, receiver: ResponseReceiver
     ) -> Http1Exchange:
         assert isinstance(request.body, bytes)
-        exchange = cls(host, request.method, request.timeout, request.informed, taker, line)
+        exchange = cls(host, request.method, request.timeout, request.informed, receiver, line)
         line.begin(exchange, head + request.body)
         return exchange
 
     # ------------------------------------------------------------ filled by the connection
 
     def answered(self, status: int, headers: Headers) -> None:
-        if self.taker is not None:
+        if self.receiver is not None:
             self.status, self.quiet = status, 0.0
-            self.taker.answered(status, headers)
+            self.receiver.answered(status, headers)
 
     def add(self, chunk: bytes) -> None:
-        if self.taker is not None:
+        if self.receiver is not None:
             self.quiet = 0.0
-            self.taker.add(chunk)
+            self.receiver.add(chunk)
 
     def wake(self) -> None:
-        if self.taker is not None:
-            self.taker.rest()
+        if self.receiver is not None:
+            self.receiver.flush_buffers()
 
     def finish(self) -> None:
-        if (taker := self._end()) is not None:
-            taker.finish()
+        if (receiver := self._end()) is not None:
+            receiver.finish()
 
     def sever(self) -> None:
         self._fail(ConnectionBroken(f"The connection to {self.host} broke before the whole answer was here."))
 
     def _fail(self, error: WireError) -> None:
-        if (taker := self._end()) is not None:
-            taker.fail(error)
+        if (receiver := self._end()) is not None:
+            receiver.fail(error)
 
     def _end(self) -> ResponseReceiver | None:
         """Drops its references, which form a cycle, so that it is freed without the garbage collector."""
-        taker, self.taker, self.line = self.taker, None, None
-        return taker
+        receiver, self.receiver, self.line = self.receiver, None, None
+        return receiver
 
     def look(self, seconds: float) -> None:
         """Checks the timeout; called every `seconds`. A timer per call would be one of its largest costs."""
@@ -152,19 +152,19 @@ class Http1Response:
         if self._size > MOST_HELD and self.exchange.uploaded:
             self.exchange.pause(True)
 
-    def rest(self) -> None:
+    def flush_buffers(self) -> None:
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
 
     def finish(self) -> None:
         self._complete = True
         self._interrupt()
-        self.rest()
+        self.flush_buffers()
 
     def fail(self, error: WireError) -> None:
         self._failure = type(error), str(error)
         self._interrupt()
-        self.rest()
+        self.flush_buffers()
 
     def _interrupt(self) -> None:
         if self.interrupt is not None:

@@ -377,7 +377,7 @@ class ClientResponse(Struct, eq=False):
             self.size += len(chunk)
             self.out.append(b"%x\r\n%b\r\n" % (len(chunk), chunk) if self.chunked else chunk)
 
-    def rest(self) -> None:
+    def flush_buffers(self) -> None:
         if self.out:
             self.connection.transport.write(b"".join(self.out))
             self.out.clear()
@@ -385,7 +385,7 @@ class ClientResponse(Struct, eq=False):
     def finish(self) -> None:
         if self.chunked:
             self.out.append(b"0\r\n\r\n")
-        self.rest()
+        self.flush_buffers()
         self.response_complete = True
         if not self.keep_alive:
             self.connection.transport.close()
@@ -393,7 +393,7 @@ class ClientResponse(Struct, eq=False):
 
     def break_off(self) -> None:
         """Closes without an end, so that the client sees that the response is incomplete."""
-        self.rest()
+        self.flush_buffers()
         self.connection.transport.close()
 
     def pause(self, paused: bool) -> None:
