@@ -133,6 +133,6 @@ def test_a_hook_that_fails_stops_neither_the_next_nor_the_teller(caplog: pytest.
     event_hooks = EventHooks((broken,))
     event_hooks.add(heard.append)
     with caplog.at_level(logging.WARNING, "carpool"):
-        event_hooks.tell(Trouble(0.0, "testing", "nothing"))
+        event_hooks.emit(Trouble(0.0, "testing", "nothing"))
     assert len(heard) == 1
     assert "A hook failed on Trouble: RuntimeError at " in caplog.text

@@ -30,7 +30,7 @@ async def test_a_borrowed_task_gives_its_failure_to_who_awaits_it(caplog: pytest
         raise ValueError
 
     with pytest.raises(ValueError):
-        await background.lend(fail(), "lent")
+        await background.spawn_awaited(fail(), "lent")
     assert background.failures == 0
     assert caplog.text == ""
 
@@ -45,9 +45,9 @@ async def test_rest_waits_for_what_ends_and_cancels_the_rest() -> None:
 
     background.spawn(finish(), "short")
     endless = background.spawn(asyncio.Event().wait(), "endless")
-    await soon(background.rest(timeout=0.05), 2)
+    await soon(background.finish(timeout=0.05), 2)
     assert done.is_set()
     assert endless.cancelled()
     assert not background.busy
     assert background.failures == 0
-    await soon(background.rest(timeout=60), 1)  # nothing to wait for
+    await soon(background.finish(timeout=60), 1)  # nothing to wait for

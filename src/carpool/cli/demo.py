@@ -108,21 +108,21 @@ class Board:
     def answered(self, role: Role, lane: str, wait: float) -> None:
         self.waits[role.name][lane].append(wait)
         if self._count(role) == role.count:
-            self.tell(f"All {role.count} {role.name} are answered: {self._by_lane(role)}.")
+            self.print_line(f"All {role.count} {role.name} are answered: {self._by_lane(role)}.")
 
     def held(self, provider_id: str) -> None:
         """The mock provider holds this batch back on purpose."""
         self.batches[provider_id].state = "stuck"
-        self.tell(f"{_short(provider_id)} gets stuck at the provider.")
+        self.print_line(f"{_short(provider_id)} gets stuck at the provider.")
 
     def cancelling(self, provider_id: str) -> None:
         self.batches[provider_id].state = "cancelling"
-        self.tell(f"{_short(provider_id)} would be late, so carpool cancels it before it is billed.")
+        self.print_line(f"{_short(provider_id)} would be late, so carpool cancels it before it is billed.")
 
-    def hear(self, event: Event) -> None:
+    def on_event(self, event: Event) -> None:
         if isinstance(event, BatchSubmitted):
             self.batches[event.provider_id] = BatchLine(event.provider_id, event.count)
-            self.tell(f"{_short(event.provider_id)} is bought with {event.count} calls.")
+            self.print_line(f"{_short(event.provider_id)} is bought with {event.count} calls.")
         elif isinstance(event, BatchEnded):
             line = self.batches[event.provider_id]
             line.state, line.took = "ended", f"{event.took_s:.1f} s"
@@ -132,11 +132,11 @@ class Board:
             result = f"is collected: {event.results.get('succeeded', 0)} answers."
             if canceled:
                 result = f"is cancelled; its {canceled} calls are sent again on now, before their deadline."
-            self.tell(f"{_short(event.provider_id)} {result}")
+            self.print_line(f"{_short(event.provider_id)} {result}")
         elif isinstance(event, Trouble):
-            self.tell(f"Trouble while {event.doing}: {event.reason}")
+            self.print_line(f"Trouble while {event.doing}: {event.reason}")
 
-    def tell(self, sentence: str) -> None:
+    def print_line(self, sentence: str) -> None:
         self._say(f"{self._elapsed():5.1f} s  {sentence}")
 
     # ------------------------------------------------------------ display
@@ -314,7 +314,7 @@ async def _demo(
 
 async def _drive(client: Any, store: Path, board: Board, provider: MockAnthropic, clock: SystemClock) -> None:
     def hook(event: Event) -> None:
-        board.hear(event)
+        board.on_event(event)
         if isinstance(event, BatchSubmitted):
             first = provider.batch(event.provider_id).requests[0]
             if getattr(first, "snippet", "").startswith(REVIEWERS.task):  # their batch simulates a stuck one

@@ -28,7 +28,16 @@ from carpool.engine import Engine, Keyring, Upstream
 from carpool.engine.tasks import BackgroundTasks
 from carpool.frontends.proxy import Proxy
 from carpool.frontends.proxy.http.connection import Connection
-from carpool.frontends.proxy.log import EventLogger, JsonFormatter, LogWriter, Noted, Tell, as_json, as_text, to_stream
+from carpool.frontends.proxy.log import (
+    EventLogger,
+    JsonFormatter,
+    LogWriter,
+    Noted,
+    WriteLogEvent,
+    as_json,
+    as_text,
+    to_stream,
+)
 from carpool.frontends.proxy.waiting import KeepAliveIntervals
 from carpool.planners.access.providers import Hosts
 from carpool.planners.routing import Capabilities
@@ -133,7 +142,7 @@ async def _serve(listener: socket.socket, config: Config, options: ServeOptions)
         if hub is None:
             _say_started(listener, config, options, holding)
         else:
-            hub.tell("ready", *holding)
+            hub.notify("ready", *holding)
 
     process.collect_rarely()
     background = BackgroundTasks()
@@ -171,7 +180,7 @@ def _proxy(
         on_disconnect=config.policy.on_disconnect,
         intervals=options.intervals,
         note=note,
-        tell=note,
+        write_event=note,
         book=config.book,
         # The provider keys of `api_key_env` are for local clients only.
         keys={name: secret[0] for name, secret in setup.house_keys(config, os.environ).items()} if alone else {},
@@ -189,7 +198,7 @@ async def _engine(
     clock: SystemClock,
     host: str,
     hub: HubConnection | None,
-    tell: Tell,
+    write_event: WriteLogEvent,
 ) -> tuple[Engine, StoreContents]:
     if hub is not None and hosted(config.store):
         store = await RemoteStore.over(hub)
@@ -204,7 +213,7 @@ async def _engine(
         upstreams=upstreams,
         keyring=keyring,
         policy=config.policy,
-        hooks=(EventLogger(tell),),
+        hooks=(EventLogger(write_event),),
         capabilities=abilities,
     )
     try:

@@ -92,11 +92,13 @@ class Workers:
             loop.add_signal_handler(number, self.stop, number)
         loop.add_signal_handler(signal.SIGHUP, self._pass, signal.SIGHUP)
         try:
-            keepers = [self._background.lend(self._keep(1), "worker 1")]
-            first = self._background.lend(self._served.wait(), "first")
+            keepers = [self._background.spawn_awaited(self._keep(1), "worker 1")]
+            first = self._background.spawn_awaited(self._served.wait(), "first")
             await asyncio.wait((keepers[0], first), return_when=asyncio.FIRST_COMPLETED)
             if self._served.is_set() and not self._stopping.is_set():
-                keepers += [self._background.lend(self._keep(n), f"worker {n}") for n in range(2, self._count + 1)]
+                keepers += [
+                    self._background.spawn_awaited(self._keep(n), f"worker {n}") for n in range(2, self._count + 1)
+                ]
             await asyncio.gather(*keepers)
         finally:
             self._pass(signal.SIGKILL)
@@ -180,7 +182,7 @@ class Hub:
             self._server.close()
         for worker in tuple(self.workers):
             worker.hang_up()
-        await self.background.rest(5.0)
+        await self.background.finish(5.0)
 
     def disconnected(self, worker: WorkerConnection, engines: Sequence[str]) -> None:
         self.workers.discard(worker)
@@ -197,7 +199,7 @@ class Hub:
         if (provider, secret) not in self.secrets:
             self.secrets[provider, secret] = None
             for worker in self.workers - {sender}:
-                worker.tell("secrets", [(provider, secret)])
+                worker.notify("secrets", [(provider, secret)])
 
 
 class WorkerConnection(asyncio.Protocol):
@@ -238,7 +240,7 @@ class WorkerConnection(asyncio.Protocol):
         if self._transport is not None:
             self._transport.resume_reading()
         for name in sorted(self._skipped_hints):
-            self.tell(name, ())
+            self.notify(name, ())
         self._skipped_hints.clear()
 
     def data_received(self, data: bytes) -> None:
@@ -254,7 +256,7 @@ class WorkerConnection(asyncio.Protocol):
 
     # outgoing messages
 
-    def tell(self, name: str, content: Sequence[Any]) -> None:
+    def notify(self, name: str, content: Sequence[Any]) -> None:
         if self._slow and name != "secrets":
             self._skipped_hints.add(name)
         elif self._transport is not None:
@@ -273,7 +275,7 @@ class WorkerConnection(asyncio.Protocol):
         elif name == "secret":
             self._hub.share_secret(self, *_SECRET.decode(rest))
         elif name == "secrets":
-            self.tell("secrets", list(self._hub.secrets))
+            self.notify("secrets", list(self._hub.secrets))
         elif name == "enough":
             self._lines.pop(_NUMBER.decode(rest)[0], None)
         elif name == "ready":
@@ -298,9 +300,9 @@ class WorkerConnection(asyncio.Protocol):
             raise StoreError("This store is not hosted here: each worker opens it for itself.")
         if name == "hello":
             self._ends = [
-                store.subscribe(lambda tickets: self.tell("settled", tickets)),
-                store.on_pool_change(lambda names: self.tell("pools", names)),
-                store.on_batch_hint(lambda batches: self.tell("batches", batches)),
+                store.subscribe(lambda tickets: self.notify("settled", tickets)),
+                store.on_pool_change(lambda names: self.notify("pools", names)),
+                store.on_batch_hint(lambda batches: self.notify("batches", batches)),
             ]
             return store.durable, store.pepper
         if name == "lines":

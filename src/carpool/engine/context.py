@@ -285,10 +285,10 @@ class EngineContext:
                 continue
             self.stats.settled_calls += 1
             self.stats.failed_calls += outcome.kind is not OutcomeKind.SUCCEEDED
-            if self.event_hooks.heard:
+            if self.event_hooks.has_listeners:
                 text, whose = ticket_text(settlement.ticket), "" if entry is None else entry.credential
                 settled = CallSettled(self.now(), text, outcome.lane, outcome.kind, outcome.status, credential=whose)
-                self.event_hooks.tell(settled)
+                self.event_hooks.emit(settled)
             self.waiters.resolve(Reply(settlement.ticket, outcome, entry))
         self.gc_freezer.shrank(len(self.waiters))
 
@@ -301,9 +301,9 @@ class EngineContext:
 
     # ------------------------------------------------------------ reporting
 
-    def tell(self, kind: Callable[..., Event], batch: Batch, *facts: object) -> None:
+    def emit_batch_event(self, kind: Callable[..., Event], batch: Batch, *facts: object) -> None:
         """Reports an event of a batch."""
-        self.event_hooks.tell(kind(self.now(), batch.id, *facts, credential=self.whose(batch)))
+        self.event_hooks.emit(kind(self.now(), batch.id, *facts, credential=self.whose(batch)))
 
     async def reached(self, point: str) -> None:
         """A named point in the processing of a call, where a test may stop the process."""
@@ -313,7 +313,7 @@ class EngineContext:
     def trouble(self, doing: str, error: BaseException, provider: str = "", credential: str = "") -> None:
         """Reports one failed attempt, and the trouble behind it at the provider or the credential's account."""
         whose = self.keyring.credential(credential)
-        self.event_hooks.tell(Trouble(self.now(), doing, error_name(error), credential=whose))
+        self.event_hooks.emit(Trouble(self.now(), doing, error_name(error), credential=whose))
         self.troubles.failed(doing, error, provider, credential)
 
     async def insist(self, doing: str, write: Callable[[], Awaitable[T]]) -> T:

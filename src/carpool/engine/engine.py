@@ -303,7 +303,7 @@ class Engine:
         for unsubscribe in self._unsubscribes:
             unsubscribe()
         await self.deliveries.close()
-        await context.background.rest(timeout=min(5.0, timeout + 1.0))
+        await context.background.finish(timeout=min(5.0, timeout + 1.0))
         await self._membership.leave()
         context.waiters.fail_all(self._closed_error)
         context.gc_freezer.shrank(0)

@@ -202,11 +202,11 @@ class EventHooks:
         self._hooks.remove(hook)
 
     @property
-    def heard(self) -> bool:
+    def has_listeners(self) -> bool:
         """Whether anybody listens. Events for every single call are built only then."""
         return bool(self._hooks) or log.isEnabledFor(logging.DEBUG)
 
-    def tell(self, event: Event) -> None:
+    def emit(self, event: Event) -> None:
         log.debug("%s", event)
         for hook in self._hooks:
             try:
@@ -360,7 +360,7 @@ class Troubles:
         if ongoing.reason != reason:
             ongoing.reason = reason
             began = TroubleBegan(now, doing, reason, ongoing.since, ongoing.tries, provider, then, credential=account)
-            self._event_hooks.tell(began)
+            self._event_hooks.emit(began)
 
     def unreached(self, provider: str) -> bool:
         """Whether this provider is known to be unreachable."""
@@ -373,4 +373,4 @@ class Troubles:
         for account, what in ((self._account(credential), doing), *((("", ""),) if provider else ())):
             if (ongoing := self._known.pop((provider, account, what), None)) is not None:
                 over = TroubleOver(self._now(), what, ongoing.since, ongoing.tries, provider, credential=account)
-                self._event_hooks.tell(over)
+                self._event_hooks.emit(over)

@@ -28,7 +28,7 @@ class BackgroundTasks:
         task.add_done_callback(self._done)
         return task
 
-    def lend(self, work: Coroutine[Any, Any, T], name: str) -> asyncio.Task[T]:
+    def spawn_awaited(self, work: Coroutine[Any, Any, T], name: str) -> asyncio.Task[T]:
         """Starts a task whose result the caller awaits. It is only kept alive, and cancelled on close."""
         task = asyncio.create_task(work, name=name)
         self._tasks.add(task)
@@ -38,9 +38,9 @@ class BackgroundTasks:
     def _done(self, task: asyncio.Task[Any]) -> None:
         self._tasks.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
-            self.told(error, task.get_name())
+            self.log_failure(error, task.get_name())
 
-    def told(self, error: BaseException | None, name: str = "in the background") -> None:
+    def log_failure(self, error: BaseException | None, name: str = "in the background") -> None:
         """Reports the result of work done elsewhere; `error` is None if it succeeded."""
         if error is not None:
             self.failures += 1
@@ -55,7 +55,7 @@ class BackgroundTasks:
         for task in list(self._tasks):
             task.cancel()
 
-    async def rest(self, timeout: float) -> None:
+    async def finish(self, timeout: float) -> None:
         """Waits up to `timeout` for the running tasks, and cancels the rest."""
         if self._tasks:
             await asyncio.wait(list(self._tasks), timeout=timeout)

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 POSTGRES = "postgres"
 STALL_S = 90.0
 STALL_ON_POSTGRES_S = 600.0  # every operation is a round trip to the server
-TOLD_EVERY = 250  # seeds
+PROGRESS_EVERY = 250  # seeds
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +122,7 @@ def _watched(seed: int, ground: Ground) -> Report:
         logging.disable(logging.NOTSET)
 
 
-def _tell(done: int, count: int, took: float) -> None:
+def _print_progress(done: int, count: int, took: float) -> None:
     left = (count - done) * took / done
     sys.stderr.write(f"{done:,} of {count:,} seeds, {done / took:.1f} seeds/s, about {left / 60:.0f} min to go\n")
 
@@ -133,8 +133,8 @@ def _many(seeds: range, ground: Ground, jobs: int, first_broken: bool) -> int:
     calls = batches = 0
     for done, report in enumerate(_reports(seeds, ground, jobs), 1):
         calls, batches = calls + report.calls, batches + report.batches
-        if done % TOLD_EVERY == 0 and done < count:
-            _tell(done, count, SystemClock().now() - started)
+        if done % PROGRESS_EVERY == 0 and done < count:
+            _print_progress(done, count, SystemClock().now() - started)
         if report.problems:
             broken.append(report.seed)
             sys.stdout.write(f"Seed {report.seed}: {report.problems[0]}\n")

@@ -66,7 +66,7 @@ class Network:
             exchange.finish(ConnectionBroken("The connection was cut."))
 
     async def close(self) -> None:
-        await self._background.rest(0.0)
+        await self._background.finish(0.0)
 
 
 class SimExchange:

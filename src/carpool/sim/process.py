@@ -27,7 +27,7 @@ from carpool.sim.network import Network, SimHttpClient, address
 from carpool.sim.story import Story
 from carpool.sim.timeline import VirtualClock
 
-Told = Callable[[BaseException | None], None]
+OnDone = Callable[[BaseException | None], None]
 RESET_S = 0.09  # a reset arrives this soon, before a response is persisted as delivered
 
 
@@ -45,7 +45,7 @@ class MortalStore:
         self._store = store
         self._rng = rng
         self._slowness = slowness
-        self._owed: deque[tuple[Entry, Told]] = deque()
+        self._owed: deque[tuple[Entry, OnDone]] = deque()
         self.dead = False
         self.running = asyncio.Event()  # cleared while it is suspended, as by SIGSTOP
         self.running.set()
@@ -88,8 +88,8 @@ class MortalStore:
     def attempted(self, entry: Entry) -> bool:
         return False  # it can't wait for the delays
 
-    def completed(self, entry: Entry, told: Told) -> None:
-        self._owed.append((entry, told))
+    def completed(self, entry: Entry, on_done: OnDone) -> None:
+        self._owed.append((entry, on_done))
         asyncio.get_running_loop().call_later(self._rng.random() * self._slowness, self._write)
 
     def _write(self) -> None:
@@ -184,8 +184,8 @@ class Process:
     async def submit(self, call: Call, cut: Cut | None = None) -> Reply | None:
         """The reply, or None if the process died first and the connection is gone. With `cut` the client breaks the
         connection in the middle of its response."""
-        task = self._clients.lend(self.engine.submit(call), "submit")
-        dying = self._clients.lend(self.died.wait(), "dying")
+        task = self._clients.spawn_awaited(self.engine.submit(call), "submit")
+        dying = self._clients.spawn_awaited(self.died.wait(), "dying")
         try:
             await asyncio.wait({task, dying}, return_when=asyncio.FIRST_COMPLETED)
             if self.died.is_set():

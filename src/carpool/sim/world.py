@@ -59,11 +59,11 @@ class Run:
     async def go(self) -> World:
         for number in range(self._plan.engines):
             await self._boot(f"engine {number}")
-        crashing = self._background.lend(self._crash_all(), "crashes")
+        crashing = self._background.spawn_awaited(self._crash_all(), "crashes")
         for name, provider in self._providers.items():
-            self._background.lend(provider.carry_hooks(partial(self._post, name)), "webhooks")
-        stopping = self._background.lend(self._stop_all(), "stops")
-        agents = [self._background.lend(agent.run(), "agent") for agent in self._agents]
+            self._background.spawn_awaited(provider.carry_hooks(partial(self._post, name)), "webhooks")
+        stopping = self._background.spawn_awaited(self._stop_all(), "stops")
+        agents = [self._background.spawn_awaited(agent.run(), "agent") for agent in self._agents]
         try:
             async with asyncio.timeout(LONGEST_S):
                 await asyncio.gather(*agents)
@@ -74,7 +74,7 @@ class Run:
         await self._aftermath()
         for process in self._live:
             await process.engine.close(0.0)
-        await self._background.rest(0.0)
+        await self._background.finish(0.0)
         await self._network.close()
         return self.world
 

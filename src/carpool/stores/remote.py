@@ -25,7 +25,7 @@ from carpool.core.model import Admitted, Entry, Headers
 from carpool.core.ports import Store
 from carpool.stores import is_postgres
 from carpool.stores.operations.store import BATCHES, POOLS, SETTLED, HintListeners
-from carpool.stores.operations.writer import Told
+from carpool.stores.operations.writer import OnDone
 
 UNASKED = 0
 MOST = 1 << 30  # bytes of one frame; a chunk of a batch's lines has a few million, a single body may have more
@@ -161,7 +161,7 @@ class HubConnection(asyncio.Protocol):
         self._waiting: dict[int, tuple[asyncio.Future[Any], Callable[[msgspec.Raw], Any]]] = {}
         self._last = UNASKED
         self._idle: asyncio.Future[None] | None = None
-        self.told: dict[str, Callable[[msgspec.Raw], None]] = {}
+        self.listeners: dict[str, Callable[[msgspec.Raw], None]] = {}
         self.lost: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     # asyncio.Protocol
@@ -181,7 +181,7 @@ class HubConnection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         for received in self._frames.feed(data):
             if received.number == UNASKED:
-                if (listener := self.told.get(str(received.head))) is not None:
+                if (listener := self.listeners.get(str(received.head))) is not None:
                     listener(received.rest)
             else:
                 self._resolve(received.number, received.head is True, received.rest)
@@ -206,7 +206,7 @@ class HubConnection(asyncio.Protocol):
         self._transport.write(data)
         return future
 
-    def tell(self, name: str, *args: Any) -> None:
+    def notify(self, name: str, *args: Any) -> None:
         """Sends a message that needs no response."""
         if self._transport is not None:
             self._transport.write(frame(UNASKED, name, args))
@@ -241,7 +241,7 @@ class RemoteStore(HintListeners):
         self.durable = durable
         self.pepper = pepper
         for topic, decoder in _HINTS.items():
-            line.told[topic] = partial(self._notify_raw, topic, decoder)
+            line.listeners[topic] = partial(self._notify_raw, topic, decoder)
 
     @classmethod
     async def over(cls, line: HubConnection) -> Store:
@@ -267,12 +267,12 @@ class RemoteStore(HintListeners):
             while (chunk := await self._connection.ask(_CHUNK.decode, "more", number)) is not None:
                 yield chunk
         finally:
-            self._connection.tell("enough", number)
+            self._connection.notify("enough", number)
 
     def attempted(self, entry: Entry) -> bool:
         return False  # only the host knows when an entry is written
 
-    def completed(self, entry: Entry, told: Told) -> None:
+    def completed(self, entry: Entry, told: OnDone) -> None:
         recording = self._connection.ask(_NOTHING.decode, "record", entry, True)  # unhurried
         recording.add_done_callback(lambda done: told(None if done.cancelled() else done.exception()))
 
@@ -299,8 +299,8 @@ class SecretSharing:
     def __init__(self, line: HubConnection, take: Callable[[str, Headers], object]) -> None:
         self._connection = line
         self._take = take
-        line.told["secrets"] = self._taken
-        line.tell("secrets")
+        line.listeners["secrets"] = self._taken
+        line.notify("secrets")
 
     def _taken(self, raw: msgspec.Raw) -> None:
         for provider, secret in _SECRETS.decode(raw):
@@ -310,4 +310,4 @@ class SecretSharing:
                 continue
 
     def give(self, provider: str, secret: Headers) -> None:
-        self._connection.tell("secret", provider, secret)
+        self._connection.notify("secret", provider, secret)

@@ -97,4 +97,4 @@ async def test_a_queued_call_gets_the_slot_when_the_pause_is_over() -> None:
     slot = await asyncio.wait_for(waiting, 5.0)
     slot.failed(asyncio.CancelledError())
     assert scene.context.stats.held_calls == 1
-    await scene.context.background.rest(1.0)
+    await scene.context.background.finish(1.0)

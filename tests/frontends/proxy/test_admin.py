@@ -185,7 +185,7 @@ async def test_a_listener_that_reads_too_slowly_is_told_and_dropped(stage_with: 
             lines = response.aiter_lines()
             await anext(lines)
             for number in range(50):  # within one turn of the loop: nobody could read them
-                stage.engine.event_hooks.tell(Trouble(0.0, "testing", str(number)))
+                stage.engine.event_hooks.emit(Trouble(0.0, "testing", str(number)))
             rest = [line async for line in lines]
         assert sum(line.startswith("data: ") for line in rest) == 10
         assert any(line.startswith(": 40 events were missed") for line in rest)

@@ -79,13 +79,13 @@ async def vanish(store: PostgresStore, url: str) -> None:
 @contextmanager
 def silent(store: PostgresStore) -> Iterator[None]:
     """Its listening connection, once cut, is not made again meanwhile."""
-    hearing = store._hearing
-    assert hearing is not None
-    made, hearing._connect = hearing._connect, _refused
+    channel = store._notify_channel
+    assert channel is not None
+    made, channel._connect = channel._connect, _refused
     try:
         yield
     finally:
-        hearing._connect = made
+        channel._connect = made
 
 
 def _refused() -> Any:

@@ -226,12 +226,12 @@ async def test_the_others_hear_that_a_batch_may_have_ended_and_nothing_that_some
     await stores[0].move(batch.id, BatchState.OPEN, provider_id="batch_1 with a ; strange name")
     heard: list[int] = []
     for store in stores:
-        assert store._hearing is not None
-        await until(store._hearing.hears.is_set)
+        assert store._notify_channel is not None
+        await until(store._notify_channel.listening.is_set)
         store.on_batch_hint(heard.extend)
-    assert stores[0]._hearing is not None
+    assert stores[0]._notify_channel is not None
     with psycopg.connect(shared_url(), autocommit=True) as connection:
-        connection.execute(f'LISTEN "{stores[0]._hearing._channel}"')
+        connection.execute(f'LISTEN "{stores[0]._notify_channel._channel}"')
         assert await stores[3].hint_batch("anthropic", "batch_1 with a ; strange name")
         assert not await stores[3].hint_batch("anthropic", "batch_2")
         await until(lambda: len(heard) == len(stores))
@@ -244,8 +244,8 @@ async def test_the_others_hear_what_was_settled_and_what_came_in(stores: list[Po
     settled: Counter[int] = Counter()
     came: list[str] = []
     for store in stores[1:]:
-        assert store._hearing is not None
-        await until(store._hearing.hears.is_set)
+        assert store._notify_channel is not None
+        await until(store._notify_channel.listening.is_set)
         store.subscribe(settled.update)
         store.on_pool_change(came.extend)
     await stores[0].admit_all([admission(ticket) for ticket in range(1, 3001)])
@@ -256,8 +256,8 @@ async def test_the_others_hear_what_was_settled_and_what_came_in(stores: list[Po
 
 async def test_an_engine_that_leaves_is_heard_of(stores: list[PostgresStore]) -> None:
     heard: list[tuple[str, ...]] = []
-    assert stores[1]._hearing is not None
-    await until(stores[1]._hearing.hears.is_set)
+    assert stores[1]._notify_channel is not None
+    await until(stores[1]._notify_channel.listening.is_set)
     stores[1].on_pool_change(lambda names: heard.append(tuple(names)))
     await stores[0].leave(ME)
     await until(lambda: () in heard)
@@ -266,8 +266,8 @@ async def test_an_engine_that_leaves_is_heard_of(stores: list[PostgresStore]) ->
 async def test_too_many_to_name_are_told_as_such(stores: list[PostgresStore], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("carpool.stores.postgres.notify._FORGET_ABOVE", 3)
     heard: list[tuple[int, ...]] = []
-    assert stores[1]._hearing is not None
-    await until(stores[1]._hearing.hears.is_set)
+    assert stores[1]._notify_channel is not None
+    await until(stores[1]._notify_channel.listening.is_set)
     stores[1].subscribe(lambda tickets: heard.append(tuple(tickets)))
     await stores[0].admit_all([admission(ticket) for ticket in range(1, 11)])
     await stores[0].settle([Settlement(ticket, outcome()) for ticket in range(1, 11)], T0)
@@ -276,10 +276,10 @@ async def test_too_many_to_name_are_told_as_such(stores: list[PostgresStore], mo
 
 async def test_what_a_cut_kept_from_the_others_is_made_up_for(stores: list[PostgresStore]) -> None:
     heard: list[tuple[int, ...]] = []
-    teller, hearer = stores[0]._hearing, stores[1]._hearing
+    teller, hearer = stores[0]._notify_channel, stores[1]._notify_channel
     assert teller is not None
     assert hearer is not None
-    await until(lambda: teller.hears.is_set() and hearer.hears.is_set())
+    await until(lambda: teller.listening.is_set() and hearer.listening.is_set())
     stores[1].subscribe(lambda tickets: heard.append(tuple(tickets)))
     await admit_one(stores[0], admission(1))
     with psycopg.connect(shared_url(), autocommit=True) as boss:
@@ -290,15 +290,15 @@ async def test_what_a_cut_kept_from_the_others_is_made_up_for(stores: list[Postg
 
 async def test_whoever_was_cut_off_is_told_that_some_went_untold(stores: list[PostgresStore]) -> None:
     heard: list[tuple[int, ...]] = []
-    hearing = stores[1]._hearing
-    assert hearing is not None
-    await until(hearing.hears.is_set)
+    channel = stores[1]._notify_channel
+    assert channel is not None
+    await until(channel.listening.is_set)
     stores[1].subscribe(lambda tickets: heard.append(tuple(tickets)))
     await admit_one(stores[0], admission(1))
     with psycopg.connect(shared_url(), autocommit=True) as boss:
-        boss.execute("SELECT pg_terminate_backend(%s)", (hearing.backend,))
+        boss.execute("SELECT pg_terminate_backend(%s)", (channel.backend,))
     await until(lambda: () in heard)
-    await until(hearing.hears.is_set)
+    await until(channel.listening.is_set)
     await stores[0].settle([Settlement(1, outcome())], T0)
     await until(lambda: (1,) in heard)
 

@@ -234,8 +234,8 @@ class LedgerStore(Protocol):
         entry is written, and is optional. `unhurried`: the write may be delayed briefly, but stays ahead of any write
         queued later."""
 
-    def completed(self, entry: Entry, told: Callable[[BaseException | None], None]) -> None:
-        """As an unhurried `record` that is not awaited: `told` is called on the event loop with None once the entry is
+    def completed(self, entry: Entry, on_done: Callable[[BaseException | None], None]) -> None:
+        """An unhurried `record` that is not awaited: `on_done` is called on the event loop with None once the entry is
         written, or with the error."""
 
     async def totals(self, credentials: Sequence[str] | None = None) -> list[Totals]:

@@ -249,9 +249,9 @@ class Tickets:
             context.stats.sync_calls += 1
         else:
             context.stats.batched_calls += 1
-        if context.event_hooks.heard and admitted.outcome is None:
+        if context.event_hooks.has_listeners and admitted.outcome is None:
             text, why, whose = ticket_text(admitted.ticket), pending_call.reason, call.credential
-            context.event_hooks.tell(CallAdmitted(context.now(), text, admitted.lane, why, credential=whose))
+            context.event_hooks.emit(CallAdmitted(context.now(), text, admitted.lane, why, credential=whose))
         pending_call.ticket, pending_call.lane, pending_call.state = admitted.ticket, admitted.lane, admitted.state
         context.waiters.uncount(call.ticket)
         if admitted.outcome is None:

@@ -284,7 +284,7 @@ class Buyer:
         )
         context.stats.batches_submitted += 1
         context.troubles.worked(CREATING, batch.key.provider, batch.key.credential)
-        context.tell(BatchSubmitted, batch, provider_id, batch.count)
+        context.emit_batch_event(BatchSubmitted, batch, provider_id, batch.count)
         await context.reached("bought")
 
     async def _record_unknown(self, batch: Batch, reason: str) -> None:
@@ -297,7 +297,7 @@ class Buyer:
             ),
         )
         context.stats.batches_unknown += 1
-        context.tell(BatchUnknown, batch, batch.count, reason)
+        context.emit_batch_event(BatchUnknown, batch, batch.count, reason)
 
     async def _refuse_unsent(self, batch: Batch) -> None:
         """Refuses a batch whose create was not sent, or not completely: the lease would end before the response, or
@@ -320,5 +320,5 @@ class Buyer:
         if status:  # without a response the caller reports the error
             then = WAITS if lane is Lane.BATCH else "Its calls go on `now`."
             context.troubles.failed(CREATING, f"{status}: {why}", key.provider, key.credential, then)
-        context.tell(BatchRefused, batch, batch.count, status, why)
+        context.emit_batch_event(BatchRefused, batch, batch.count, status, why)
         await self._api.delete_files(batch, files)

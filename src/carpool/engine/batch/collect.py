@@ -162,7 +162,9 @@ class Collector:
                 async for chunk in chunks:
                     if len(writing) == IN_FLIGHT:
                         await writing.pop(0)
-                    writing.append(self._context.background.lend(self._settle(batch, upstream, chunk, tally), "settle"))
+                    writing.append(
+                        self._context.background.spawn_awaited(self._settle(batch, upstream, chunk, tally), "settle")
+                    )
         finally:
             await asyncio.gather(*writing)  # also after a read error: what was read is kept
         return tally
@@ -313,7 +315,7 @@ class Collector:
         context.stats.batches_lost += 1
         context.stats.requeued_calls += released
         count = requeued.total() - requeued[None] + released
-        context.tell(BatchLost, batch, batch.provider_id or "", reason, count)
+        context.emit_batch_event(BatchLost, batch, batch.provider_id or "", reason, count)
         context.wake_now()
         at = context.now()
         await context.insist("noting a lost batch", lambda: context.store.annotate(batch.id, note=reason, ended_at=at))
@@ -332,9 +334,9 @@ class Collector:
         context.stats.batches_collected += 1
         context.stats.stray_lines += tally["stray"] + tally["garbled"]
         context.stats.missing_lines += tally["missing"]
-        context.tell(BatchCollected, batch, batch.provider_id or "", {k: v for k, v in tally.items() if v})
+        context.emit_batch_event(BatchCollected, batch, batch.provider_id or "", {k: v for k, v in tally.items() if v})
         limit = context.policy.alert_on_batch_failure_rate
         rate = 1 - tally["succeeded"] / max(1, batch.count)
         if limit is not None and rate > limit:
             high = FailureRateHigh(context.now(), rate, limit, batch.count, credential=context.whose(batch))
-            context.event_hooks.tell(high)
+            context.event_hooks.emit(high)

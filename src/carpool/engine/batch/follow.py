@@ -117,7 +117,7 @@ class Reconciler:
         if await self._api.moved(batch, BatchState.OPEN, provider_id=provider_id, resolved_at=context.now()) is None:
             return
         context.stats.batches_submitted += 1
-        context.tell(BatchSubmitted, batch, provider_id, batch.count)
+        context.emit_batch_event(BatchSubmitted, batch, provider_id, batch.count)
         context.wake_now()
 
     async def _give_up(self, batch: Batch) -> None:
@@ -131,7 +131,7 @@ class Reconciler:
         if count is None:
             return
         context.stats.batches_abandoned += 1
-        context.tell(BatchAbandoned, batch, count, reason)
+        context.emit_batch_event(BatchAbandoned, batch, count, reason)
         context.wake_now()
 
 
@@ -377,7 +377,7 @@ class Follower:
         if ended is None:
             return
         self._api.freed(batch)
-        context.tell(BatchEnded, batch, report.provider_id, took)
+        context.emit_batch_event(BatchEnded, batch, report.provider_id, took)
         await context.reached("ended")
         self._collector.start(ended, report)
 
@@ -389,7 +389,7 @@ class Follower:
         drops_at = batch.intended_at + retention
         if now >= drops_at - min(ALERT_BEFORE_S, retention / 4):
             self._alerted.add(batch.id)
-            self._context.tell(RetentionNear, batch, batch.provider_id, drops_at)
+            self._context.emit_batch_event(RetentionNear, batch, batch.provider_id, drops_at)
 
 
 def _ours(batch: Batch) -> bool:

@@ -147,7 +147,7 @@ class Rescuer:
         resend = set(plan.resend)
         if (resend or plan.cancel) and batch.id not in self._late:
             self._late.add(batch.id)
-            context.tell(BatchLate, batch, batch.provider_id or "", batch.count)
+            context.emit_batch_event(BatchLate, batch, batch.provider_id or "", batch.count)
         self._send([call for call in mine if call.ticket in resend], batch)
         if plan.cancel and (again := self._cancel_after.get(batch.id, 0.0)) > now:
             return again if plan.wake is None else min(again, plan.wake)
@@ -216,7 +216,7 @@ class Rescuer:
             if sent is not Sent.TAKEN and (bought_before or call.lane is Lane.BATCH):
                 context.stats.rescued_calls += sent is Sent.SETTLED
                 number, whose = batch.id if batch else None, context.keyring.credential(sendable.key.credential)
-                context.event_hooks.tell(
+                context.event_hooks.emit(
                     CallRescued(context.now(), ticket_text(call.ticket), number, reason, credential=whose)
                 )
             if sent is Sent.LEFT and batch is not None:

@@ -138,7 +138,7 @@ class Membership:
         if await context.store.take_over(context.name, context.led_credentials, now):
             for batch in await context.store.batches(context.name):
                 if batch.id not in known:
-                    context.tell(BatchFound, batch, batch.provider_id or "", batch.count, str(batch.state))
+                    context.emit_batch_event(BatchFound, batch, batch.provider_id or "", batch.count, str(batch.state))
 
     # ------------------------------------------------------------ hints from other engines
 

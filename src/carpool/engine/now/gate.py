@@ -135,7 +135,7 @@ class Slot:
         if gate.throttle.refused(now, self, refusal.retry_after, context.dice.random()):
             context.stats.slowdowns += 1
             account, pause = gate.account, gate.throttle.paused_until - now
-            context.event_hooks.tell(AccountSlowed(now, account.name[:8], account.provider, gate.model, status, pause))
+            context.event_hooks.emit(AccountSlowed(now, account.name[:8], account.provider, gate.model, status, pause))
         return True
 
     def failed(self, error: BaseException) -> None:
@@ -161,14 +161,14 @@ class Slot:
         if not context.troubles.unreached(account.provider):
             context.troubles.failed(ANSWERING, why, account.provider, account.name)
         pause = account.breaker.open_until - now
-        context.event_hooks.tell(BreakerOpened(now, account.name[:8], account.provider, pause, why))
+        context.event_hooks.emit(BreakerOpened(now, account.name[:8], account.provider, pause, why))
 
     def _record_success(self, now: float) -> None:
         context, account = self._gate.context, self._gate.account
         if not account.breaker.answered():
             return
         context.troubles.worked(ANSWERING, account.provider, account.name)
-        context.event_hooks.tell(BreakerClosed(now, account.name[:8], account.provider))
+        context.event_hooks.emit(BreakerClosed(now, account.name[:8], account.provider))
         for gate in account.gates.values():
             gate.throttle.reopened(now)
             gate.alarm.set()

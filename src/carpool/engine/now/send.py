@@ -135,14 +135,14 @@ class Sender:
 
     def record_unsent(self, entry: Entry) -> None:
         """Records that the request was never sent, so nothing was bought."""
-        self._context.store.completed(ledger.free(entry), self._context.background.told)
+        self._context.store.completed(ledger.free(entry), self._context.background.log_failure)
 
     def _complete(self, entry: Entry) -> None:
         """Writes the price without delaying the response. Until then the attempt is unknown, which is true."""
         if not entry.sent:
             return
         self._context.stats.count(entry, used=True)
-        self._context.store.completed(entry, self._context.background.told)
+        self._context.store.completed(entry, self._context.background.log_failure)
 
     # ------------------------------------------------------------ tickets: rescues, and calls with a key
 

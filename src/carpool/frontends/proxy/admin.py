@@ -259,7 +259,7 @@ class EventStream:
         unread: list[Event] = []
         missed, woken = 0, asyncio.Event()
 
-        def tell(event: Event) -> None:
+        def on_event(event: Event) -> None:
             nonlocal missed
             if viewer is not None and event.credential not in viewer:
                 return
@@ -269,7 +269,7 @@ class EventStream:
                 missed += 1
             woken.set()
 
-        self._event_hooks.add(tell)
+        self._event_hooks.add(on_event)
         self._woken.add(woken)
         request.leaving.add_done_callback(lambda _: woken.set())
         try:
@@ -289,7 +289,7 @@ class EventStream:
             raise Disconnected
         finally:
             self._woken.discard(woken)
-            self._event_hooks.remove(tell)
+            self._event_hooks.remove(on_event)
 
 
 async def _send_in_time(request: RequestContext, chunk: bytes, *, more: bool = True) -> None:

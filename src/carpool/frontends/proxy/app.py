@@ -18,7 +18,7 @@ from carpool.frontends.proxy.admin import HOOKS, Admin, Webhooks
 from carpool.frontends.proxy.calls import MAX_BODY, PASSED, CallHandler, ParsedHead, forward_unchanged
 from carpool.frontends.proxy.http.connection import KnownHeads
 from carpool.frontends.proxy.http.responses import Disconnected, asked_dialect
-from carpool.frontends.proxy.log import Note, RequestLog, Tell, no_log
+from carpool.frontends.proxy.log import Note, RequestLog, WriteLogEvent, no_log
 from carpool.frontends.proxy.parse_head import LOCAL_ONLY, HeadFacts, HeadParser, Scope
 from carpool.frontends.proxy.request import (
     JSON,
@@ -49,7 +49,7 @@ class Proxy:
     `defaults`: the providers to use where several have the same dialect.
     `on_disconnect`: what happens to a batched call whose client disconnects.
     `intervals`: how long clients wait in silence.
-    `note` is called with the log line of every answered request, `tell` with every call that starts to wait.
+    `note` is called with the log line of every answered request, `write_event` with every call that starts to wait.
     `book`: the operator's rules. `keys`: by provider, the header with the key for clients that send none.
     `keys_required`: only virtual keys are accepted.
     `max_body`: the largest body of a call, in bytes.
@@ -68,7 +68,7 @@ class Proxy:
         on_disconnect: Literal["keep", "cancel"] = "keep",
         intervals: KeepAliveIntervals | None = None,
         note: Note = no_log,
-        tell: Tell = no_log,
+        write_event: WriteLogEvent = no_log,
         book: RuleBook = NO_RULES,
         keys: Mapping[str, tuple[str, str]] = NONE,
         keys_required: bool = False,
@@ -92,7 +92,7 @@ class Proxy:
         intervals = intervals or KeepAliveIntervals()
         rules = RuleApplier(book)
         self._calls = CallHandler(
-            engine, clock, self._guard, self._request_log, on_disconnect, intervals, tell, rules, max_body
+            engine, clock, self._guard, self._request_log, on_disconnect, intervals, write_event, rules, max_body
         )
         self._waiter = Waiter(engine, self._request_log, intervals)
         self._admin = Admin(engine, clock, TicketRoutes(engine, self._upstreams), self._first, admin_token)
@@ -229,7 +229,7 @@ class Proxy:
         self._admin.event_stream.stop()
         under_way = self._open - self._long_waits
         if self._guard.relays:
-            under_way.add(self._guard.background.lend(self._guard.relayed(), "relays"))
+            under_way.add(self._guard.background.spawn_awaited(self._guard.relayed(), "relays"))
         if under_way:
             await asyncio.wait(under_way, timeout=timeout)
         await self._guard.cut()

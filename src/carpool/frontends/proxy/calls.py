@@ -32,7 +32,7 @@ from carpool.frontends.intake import (
 )
 from carpool.frontends.proxy.http.connection import ClientResponse, Connection
 from carpool.frontends.proxy.http.responses import Disconnected, RequestRefused
-from carpool.frontends.proxy.log import CLIENT_LEFT, LogLine, RequestLog, Tell, redacted, waiting
+from carpool.frontends.proxy.log import CLIENT_LEFT, LogLine, RequestLog, WriteLogEvent, redacted, waiting
 from carpool.frontends.proxy.parse_head import HeadFacts, Scope
 from carpool.frontends.proxy.request import JSON, DecidedCall, DisconnectGuard, Receive, RequestContext, Send, advice
 from carpool.frontends.proxy.waiting import KeepAliveIntervals, WaitingCall, informed
@@ -97,7 +97,7 @@ class CallHandler:
     request_log: RequestLog
     _on_disconnect: Literal["keep", "cancel"]
     _intervals: KeepAliveIntervals
-    _tell_event: Tell
+    _write_event: WriteLogEvent
     _rules: RuleApplier
     _max_body: int
 
@@ -158,7 +158,7 @@ class CallHandler:
         line.ticket, line.lane = ticket_text(pending_call.ticket), str(pending_call.lane)
         line.reason = pending_call.reason
         if not pending_call.answer.done():
-            self._tell_event(waiting(line, call.deadline))
+            self._write_event(waiting(line, call.deadline))
         if not call.stream or head.hold is not None:
             return WaitingCall(pending_call, upstream.dialect, None, head.hold)
         ticket, arrived = pending_call.ticket, call.arrived

@@ -79,7 +79,7 @@ class LogEvent(msgspec.Struct):
 
 
 Note = Callable[[LogLine], None]
-Tell = Callable[[LogEvent], None]
+WriteLogEvent = Callable[[LogEvent], None]
 Noted = LogLine | LogEvent
 
 
@@ -334,14 +334,14 @@ def span(seconds: float) -> str:
 class EventLogger:
     """A hook of the engine."""
 
-    def __init__(self, tell: Tell) -> None:
-        self._tell = tell
+    def __init__(self, write_event: WriteLogEvent) -> None:
+        self._write_event = write_event
 
     def __call__(self, event: Event) -> None:
         kind = type(event)
-        if kind in UNTOLD:
+        if kind in NOT_LOGGED:
             return
-        name, describe = HAPPENINGS.get(kind) or WARNED[kind]
+        name, describe = DESCRIBED.get(kind) or WARNED[kind]
         words, fields = redacted(describe(event)), msgspec.to_builtins(event)
         del fields["at"]
         fields["credential"] = event.credential[:8]
@@ -350,7 +350,7 @@ class EventLogger:
         if kind in WARNED:
             upstream_log.warning("%s", words, extra={"event": name, "facts": facts})
         else:
-            self._tell(LogEvent(event.at, name, words, facts))
+            self._write_event(LogEvent(event.at, name, words, facts))
 
 
 def _calls(count: int) -> str:
@@ -415,7 +415,7 @@ def _slowed(event: events.AccountSlowed) -> str:
 
 Words = Mapping[type[Event], tuple[str, Callable[[Any], str]]]
 
-HAPPENINGS: Words = {
+DESCRIBED: Words = {
     events.BatchSubmitted: ("bought", lambda e: f"batch {e.batch} bought: {_calls(e.count)}, {e.provider_id}"),
     events.BatchFound: ("found", lambda e: f"batch {e.batch} found, {e.state}: {_calls(e.count)} {e.provider_id}"),
     events.BatchLate: ("late", lambda e: f"batch {e.batch} late: urgent calls go now, {e.provider_id}"),
@@ -434,5 +434,5 @@ WARNED: Words = {
     events.FailureRateHigh: ("failures", _failures),
 }
 # Logged elsewhere: calls have separate lines, and single attempts are part of the trouble they belong to.
-UNTOLD = frozenset({events.CallAdmitted, events.CallSettled, events.BatchRefused, events.Trouble})
-UNTOLD |= {events.BreakerOpened, events.BreakerClosed}
+NOT_LOGGED = frozenset({events.CallAdmitted, events.CallSettled, events.BatchRefused, events.Trouble})
+NOT_LOGGED |= {events.BreakerOpened, events.BreakerClosed}

@@ -107,7 +107,7 @@ class RequestContext:
         """Sets `leaving`. If the server does not tell when the client disconnects, a task listens for it."""
         cycle = self._cycle
         if cycle is None:
-            self.leaving = background.lend(listen(), "client")
+            self.leaving = background.spawn_awaited(listen(), "client")
             return self.leaving
         self.leaving = cycle.leaving = asyncio.get_running_loop().create_future()
         if cycle.disconnected or cycle.transport.is_closing():
@@ -254,7 +254,7 @@ class DisconnectGuard:
         """Ends what is left."""
         await _stop(self._others)
         await self.cut()
-        await self.background.rest(timeout=0.1)
+        await self.background.finish(timeout=0.1)
 
 
 class _ClientWork:

@@ -145,8 +145,8 @@ def _condition(key: str, want: object, path: str) -> Condition:
     if key in _SWITCHES:
         check(SWITCH, want, path)
         read = itemgetter(Facts._fields.index(key))
-        wanted, tell = str(want).lower(), lambda facts, _: str(read(facts)).lower()
-        return Condition(key, wanted, lambda facts, _: read(facts) is want, tell)
+        wanted, describe = str(want).lower(), lambda facts, _: str(read(facts)).lower()
+        return Condition(key, wanted, lambda facts, _: read(facts) is want, describe)
     if key == "size":
         match = _SIZE.fullmatch(want) if isinstance(want, str) else None
         if match is None:
@@ -191,11 +191,11 @@ def _window(wants: Mapping[str, object], path: str, zone: tzinfo) -> Condition |
             return day in days
         return minute < end and (day - 1) % 7 in days
 
-    def tell(_: Facts, now: float) -> str:
+    def describe(_: Facts, now: float) -> str:
         then = datetime.fromtimestamp(now, zone)
         return f"{DAYS[then.weekday()]} {then:%H:%M} in {zone}"
 
-    return Condition("the time", wanted, lambda _, now: holds(int(now // 60)), tell, steady=False)
+    return Condition("the time", wanted, lambda _, now: holds(int(now // 60)), describe, steady=False)
 
 
 def _between(want: object, path: str) -> tuple[int, int]:
@@ -253,7 +253,7 @@ def _text_condition(key: str, patterns: Sequence[str] | bool) -> Condition:
     else:
         value = itemgetter(Facts._fields.index(key))
 
-    def tell(facts: Facts, _: float) -> str:
+    def describe(facts: Facts, _: float) -> str:
         text = value(facts)
         if text is None:
             return "missing"
@@ -261,11 +261,11 @@ def _text_condition(key: str, patterns: Sequence[str] | bool) -> Condition:
 
     if isinstance(patterns, bool):
         wanted = "there" if patterns else "missing"
-        return Condition(key, wanted, lambda facts, _: (value(facts) is not None) is patterns, tell, steady)
+        return Condition(key, wanted, lambda facts, _: (value(facts) is not None) is patterns, describe, steady)
     fits = glob(*patterns)
 
     def test(facts: Facts, _: float) -> bool:
         text = value(facts)
         return text is not None and fits(text.lower())
 
-    return Condition(key, " or ".join(patterns), test, tell, steady)
+    return Condition(key, " or ".join(patterns), test, describe, steady)

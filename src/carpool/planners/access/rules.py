@@ -120,14 +120,14 @@ def facts_of(upstream: Upstream, raw: RawRequest, parsed: Parsed, options: Optio
 
 @dataclass(frozen=True, slots=True)
 class Condition:
-    """`key` and `wanted` are as in the config file; `tell` describes the actual value. `steady`: the result
+    """`key` and `wanted` are as in the config file; `describe` describes the actual value. `steady`: the result
     depends only on the head and on what `CallKind` holds, so it can be cached for similar calls of one client. A new
     fact of the body goes into `CallKind`, or its condition is not steady."""
 
     key: str
     wanted: str
     test: Callable[[Facts, float], bool]
-    tell: Callable[[Facts, float], str]
+    describe: Callable[[Facts, float], str]
     steady: bool = True
 
 
@@ -181,15 +181,15 @@ class RuleResult(NamedTuple):
         """The verdict on every rule. Computed on demand, because calls don't need it."""
         verdicts: list[Verdict] = []
         for rule in self.book.rules:
-            told = [(f"{test.key} is {test.tell(self.facts, self.at)}", test) for test in rule.match]
-            unmet = [(text, test) for text, test in told if not test.test(self.facts, self.at)]
+            described = [(f"{test.key} is {test.describe(self.facts, self.at)}", test) for test in rule.match]
+            unmet = [(text, test) for text, test in described if not test.test(self.facts, self.at)]
             if any(verdict.matched for verdict in verdicts):
                 verdicts.append(Verdict(rule.name, None, "a rule before it matched"))
             elif unmet:
                 text, test = unmet[0]
                 verdicts.append(Verdict(rule.name, False, f"{text}, and not {test.wanted}"))
             else:
-                because = ", ".join(text for text, _ in told) or "it wants nothing in particular"
+                because = ", ".join(text for text, _ in described) or "it wants nothing in particular"
                 verdicts.append(Verdict(rule.name, True, because))
         return verdicts
 

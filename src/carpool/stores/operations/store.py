@@ -14,7 +14,7 @@ from carpool.core.lifecycle import BatchState
 from carpool.core.model import Admission, Admitted, Batch, Entry, Lane, Settlement
 from carpool.stores.operations import admission, batches, calls, ledger
 from carpool.stores.operations.session import Session
-from carpool.stores.operations.writer import Groups, Told, Writer, each
+from carpool.stores.operations.writer import Groups, OnDone, Writer, each
 
 # ------------------------------------------------------------ listeners
 # Subscribers to hints: settled tickets, pool changes, batches that may have ended.
@@ -44,9 +44,9 @@ class HintListeners:
         for key, (loop, _) in tuple(self._subscriptions[topic].items()):
             schedule = loop.call_soon if loop is current_loop else loop.call_soon_threadsafe
             with suppress(RuntimeError):  # that loop is closed, so its listener is gone
-                schedule(self._hear, topic, key, names)
+                schedule(self._call_listener, topic, key, names)
 
-    def _hear(self, topic: str, key: object, names: Sequence[Any]) -> None:
+    def _call_listener(self, topic: str, key: object, names: Sequence[Any]) -> None:
         if key in self._subscriptions[topic]:  # it may have ended since the call was scheduled
             self._subscriptions[topic][key][1](names)
 
@@ -99,8 +99,8 @@ def _queued(
     operation: Callable[Concatenate[Session, P], R],
     hint: Callable[[tuple[Any, ...], R], tuple[str, Sequence[Any]] | None] | None = None,
 ) -> Callable[Concatenate[Any, P], Coroutine[Any, Any, R]]:
-    """Makes the method that queues an operation and waits until it is committed. `hint` returns what listeners are then
-    told, from the arguments and the result: a topic and its names, or None."""
+    """Makes the method that queues an operation and waits until it is committed. `hint` returns what listeners then
+    receive, from the arguments and the result: a topic and its names, or None."""
     work, signature = each(operation), inspect.signature(operation)
 
     async def method(store: OperatedStore, /, *args: P.args, **named: P.kwargs) -> R:
@@ -110,8 +110,8 @@ def _queued(
             bound.apply_defaults()
             item = bound.args[1:]
         result: R = await store.writer.do(work, tuple([_snapshot(value) for value in item]))
-        if hint is not None and (told := hint(item, result)) is not None:
-            store.notify(*told)
+        if hint is not None and (notification := hint(item, result)) is not None:
+            store.notify(*notification)
         return result
 
     return method
@@ -225,8 +225,8 @@ class OperatedStore(HintListeners):
     def record(self, entry: Entry, *, unhurried: bool = False) -> Awaitable[None]:
         return self.writer.do(ledger.record, entry, relaxed=True, unhurried=unhurried)
 
-    def completed(self, entry: Entry, told: Told) -> None:
-        self.writer.hand(ledger.record, entry, told)
+    def completed(self, entry: Entry, on_done: OnDone) -> None:
+        self.writer.enqueue(ledger.record, entry, on_done)
 
     # lists, keys and notes
     counts = _queued(calls.counts)

@@ -37,7 +37,7 @@ from carpool.core.errors import CarpoolError, Closed, StoreError
 from carpool.stores.operations.session import Session
 
 Work = Callable[[Session, list[Any]], list[Any]]
-Told = Callable[[BaseException | None], None]  # called with None once written, or with the error
+OnDone = Callable[[BaseException | None], None]  # called with None once written, or with the error
 
 UNHURRIED_S = 0.02  # how long an unhurried job may wait for other jobs
 LARGEST_GROUP = 10_000  # calls in a group; batch results arrive in chunks of 8,192
@@ -66,7 +66,7 @@ class Job(Struct, eq=False):
     future: asyncio.Future[Any] | None = None
     result: Any = None
     error: BaseException | None = None
-    told: Told | None = None  # callback used instead of a future if the result is not needed
+    on_done: OnDone | None = None  # callback used instead of a future if the result is not needed
     loop: asyncio.AbstractEventLoop | None = None  # the caller's event loop
 
     def __repr__(self) -> str:  # without the data
@@ -76,8 +76,8 @@ class Job(Struct, eq=False):
         """Notifies the caller and drops all references: an error refers to frames that refer to the job."""
         error, result = self.error, self.result
         self.item = self.result = self.error = None
-        if self.told is not None:
-            self.told(error)
+        if self.on_done is not None:
+            self.on_done(error)
             return
         if self.future is None or self.future.done():  # the caller was cancelled; the job has run anyway
             return
@@ -196,9 +196,9 @@ class Writer:
         self._queue(job, loop, unhurried)
         return job.future
 
-    def hand(self, work: Work, item: Any, told: Told) -> None:
-        """Queues a relaxed, unhurried job that is not awaited; `told` is called on the event loop when it is done."""
-        job = Job(work, item, relaxed=True, told=told)
+    def enqueue(self, work: Work, item: Any, on_done: OnDone) -> None:
+        """Queues a relaxed, unhurried job that is not awaited; `on_done` is called on the event loop at its end."""
+        job = Job(work, item, relaxed=True, on_done=on_done)
         if self._thread is None:
             self._run_here(job)
             job.resolve()

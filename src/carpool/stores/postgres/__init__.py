@@ -60,10 +60,10 @@ class PostgresStore(OperatedStore):
     def __init__(self, session: PostgresSession, address: Address, threaded: bool, patience: float) -> None:
         groups = PostgresGroups(session, partial(connect, address), patience)
         super().__init__(session, groups, threaded=threaded)
-        self._hearing: NotifyChannel | None = None
+        self._notify_channel: NotifyChannel | None = None
         if threaded:
             sign_in = for_driver(session.sql["sign_in"])
-            self._hearing = NotifyChannel(partial(connect, address), address.schema, sign_in, super().notify)
+            self._notify_channel = NotifyChannel(partial(connect, address), address.schema, sign_in, super().notify)
 
     @classmethod
     async def open(
@@ -86,25 +86,25 @@ class PostgresStore(OperatedStore):
 
     async def join(self, engine: str, now: float, ttl: float, pulse: float | None = None) -> bool:
         alive = await super().join(engine, now, ttl, pulse)
-        if self._hearing is not None:
-            self._hearing.register_engine(engine)
+        if self._notify_channel is not None:
+            self._notify_channel.register_engine(engine)
         return alive
 
     async def leave(self, engine: str) -> None:
-        if self._hearing is not None:
-            self._hearing.unregister_engine(engine)
+        if self._notify_channel is not None:
+            self._notify_channel.unregister_engine(engine)
         await super().leave(engine)
 
     def notify(self, topic: str, names: Sequence[Any]) -> None:
         super().notify(topic, names)
-        if self._hearing is not None:
-            self._hearing.tell(topic, names)
+        if self._notify_channel is not None:
+            self._notify_channel.send(topic, names)
 
     async def aclose(self) -> None:
         await self.writer.aclose()
-        if self._hearing is not None:
-            hearing, self._hearing = self._hearing, None
-            await asyncio.get_running_loop().run_in_executor(None, hearing.close)
+        if self._notify_channel is not None:
+            channel, self._notify_channel = self._notify_channel, None
+            await asyncio.get_running_loop().run_in_executor(None, channel.close)
         self._session.close()
 
 

@@ -26,7 +26,7 @@ _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.05, 2.0
 
 
 class NotifyChannel:
-    """Sends and receives notifications. `notify` is called in its thread with a topic and the names that other
+    """Sends and receives notifications. `on_notification` is called in its thread with a topic and the names that other
     processes sent."""
 
     def __init__(
@@ -34,12 +34,12 @@ class NotifyChannel:
         connect: Callable[[], psycopg.Connection[Row]],
         schema: str,
         sign_in: str,
-        notify: Callable[[str, Sequence[Any]], None],
+        on_notification: Callable[[str, Sequence[Any]], None],
     ) -> None:
         self._connect = connect
         self._channel = f"carpool_{schema}"[:63]
         self._sign_in = sign_in
-        self._notify = notify
+        self._on_notification = on_notification
         self._engines: set[str] = set()  # the engines of this process: alive as long as this connection
         self._unsigned = False
         self._lock = threading.Lock()
@@ -47,7 +47,7 @@ class NotifyChannel:
         # an empty name stands for too many names to list, for none, or for a failure to send
         self._woken = False
         self._closing = threading.Event()
-        self.hears = threading.Event()  # set while the connection is up and listening
+        self.listening = threading.Event()  # set while the connection is up and listening
         self.backend = 0  # the pid of its backend process
         self._reading, self._writing = os.pipe()
         self._thread = threading.Thread(target=self._work, name="carpool-hearing", daemon=True)
@@ -67,7 +67,7 @@ class NotifyChannel:
         with self._lock:
             self._engines.discard(engine)
 
-    def tell(self, topic: str, names: Sequence[object]) -> None:
+    def send(self, topic: str, names: Sequence[object]) -> None:
         with self._lock:
             unsent = self._unsent[topic]
             unsent.update(dict.fromkeys(map(str, names)))
@@ -99,30 +99,30 @@ class NotifyChannel:
                 with contextlib.closing(self._connect()) as connection:
                     connection.execute(f'LISTEN "{self._channel}"')
                     self.backend, self._unsigned, failed = connection.info.backend_pid, True, 0
-                    self.hears.set()
+                    self.listening.set()
                     if not first:
-                        self._notify(SETTLED, ())
-                        self._notify(POOLS, ())
+                        self._on_notification(SETTLED, ())
+                        self._on_notification(POOLS, ())
                     first = False
-                    self._attend(connection)
+                    self._serve(connection)
             except psycopg.Error:
                 failed += 1
                 self._closing.wait(backoff(failed, _FIRST_PAUSE_S, _LONGEST_PAUSE_S))
             finally:
-                self.hears.clear()
+                self.listening.clear()
 
-    def _attend(self, connection: psycopg.Connection[Row]) -> None:
+    def _serve(self, connection: psycopg.Connection[Row]) -> None:
         with selectors.DefaultSelector() as selector:
             selector.register(connection.fileno(), selectors.EVENT_READ)
             selector.register(self._reading, selectors.EVENT_READ)
             while True:
-                self._say(connection)
-                self._hear(connection)
+                self._send_pending(connection)
+                self._receive(connection)
                 if self._closing.is_set():
                     return
                 selector.select()
 
-    def _say(self, connection: psycopg.Connection[Row]) -> None:
+    def _send_pending(self, connection: psycopg.Connection[Row]) -> None:
         with self._lock:
             if self._woken:
                 os.read(self._reading, 1)
@@ -135,21 +135,23 @@ class NotifyChannel:
             if unsigned and engines:
                 connection.execute(self._sign_in, (to_json(engines),))
             if payloads:
-                connection.execute("SELECT pg_notify(%s, told) FROM unnest(%s::text[]) told", (self._channel, payloads))
+                connection.execute(
+                    "SELECT pg_notify(%s, payload) FROM unnest(%s::text[]) payload", (self._channel, payloads)
+                )
         except psycopg.Error:
-            with self._lock:  # after the reconnect, others are told that something has happened
+            with self._lock:  # after the reconnect, others learn that something has happened
                 self._unsent[SETTLED][""] = self._unsent[POOLS][""] = None
             raise
 
-    def _hear(self, connection: psycopg.Connection[Row]) -> None:
+    def _receive(self, connection: psycopg.Connection[Row]) -> None:
         payloads = [notify.payload for notify in connection.notifies(timeout=0) if notify.pid != self.backend]
         for topic, letter in _LETTERS.items():
             texts = [text for text in payloads if text[0] == letter]
             names = list(dict.fromkeys(name for text in texts for name in text[2:].split()))
             if names:
-                self._notify(topic, names if topic == POOLS else [int(name) for name in names])
+                self._on_notification(topic, names if topic == POOLS else [int(name) for name in names])
             if letter in texts:  # something without names
-                self._notify(topic, ())
+                self._on_notification(topic, ())
 
 
 def _packed(kind: str, names: Iterable[str]) -> Iterator[str]:

@@ -38,7 +38,7 @@ import msgspec
 from carpool.core.errors import StoreUnwritable
 from carpool.core.model import Entry, Totals
 from carpool.stores.operations.store import OperatedStore, open_in_thread
-from carpool.stores.operations.writer import Told
+from carpool.stores.operations.writer import OnDone
 from carpool.stores.sqlite.opening import attempt_files, open_file
 from carpool.stores.sqlite.session import SqliteGroups, SqliteSession
 
@@ -76,10 +76,10 @@ class SqliteStore(OperatedStore):
             writing.add_done_callback(lambda done: written(None if done.cancelled() else done.exception()))
         return writing
 
-    def completed(self, entry: Entry, told: Told) -> None:
+    def completed(self, entry: Entry, on_done: OnDone) -> None:
         if self._pending is not None:
-            told = self._pending.followed(entry, told)
-        super().completed(entry, told)
+            on_done = self._pending.followed(entry, on_done)
+        super().completed(entry, on_done)
 
     def _flush(self, ticket: int | None = None) -> None:
         """Writes pending attempts to the ledger before it is read."""
@@ -111,7 +111,7 @@ class PendingAttempts:
     """Attempts that are not in the ledger yet. `hand_over` writes one for which no entry has come. `files` are two, the
     current one first; none in a store in memory."""
 
-    def __init__(self, files: list[_AttemptFile], hand_over: Callable[[Entry, Told], None]) -> None:
+    def __init__(self, files: list[_AttemptFile], hand_over: Callable[[Entry, OnDone], None]) -> None:
         self._lock = threading.Lock()
         self._files = files
         self._hand_over = hand_over
@@ -140,13 +140,13 @@ class PendingAttempts:
             current.write(line)
             return current
 
-    def followed(self, entry: Entry, told: Told) -> Told:
-        """Drops the attempt of an entry that is about to be written. Returns the callback to use instead of `told`: it
+    def followed(self, entry: Entry, on_done: OnDone) -> OnDone:
+        """Drops the attempt of an entry that is about to be written. Returns the callback to use for `on_done`: it
         also releases the attempt's line once the entry is written."""
         identity = (entry.ticket, entry.purchase)
         attempt = self._young.pop(identity, None) or self._old.pop(identity, None)
         file = None if attempt is None else attempt[1]
-        return told if file is None else partial(_both, file.written, told)
+        return on_done if file is None else partial(_both, file.written, on_done)
 
     def flush(self, ticket: int | None = None) -> None:
         """Writes all attempts to the ledger, or those of one ticket."""
@@ -172,7 +172,7 @@ class PendingAttempts:
             file.close()
 
 
-def _both(first: Told, second: Told, error: BaseException | None) -> None:
+def _both(first: OnDone, second: OnDone, error: BaseException | None) -> None:
     first(error)
     second(error)
 
