@@ -15,8 +15,8 @@ from carpool.planners.tracking import (
     ReconcilePlan,
     RescuePlan,
     early_start,
-    next_look,
     next_poll,
+    poll_delay,
     reconcile,
     rescue_plan,
     retry_lane,
@@ -33,7 +33,7 @@ KEY = PoolKey("anthropic", "anthropic", "c1", "/v1/messages", (), "", "s", "8m")
 def looks(expected_end: float, poll_interval: float | None, until: float) -> list[float]:
     ages, age = [], 0.0
     while age < until:
-        age += next_look(age, expected_end, poll_interval)
+        age += poll_delay(age, expected_end, poll_interval)
         ages.append(age)
     return ages
 
@@ -43,21 +43,21 @@ def test_a_few_early_looks() -> None:
 
 
 def test_quick_around_the_expected_end_and_slow_in_the_tail() -> None:
-    assert next_look(150, 150, None) == 2
-    assert next_look(60, 300, None) > 30
-    assert next_look(5000, 150, None) == 60
+    assert poll_delay(150, 150, None) == 2
+    assert poll_delay(60, 300, None) > 30
+    assert poll_delay(5000, 150, None) == 60
 
 
 def test_an_explicit_interval_is_the_quickest_pace() -> None:
-    assert next_look(0, 150, 5) == 5
-    assert next_look(150, 150, 5) == 5
-    assert next_look(9000, 150, 300) == 300
+    assert poll_delay(0, 150, 5) == 5
+    assert poll_delay(150, 150, 5) == 5
+    assert poll_delay(9000, 150, 300) == 300
     assert looks(150, 0.1, 1)[:3] == pytest.approx([0.1, 0.3, 0.7])
-    assert next_look(150, 150, 0.1) == 0.1
+    assert poll_delay(150, 150, 0.1) == 0.1
 
 
 def test_a_clock_set_back_looks_early() -> None:
-    assert next_look(-500, 150, None) == 1
+    assert poll_delay(-500, 150, None) == 1
 
 
 @settings(deadline=None)
@@ -78,14 +78,14 @@ def test_an_end_is_seen_soon(end: float, expected_end: float, poll_interval: flo
 def test_a_later_look_never_plans_an_earlier_one(
     age: float, more: float, expected_end: float, poll_interval: float | None
 ) -> None:
-    first = age + next_look(age, expected_end, poll_interval)
-    assert first <= age + more + next_look(age + more, expected_end, poll_interval) + 1e-6
+    first = age + poll_delay(age, expected_end, poll_interval)
+    assert first <= age + more + poll_delay(age + more, expected_end, poll_interval) + 1e-6
 
 
 @settings(deadline=None)
 @given(st.floats(0, DAY), st.floats(1, DAY), st.floats(0.01, 600), st.floats(0, 600))
 def test_a_longer_interval_never_looks_sooner(age: float, expected_end: float, interval: float, more: float) -> None:
-    assert next_look(age, expected_end, interval) <= next_look(age, expected_end, interval + more)
+    assert poll_delay(age, expected_end, interval) <= poll_delay(age, expected_end, interval + more)
 
 
 def test_one_list_serves_the_most_urgent_batch() -> None:

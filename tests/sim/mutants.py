@@ -225,8 +225,8 @@ MUTANTS = (
     Mutant(
         "a batch that is all that can answer is looked at once only",
         f"{ENGINE}/batch/rescue.py",
-        "self._relied_on[batch] = now + RELIED_ON_S, until",
-        "self._relied_on[batch] = until, until",
+        "self._urgent_polls[batch] = now + URGENT_POLL_S, until",
+        "self._urgent_polls[batch] = until, until",
         test="tests/engine/batch/test_rescue.py",
     ),
     Mutant(
@@ -317,7 +317,7 @@ MUTANTS = (
     Mutant(
         "a batch that is denied once is given up",
         "src/carpool/planners/tracking.py",
-        "return count + 1 >= LOOKS and now - since >= DOUBT_S",
+        "return count + 1 >= DENIALS_TO_BELIEVE and now - since >= DOUBT_S",
         "return True",
         test=LOST,
     ),

@@ -51,7 +51,7 @@ TROUBLE_PAUSE_S = 1.0
 LEASE = Lease()
 
 PROBE_S = 2.0
-MOST_LOOKED_AT = 1000
+MAX_OPEN_CALLS = 1000
 OPEN_CALLS = (TicketState.QUEUED, TicketState.BOARDED, TicketState.SENDING)
 
 
@@ -98,7 +98,7 @@ class Engine:
         self._membership = Membership(context, api, lease or LEASE)
         self._buyer = Buyer(context, api)
         self._follower = Follower(context, api, self._buyer, Collector(context, api))
-        self._rescuer = Rescuer(context, api, self._sender, self._follower.look_soon)
+        self._rescuer = Rescuer(context, api, self._sender, self._follower.poll_soon)
         self.overview = Overview(context, self._sender.gates)
         self.virtual_key_cache = VirtualKeyCache(context)
         self.tickets = Tickets(context, self._rescuer)
@@ -108,7 +108,7 @@ class Engine:
         self.event_hooks: EventHooks = context.event_hooks
         self.new_ticket = context.new_ticket
         self.credential = keyring.credential  # of a known secret: the same for every form of it
-        self.look_soon = self._follower.look_soon  # polls a batch soon, because it may have ended
+        self.poll_soon = self._follower.poll_soon  # polls a batch soon, because it may have ended
         self._warmth = WarmConversations()
 
     # ------------------------------------------------------------ lifecycle
@@ -375,7 +375,7 @@ class Overview:
 
     async def keyless(self) -> int:
         """Number of open calls whose key is not in the keyring, among the newest calls only."""
-        rows = [row for state in OPEN_CALLS for row in await self.calls(None, state, MOST_LOOKED_AT)]
+        rows = [row for state in OPEN_CALLS for row in await self.calls(None, state, MAX_OPEN_CALLS)]
         return sum(row.credential not in self._context.keyring for row in rows)
 
     async def trouble(self) -> str | None:

@@ -12,7 +12,7 @@ from carpool.core.keys import KeyHolder, KeyState, VirtualKey
 from carpool.core.model import Headers
 from carpool.engine.context import EngineContext
 
-KEYS_LOOK_S = 1.0
+KEYS_POLL_S = 1.0
 USE_S = 60.0  # minimum time between two writes of a key's last use
 
 # Takes a provider and an environment variable; returns the secret in each form in which it may be sent.
@@ -75,7 +75,7 @@ class VirtualKeyCache:
     async def _watch(self) -> None:
         context = self._context
         while True:
-            await context.clock.sleep(KEYS_LOOK_S)
+            await context.clock.sleep(KEYS_POLL_S)
             try:
                 await self._read()
                 await self._write_uses()

@@ -14,12 +14,11 @@ early enough that the last one is still sent in time at that rate.
 Suspects. A create whose outcome is unknown (crash, timeout, 5xx) may have been bought. A listed batch with our nonce is
 ours. Where the list shows no nonce, a batch with the same number of calls and a creation time within the clock slack is
 a *suspect*: it is watched, never cancelled, and its results prove or disprove that it is ours. Without any suspect the
-create is abandoned after `grace`. An abandoned batch is watched for a day
-more, because late proof still has to be entered in the ledger.
+create is abandoned after `grace`. An abandoned batch is watched for a day more, because late proof still has to be entered in the ledger.
 
 Denials. A provider may answer 404 or 410 for a batch that it sold, for example right after the purchase or during an
-outage. That is believed only after `LOOKS` denials in a row over at least `DOUBT_S` seconds (`Denials`); the engine
-also requires that the provider's list is available and does not show the batch.
+outage. That is believed only after `DENIALS_TO_BELIEVE` denials in a row over at least `DOUBT_S` seconds (`Denials`);
+the engine also requires that the provider's list is available and does not show the batch.
 """
 
 from __future__ import annotations
@@ -47,7 +46,7 @@ RETRY_ROOM: Final = 120.0  # with less time left, another batch is not tried
 # ---------------------------------------------------------------- poll pace
 
 
-def next_look(age: float, expected_end: float, poll_interval: float | None) -> float:
+def poll_delay(age: float, expected_end: float, poll_interval: float | None) -> float:
     """Seconds until the next poll after one at this age. `age` and `expected_end` both count from the purchase."""
     quick = QUICK if poll_interval is None else poll_interval
     age = max(0.0, age)
@@ -57,21 +56,23 @@ def next_look(age: float, expected_end: float, poll_interval: float | None) -> f
 
 
 def next_poll(batches: Sequence[tuple[float, float, float]], poll_interval: float | None, now: float) -> float:
-    """When to LIST next for a credential with these batches, each (bought_at, last_look, expected_end) in absolute
+    """When to LIST next for a credential with these batches, each (bought_at, last_poll, expected_end) in absolute
     times.
 
-    A batch that was never polled has its purchase as `last_look`. A `last_look` up to a minute in the future is a delay
+    A batch that was never polled has its purchase as `last_poll`. A `last_poll` up to a minute in the future is a delay
     after a failure, and is respected. Infinite when there are no batches.
     """
-    return max(now, min((_look_at(*batch, poll_interval, now) for batch in batches), default=math.inf))
+    return max(now, min((_next_poll_at(*batch, poll_interval, now) for batch in batches), default=math.inf))
 
 
-def _look_at(bought_at: float, last_look: float, expected_end: float, poll_interval: float | None, now: float) -> float:
-    since = max(bought_at, last_look)
+def _next_poll_at(
+    bought_at: float, last_poll: float, expected_end: float, poll_interval: float | None, now: float
+) -> float:
+    since = max(bought_at, last_poll)
     if since <= now + SLOW:
-        return since + next_look(since - bought_at, expected_end - bought_at, poll_interval)
+        return since + poll_delay(since - bought_at, expected_end - bought_at, poll_interval)
     # The clock was set back: poll at once instead of waiting until it catches up, and then at the slowest pace.
-    return now if last_look > now + SLOW or last_look == bought_at else last_look + SLOW
+    return now if last_poll > now + SLOW or last_poll == bought_at else last_poll + SLOW
 
 
 def watch_pace(age: float) -> float:
@@ -213,7 +214,7 @@ def retry_lane(view: TicketView, policy: RoutingPolicy, now: float) -> Lane | No
 # Bought batches that the provider answers with 404 or 410, or whose results it does.
 
 DOUBT_S = 45.0  # a batch may be too new to be visible everywhere, and an outage may answer 404
-LOOKS = 3
+DENIALS_TO_BELIEVE = 3
 DENIED_PACE_S = 10.0  # between polls while a denial is doubted
 
 
@@ -230,7 +231,7 @@ class Denials:
         """Count a denial. Returns whether the denials are now to be believed."""
         since, count = self._seen.get(batch, (now, 0))
         self._seen[batch] = since, count + 1
-        return count + 1 >= LOOKS and now - since >= DOUBT_S
+        return count + 1 >= DENIALS_TO_BELIEVE and now - since >= DOUBT_S
 
     def clear(self, batch: int) -> None:
         self._seen.pop(batch, None)

@@ -18,7 +18,7 @@ from carpool.stores.encryption import check_sealing
 from carpool.stores.operations.calls import KeyAdmin
 from carpool.stores.secret import find_secret
 from carpool.stores.sqlite import SqliteStore
-from carpool.stores.sqlite.opening import inspect_file, is_there, look, real_path
+from carpool.stores.sqlite.opening import inspect_file, is_there, read_totals, real_path
 from carpool.stores.sqlite.opening import open_keys as sqlite_keys
 
 __all__ = ["KeyAdmin", "SqliteStore", "carries_password", "check_url", "inspect_store", "is_postgres"]
@@ -43,11 +43,11 @@ async def open_store(
 async def peek(url: str | Path) -> tuple[list[Totals], Mapping[str, int]]:
     """Reads the totals of the ledger and the counts by state, even while another process uses the store."""
     if is_postgres(url):
-        return await asyncio.to_thread(postgres_module().look, str(url))
+        return await asyncio.to_thread(postgres_module().read_totals, str(url))
     path = sqlite_path(url)
     if path is None:
         raise ConfigError("A store in memory can't be read by another process. Name the store's file.")
-    return await asyncio.to_thread(look, path)
+    return await asyncio.to_thread(read_totals, path)
 
 
 def store_exists(url: str | Path | None) -> bool:

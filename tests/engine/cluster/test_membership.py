@@ -200,8 +200,8 @@ def test_a_batch_is_looked_at_when_another_door_hears_that_it_ended(seed: int) -
             await asyncio.sleep(0.001)
         [batch] = house.provider.batches
         house.provider.end_batch(batch.id)
-        away.engine.look_soon("anthropic", "msgbatch_of_a_stranger")
-        away.engine.look_soon("anthropic", batch.id)
+        away.engine.poll_soon("anthropic", "msgbatch_of_a_stranger")
+        away.engine.poll_soon("anthropic", batch.id)
         async with asyncio.timeout(30.0):
             await asking
         assert house.owners() == {leader.engine.name}

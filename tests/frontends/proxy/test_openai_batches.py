@@ -247,7 +247,7 @@ async def test_results_that_the_provider_lost_are_bought_again_and_in_the_end_sa
 
 async def test_the_calls_of_a_batch_that_the_provider_forgot_are_bought_again(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("carpool.planners.tracking.DOUBT_S", 0.2)
-    monkeypatch.setattr("carpool.planners.tracking.LOOKS", 2)
+    monkeypatch.setattr("carpool.planners.tracking.DENIALS_TO_BELIEVE", 2)
     async with both(MockConfig(batch_latency=Constant(1.0))) as stage, stage.client() as client:
         stage.mock.script("batch_forgotten")
         told = await client.chat.completions.create(

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from carpool.core.keys import Profile, new_key, revoked, rotated
 from carpool.core.model import Lane
-from carpool.engine.virtual_keys import KEYS_LOOK_S
+from carpool.engine.virtual_keys import KEYS_POLL_S
 from carpool.mock import Constant, MockConfig, expected_text
 from tests.support.key_holders import HOUSE, give, hosting
 from tests.support.stage import ask
@@ -144,7 +144,7 @@ async def test_another_process_may_add_and_revoke(tmp_path: Path) -> None:
         [standing] = (await store.keys())[1]
         await store.write_keys(revoked([standing], "ci", now()))
         assert "was revoked" in said(await at_last(stage, key))[2]
-        assert KEYS_LOOK_S <= 1
+        assert KEYS_POLL_S <= 1
 
 
 @pytest.mark.parametrize("way", [{}, BATCH])

@@ -43,13 +43,13 @@ def test_without_a_word_from_the_provider_everything_is_allowed() -> None:
 def test_what_was_sent_since_is_subtracted_and_what_was_refilled_is_added() -> None:
     meter = Meter()
     meter.spent = 130.0
-    meter.heard(Allowance(600, 100), NOW, 100.0)  # 30 were sent after the one that was answered
+    meter.update(Allowance(600, 100), NOW, 100.0)  # 30 were sent after the one that was answered
     assert meter.level(NOW + 2.0) == pytest.approx(100 + 20 - 30)
 
 
 def test_answers_that_never_came_hold_nobody_back_for_ever() -> None:
     meter = Meter()
-    meter.heard(Allowance(2, 2, 4.0), NOW, 0.0)
+    meter.update(Allowance(2, 2, 4.0), NOW, 0.0)
     for number in range(10):
         now = NOW + 300.0 * number
         assert meter.allows(now, 1.0)
@@ -58,7 +58,7 @@ def test_answers_that_never_came_hold_nobody_back_for_ever() -> None:
 
 def test_a_full_bucket_takes_no_more() -> None:
     meter = Meter()
-    meter.heard(Allowance(60, 60), NOW, 0.0)
+    meter.update(Allowance(60, 60), NOW, 0.0)
     for _ in range(60):
         meter.spend(NOW + 3600.0, 1.0)
     assert not meter.allows(NOW + 3600.0, 1.0)
@@ -66,23 +66,23 @@ def test_a_full_bucket_takes_no_more() -> None:
 
 def test_limits_need_not_be_per_minute() -> None:
     meter = Meter()
-    meter.heard(Allowance(200, 0, 86_400.0), NOW, 0.0)
+    meter.update(Allowance(200, 0, 86_400.0), NOW, 0.0)
     assert meter.rate == pytest.approx(200 / 86_400)
-    meter.heard(Allowance(1000, 0, 1.0), NOW, 0.0)
+    meter.update(Allowance(1000, 0, 1.0), NOW, 0.0)
     assert meter.rate == pytest.approx(1000)
-    meter.heard(Allowance(1200, 1199, 0.4), NOW, 0.0)  # too little to tell
+    meter.update(Allowance(1200, 1199, 0.4), NOW, 0.0)  # too little to tell
     assert meter.rate == pytest.approx(20)
 
 
 def test_an_estimate_holds_nobody_for_long() -> None:
     meter = Meter()
-    meter.heard(Allowance(200, 0, 86_400.0), NOW, 0.0)
+    meter.update(Allowance(200, 0, 86_400.0), NOW, 0.0)
     assert meter.ready_at(NOW, 1.0) == NOW + GUESS_S
 
 
 def test_a_call_larger_than_the_limit_waits_for_the_whole_limit_and_no_longer() -> None:
     meter = Meter()
-    meter.heard(Allowance(1000, 1000), NOW, 0.0)
+    meter.update(Allowance(1000, 1000), NOW, 0.0)
     assert meter.allows(NOW, 50_000.0)
 
 
@@ -102,25 +102,25 @@ def test_a_calm_account_never_waits() -> None:
 
 def test_heads_that_show_no_room_hold_calls_back_before_anything_is_refused() -> None:
     throttle = Throttle(NOW)
-    throttle.looked(NOW, allowed(600, 0), send(throttle, NOW))
+    throttle.update(NOW, allowed(600, 0), send(throttle, NOW))
     assert not throttle.may_go(NOW, 1.0)
     assert NOW < throttle.ready_at(NOW, 1.0) <= NOW + GUESS_S
-    throttle.looked(NOW, allowed(600, 500), send(throttle, NOW))
+    throttle.update(NOW, allowed(600, 500), send(throttle, NOW))
     assert throttle.may_go(NOW, 1.0)
 
 
 def test_the_first_of_many_heads_is_old_news_so_the_next_is_read_too() -> None:
     throttle = Throttle(NOW)
     marks = [send(throttle, NOW) for _ in range(200)]  # before any answer
-    throttle.looked(NOW + 0.2, allowed(200, 199, 0.03), marks[0])
-    assert throttle.wants_look(NOW + 0.2)
-    throttle.looked(NOW + 0.2, allowed(200, 0, 6.0), marks[-1])
+    throttle.update(NOW + 0.2, allowed(200, 199, 0.03), marks[0])
+    assert throttle.needs_update(NOW + 0.2)
+    throttle.update(NOW + 0.2, allowed(200, 0, 6.0), marks[-1])
     assert throttle.requests.rate == pytest.approx(200 / 6)
 
 
 def test_a_low_estimate_is_found_out_by_using_what_is_left() -> None:
     throttle = Throttle(NOW)
-    throttle.looked(NOW, allowed(200, 199, 0.03), send(throttle, NOW))
+    throttle.update(NOW, allowed(200, 199, 0.03), send(throttle, NOW))
     assert throttle.requests.rate < 4  # taken for a limit per minute
     assert throttle.pace(NOW) > 40
 
@@ -128,7 +128,7 @@ def test_a_low_estimate_is_found_out_by_using_what_is_left() -> None:
 def test_tokens_count_as_requests_do() -> None:
     throttle = Throttle(NOW)
     said = Allowances(requests=Allowance(600, 600), tokens=Allowance(100_000, 5000))
-    throttle.looked(NOW, said, send(throttle, NOW))
+    throttle.update(NOW, said, send(throttle, NOW))
     assert throttle.may_go(NOW, 1000.0)
     assert not throttle.may_go(NOW, 20_000.0)
 
@@ -137,12 +137,12 @@ def test_a_refusal_closes_the_gate_for_as_long_as_was_asked_and_it_opens_gradual
     throttle = Throttle(NOW)
     marks = [send(throttle, NOW) for _ in range(100)]
     for mark in marks[:20]:
-        throttle.looked(NOW + 0.1, allowed(600, 0, 60.0), mark)
+        throttle.update(NOW + 0.1, allowed(600, 0, 60.0), mark)
         throttle.refused(NOW + 0.1, mark, 3.0, 0.0)
     assert throttle.ready_at(NOW + 0.2, 1.0) >= NOW + 3.1
     for _ in range(80):
         throttle.answered(NOW + 1.0)
-    throttle.requests.heard(Allowance(600, 600), NOW + 1.0, throttle.requests.spent)  # there is all the room again
+    throttle.requests.update(Allowance(600, 600), NOW + 1.0, throttle.requests.spent)  # there is all the room again
     now, gone = NOW + 1.0, 0
     while (ready := throttle.ready_at(now, 1.0)) < NOW + 4.1:
         now = ready
@@ -249,7 +249,7 @@ def test_slots_are_never_negative_and_never_above_the_limit(script: list[tuple[s
             out.pop(number % len(out))
             throttle.left()
         elif out and verb == "look":
-            throttle.looked(now, allowed(300, number, pause), out[0])
+            throttle.update(now, allowed(300, number, pause), out[0])
         assert throttle.in_flight == len(out) >= 0
         assert throttle.limit >= 1.0
         assert throttle.pace(now) > 0.0
@@ -266,7 +266,7 @@ def test_all_who_wait_get_their_turn(script: list[tuple[str, float, float | None
         elif out and verb == "refuse":
             throttle.refused(now, out.pop(), pause, 0.5)
         elif out and verb == "look":
-            throttle.looked(now, allowed(300, number, pause), out[0])
+            throttle.update(now, allowed(300, number, pause), out[0])
     start = now
     for _ in range(waiting):
         ready = throttle.ready_at(now, 10.0)

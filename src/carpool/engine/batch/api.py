@@ -34,7 +34,7 @@ T = TypeVar("T")
 
 DEFAULT_RPM = 50
 DEFAULT_PACE = 2.0
-LOOK_AGAIN_S = 1.0  # how often to check the quota while waiting for it
+QUOTA_CHECK_S = 1.0  # how often to check the quota while waiting for it
 PAUSE_S = 5.0  # after a 429 without `retry-after`
 LONGEST_PAUSE_S = 3600.0  # upper limit of a `retry-after`
 SILENCE_S = 60.0
@@ -107,7 +107,7 @@ class BatchApi:
         async with self._lines[context.keyring.account(credential)]:
             while not (quota := self.quota(credential)).can_ask(context.now()):
                 wait = quota.ask_ready_at(context.now()) - context.now()
-                await context.clock.sleep(min(max(0.01, wait), LOOK_AGAIN_S))  # the quota may grow meanwhile
+                await context.clock.sleep(min(max(0.01, wait), QUOTA_CHECK_S))  # the quota may grow meanwhile
             self.set_quota(credential, quota.spend(context.now()))
 
     # ------------------------------------------------------------ the rows of batches

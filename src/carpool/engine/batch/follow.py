@@ -40,7 +40,15 @@ from carpool.engine.batch.buy import Buyer
 from carpool.engine.batch.collect import GONE, Collector
 from carpool.engine.context import EngineContext
 from carpool.engine.events import BatchAbandoned, BatchEnded, BatchSubmitted, RetentionNear
-from carpool.planners.tracking import DENIED_PACE_S, WATCH, Denials, next_look, next_poll, reconcile, watch_pace
+from carpool.planners.tracking import (
+    DENIED_PACE_S,
+    WATCH,
+    Denials,
+    next_poll,
+    poll_delay,
+    reconcile,
+    watch_pace,
+)
 
 GRACE_S = 90.0  # how long the provider's list may lag behind a create
 LINES_TO_READ = 50  # our batch shows its nonce within this many lines; stray lines may come before
@@ -52,14 +60,14 @@ class Reconciler:
         self._api = api
         self._collector = collector
 
-    def due(self, batch: Batch, looked: float | None) -> float:
+    def due(self, batch: Batch, polled_at: float | None) -> float:
         """Returns when to list the provider's batches again for an unresolved batch."""
         since = batch.resolved_at or batch.intended_at
-        if looked is None or looked < since:
+        if polled_at is None or polled_at < since:
             return since
         if batch.state is BatchState.ABANDONED:
-            return looked + watch_pace(looked - since)
-        return looked + min(next_look(looked - since, GRACE_S, self._context.policy.poll_interval_s), 15.0)
+            return polled_at + watch_pace(polled_at - since)
+        return polled_at + min(poll_delay(polled_at - since, GRACE_S, self._context.policy.poll_interval_s), 15.0)
 
     async def apply(
         self, upstream: Upstream, batches: Sequence[Batch], listed: Sequence[BatchReport], asked: float
@@ -181,7 +189,7 @@ class Follower:
         wakes.append(self._collector.wake(now))
         return min((wake for wake in wakes if wake is not None), default=None)
 
-    def look_soon(self, provider: str, provider_id: str) -> None:
+    def poll_soon(self, provider: str, provider_id: str) -> None:
         """Polls a batch at once, because it is reported as ended or its answers are urgent. If another engine owns it,
         the store passes the hint on."""
         named = provider, provider_id

@@ -37,9 +37,9 @@ from carpool.planners.pressure.quota import TokenBucket
 from carpool.planners.tracking import early_start, rescue_plan
 
 CANCEL_AGAIN_S = 2.0  # minimum time between two cancel requests for a batch
-RELIED_ON_S = 2.0  # poll interval of a batch that is the only one left to answer a call
+URGENT_POLL_S = 2.0  # poll interval of a batch that is the only one left to answer a call
 TAKEN_S = 5.0  # poll interval for a call that another engine is sending
-LOOK_AHEAD = 5000  # due calls planned in one step
+DUE_PER_STEP = 5000  # due calls planned in one step
 AT_ONCE = 64  # concurrent rescues
 UNDER_WAY_S = 0.5  # when to plan again while rescues are under way; the end of one wakes the planner too
 OTHERS_S = 1.0  # the same while other engines rescue calls of this engine's batches
@@ -47,13 +47,13 @@ OTHERS_S = 1.0  # the same while other engines rescue calls of this engine's bat
 
 class Rescuer:
     def __init__(
-        self, context: EngineContext, api: BatchApi, sender: Sender, look_soon: Callable[[str, str], None]
+        self, context: EngineContext, api: BatchApi, sender: Sender, poll_soon: Callable[[str, str], None]
     ) -> None:
         self._context = context
         self._api = api
         self._sender = sender
-        self._poll_soon = look_soon  # takes a provider and its batch id
-        self._relied_on: dict[tuple[str, str], tuple[float, float]] = {}  # batch → (next poll, end)
+        self._poll_soon = poll_soon  # takes a provider and its batch id
+        self._urgent_polls: dict[tuple[str, str], tuple[float, float]] = {}  # batch → (next poll, end)
         self._under_way: set[int] = set()
         rpm = context.policy.sync_rpm
         self._gap = 0.0 if rpm is None else 60 / rpm
@@ -64,24 +64,24 @@ class Rescuer:
 
     async def step(self, now: float) -> float | None:
         """Sends the calls that are due, cancelling batches first where that saves money. Returns when to plan again."""
-        wakes = self._poll_relied_on(now), await self._send_due(now)
+        wakes = self._poll_urgent(now), await self._send_due(now)
         return min((wake for wake in wakes if wake is not None), default=None)
 
-    def _poll_relied_on(self, now: float) -> float | None:
+    def _poll_urgent(self, now: float) -> float | None:
         """Polls batches that are the only ones left to answer some calls, until the deadlines of these calls."""
-        self._relied_on = {batch: (at, until) for batch, (at, until) in self._relied_on.items() if now < until}
-        for batch, (at, until) in self._relied_on.items():
+        self._urgent_polls = {batch: (at, until) for batch, (at, until) in self._urgent_polls.items() if now < until}
+        for batch, (at, until) in self._urgent_polls.items():
             if at <= now:
                 self._poll_soon(*batch)
-                self._relied_on[batch] = now + RELIED_ON_S, until
-        return min((at for at, _ in self._relied_on.values()), default=None)
+                self._urgent_polls[batch] = now + URGENT_POLL_S, until
+        return min((at for at, _ in self._urgent_polls.values()), default=None)
 
     async def _send_due(self, now: float) -> float | None:
         context = self._context
         upcoming = await self._next_due()
         if upcoming is None:
             return None
-        horizon = context.forecast.cancel_seconds + LOOK_AHEAD * self._gap
+        horizon = context.forecast.cancel_seconds + DUE_PER_STEP * self._gap
         due = [call for call in await self._due(now + horizon) if call.ticket not in self._under_way]
         mine = [call.rescue_at for call in due if self._mine(call)]
         if not due:  # everything that is due is under way already, and may wait for its turn on `now`
@@ -105,11 +105,11 @@ class Rescuer:
     async def _due(self, until: float) -> list[Due]:
         context = self._context
         led, others = context.led_credentials, context.other_credentials
-        calls = await context.store.due(led, until, LOOK_AHEAD) if led else []
-        if len(calls) == LOOK_AHEAD and not all(map(self._mine, calls)):  # the others' must not crowd out its own
-            calls += await context.store.due(led, until, LOOK_AHEAD, context.name)
+        calls = await context.store.due(led, until, DUE_PER_STEP) if led else []
+        if len(calls) == DUE_PER_STEP and not all(map(self._mine, calls)):  # the others' must not crowd out its own
+            calls += await context.store.due(led, until, DUE_PER_STEP, context.name)
         if others:
-            calls += await context.store.due(others, until, LOOK_AHEAD, context.name)
+            calls += await context.store.due(others, until, DUE_PER_STEP, context.name)
         return sorted({call.ticket: call for call in calls}.values(), key=lambda call: (call.rescue_at, call.ticket))
 
     def _mine(self, call: Due) -> bool:
@@ -220,19 +220,19 @@ class Rescuer:
                     CallRescued(context.now(), ticket_text(call.ticket), number, reason, credential=whose)
                 )
             if sent is Sent.LEFT and batch is not None:
-                self._rely_on(batch, call)
+                self._poll_urgently(batch, call)
         except CarpoolError as error:
             context.trouble("rescuing a call", error, "" if batch is None else batch.key.provider)
         finally:
             self._under_way.discard(call.ticket)
             context.wake_now()
 
-    def _rely_on(self, batch: Batch, call: Due) -> None:
+    def _poll_urgently(self, batch: Batch, call: Due) -> None:
         """Only its batch can still answer this call, so the batch is polled often until the deadline."""
         if batch.provider_id is not None and call.deadline is not None:
             name = batch.key.provider, batch.provider_id
-            at, until = self._relied_on.get(name, (self._context.now(), 0.0))
-            self._relied_on[name] = at, max(until, call.deadline)
+            at, until = self._urgent_polls.get(name, (self._context.now(), 0.0))
+            self._urgent_polls[name] = at, max(until, call.deadline)
 
     async def _cancel(self, batch: Batch) -> None:
         """Cancels a batch, so that what has not run is not billed. Only a batch whose id is surely ours."""

@@ -111,8 +111,8 @@ class Slot:
         account, throttle, now = gate.account, gate.throttle, gate.context.now()
         if context.troubles:
             context.troubles.worked("", account.provider)
-        if throttle.wants_look(now):
-            throttle.looked(now, account.dialect.allowances(response.headers), self)
+        if throttle.needs_update(now):
+            throttle.update(now, account.dialect.allowances(response.headers), self)
         slowed = (429 <= status < 500 or status in (503, 529)) and self._slowed_down(response, now)
         if status < 500 and not slowed:
             throttle.answered(now)

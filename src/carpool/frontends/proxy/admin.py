@@ -338,4 +338,4 @@ class Webhooks:
         if (provider, webhook.id) not in self._seen:
             self._seen[provider, webhook.id] = None
             if webhook.batch is not None:
-                self._engine.look_soon(provider, webhook.batch)
+                self._engine.poll_soon(provider, webhook.batch)

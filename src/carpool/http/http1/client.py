@@ -177,7 +177,7 @@ class Http1Client:
         """Checks timeouts and closes idle connections. One timer for all connections costs a call nothing."""
         self._sweeper = None
         for connection in list(self._lines):
-            connection.look(SWEEP_S)
+            connection.add_idle_time(SWEEP_S)
         for origin, connections in list(self._idle.items()):
             for connection in connections:
                 connection.sweeps += 1

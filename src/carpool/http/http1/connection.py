@@ -51,7 +51,7 @@ class Http1Exchange(Struct, eq=False):
     receiver: ResponseReceiver | None  # until the response is complete or has failed
     line: Http1Connection | None  # the connection, as long as `receiver`
     status: int = 0
-    quiet: float = 0.0  # seconds without traffic, counted by `look`
+    quiet: float = 0.0  # seconds without traffic, counted by `add_idle_time`
     uploaded: bool = True  # the request was sent completely
 
     def __repr__(self) -> str:  # without the data
@@ -98,7 +98,7 @@ class Http1Exchange(Struct, eq=False):
         receiver, self.receiver, self.line = self.receiver, None, None
         return receiver
 
-    def look(self, seconds: float) -> None:
+    def add_idle_time(self, seconds: float) -> None:
         """Checks the timeout; called every `seconds`. A timer per call would be one of its largest costs."""
         self.quiet += seconds
         if self.quiet > self.timeout:
@@ -257,10 +257,10 @@ class Http1Connection(asyncio.Protocol):
         event means that the peer has closed it."""
         return self.open and not (self._poll is not None and self._poll.poll(0))
 
-    def look(self, seconds: float) -> None:
+    def add_idle_time(self, seconds: float) -> None:
         """Checks the timeout of the exchange; called every `seconds`."""
         if self._exchange is not None:
-            self._exchange.look(seconds)
+            self._exchange.add_idle_time(seconds)
 
     def spoil(self) -> None:
         """The current request was not sent completely, so the connection can't carry another one after it."""

@@ -48,7 +48,7 @@ BACKOFF_S: Final = 0.5
 BACKOFF_MAX_S: Final = 30.0
 CLOSED_MOST_S: Final = 60.0  # then one call tries again, whatever `retry-after` said
 CALM_S: Final = 10.0  # without a refusal and without waiting calls for so long, the throttle is calm again
-LOOK_S: Final = 1.0
+UPDATE_S: Final = 1.0
 LATE_S: Final = 0.05  # timers fire late: the pace makes up for this much
 
 MINUTE_S: Final = 60.0
@@ -56,7 +56,7 @@ RESERVE: Final = 0.02  # share of the limit that is not used: our copy of the pr
 MOST_RESERVE: Final = 20.0
 GUESS_S: Final = 5.0  # the longest wait based on an estimate alone: then one call asks the provider itself
 STALE_S: Final = 1.0
-_TELLING_S: Final = 5.0  # resets are in whole seconds, so a nearer one is too coarse, unless much is used
+_MIN_RESET_S: Final = 5.0  # resets are in whole seconds, so a nearer one is too coarse, unless much is used
 _SOONEST_S: Final = 0.05
 
 
@@ -101,18 +101,18 @@ class Meter:
         missing = min(cost + self._reserve, self.limit) - self.level(now)
         return now if missing <= 0 else now + min(missing / self.rate, GUESS_S)
 
-    def heard(self, said: Allowance, sent_at: float, sent_mark: float) -> None:
+    def update(self, allowance: Allowance, sent_at: float, sent_mark: float) -> None:
         """Take over a stated allowance. `sent_at` and `sent_mark` are the time and the value of `spent` when the
         request of this response was sent."""
-        if said.limit != self.limit:
-            self.limit = float(said.limit)
+        if allowance.limit != self.limit:
+            self.limit = float(allowance.limit)
             self.rate = self.limit / MINUTE_S
             self._reserve = min(self.limit * RESERVE, MOST_RESERVE)
-        used, full_in = said.limit - said.remaining, said.full_in or 0.0
-        if (full_in >= _TELLING_S and used > 0) or (full_in > 0.0 and used * 2 >= said.limit):
+        used, full_in = allowance.limit - allowance.remaining, allowance.full_in or 0.0
+        if (full_in >= _MIN_RESET_S and used > 0) or (full_in > 0.0 and used * 2 >= allowance.limit):
             self.rate = used / max(full_in, _SOONEST_S)  # not all limits are per minute
-        self._left, self._at, self._mark = float(said.remaining), sent_at, sent_mark
-        self.ample = sent_mark + said.remaining - self._reserve
+        self._left, self._at, self._mark = float(allowance.remaining), sent_at, sent_mark
+        self.ample = sent_mark + allowance.remaining - self._reserve
 
 
 class Mark(Protocol):
@@ -141,9 +141,9 @@ class Throttle:
     _base: float = SLOWEST  # calls per second that the provider was measured to accept
     _kept: int = 0  # requests not refused since `_counted_at`
     _next_at: float = 0.0  # when the pace allows the next call
-    _look_at: float = 0.0
-    _look_requests: float = 0.0
-    _look_tokens: float = 0.0
+    _update_at: float = 0.0
+    _update_at_requests: float = 0.0
+    _update_at_tokens: float = 0.0
 
     # ------------------------------------------------------------ sending
 
@@ -205,26 +205,26 @@ class Throttle:
 
     # ------------------------------------------------------------ responses
 
-    def wants_look(self, now: float) -> bool:
+    def needs_update(self, now: float) -> bool:
         """Whether to parse the headers of this response: while there is ample room, not all of them are."""
         return (
-            now >= self._look_at
+            now >= self._update_at
             or self.pressed
-            or self.requests.spent >= self._look_requests
-            or self.tokens.spent >= self._look_tokens
+            or self.requests.spent >= self._update_at_requests
+            or self.tokens.spent >= self._update_at_tokens
         )
 
-    def looked(self, now: float, said: Allowances | None, mark: Mark) -> None:
-        self._look_at = now + LOOK_S
-        self._look_requests = self._look_tokens = math.inf
-        if said is None:
+    def update(self, now: float, allowances: Allowances | None, mark: Mark) -> None:
+        self._update_at = now + UPDATE_S
+        self._update_at_requests = self._update_at_tokens = math.inf
+        if allowances is None:
             return
-        if said.requests is not None:
-            self.requests.heard(said.requests, mark.at, mark.requests)
-            self._look_requests = mark.requests + said.requests.remaining // 4
-        if said.tokens is not None:
-            self.tokens.heard(said.tokens, mark.at, mark.tokens)
-            self._look_tokens = mark.tokens + said.tokens.remaining // 4
+        if allowances.requests is not None:
+            self.requests.update(allowances.requests, mark.at, mark.requests)
+            self._update_at_requests = mark.requests + allowances.requests.remaining // 4
+        if allowances.tokens is not None:
+            self.tokens.update(allowances.tokens, mark.at, mark.tokens)
+            self._update_at_tokens = mark.tokens + allowances.tokens.remaining // 4
 
     def left(self) -> None:
         """A call ended without a response: cancelled, cut off, or never sent."""

@@ -299,7 +299,7 @@ def inspect(url: str, *, encrypt: bool) -> list[VirtualKey]:
         return calls.all_keys(session)
 
 
-def look(url: str) -> tuple[list[Totals], Mapping[str, int]]:
+def read_totals(url: str) -> tuple[list[Totals], Mapping[str, int]]:
     """Returns the totals of the ledger and the counts by state, from one snapshot; changes nothing."""
     with _connected(url) as (connection, address):
         if not _is_there(connection, address.schema):

@@ -191,7 +191,7 @@ def inspect_file(real: str, secret: bytes | None = None, *, encrypt: bool = Fals
     return []
 
 
-def look(path: str) -> tuple[list[Totals], Mapping[str, int]]:
+def read_totals(path: str) -> tuple[list[Totals], Mapping[str, int]]:
     """Returns the totals of the ledger and the counts by state. Reads without taking the lock, so that it does not
     disturb the process that uses the store."""
     if not os.path.isfile(path):  # noqa: PTH113  unlike Path.is_file it never raises

@@ -377,10 +377,10 @@ async def test_who_sends_a_little_now_and_then_may_go_on() -> None:
             writer.write(content[start : start + 2000])
             while not Watched.made or (Watched.made[0]._body < start and not heard):  # noqa: ASYNC110
                 await asyncio.sleep(0.001)
-            Watched.made[0].look(2, 2)
+            Watched.made[0].check_timeouts(2, 2)
         assert (await read_message(reader)).status == 200
         for _ in range(9):  # an idle connection is not slow
-            Watched.made[0].look(2, 2)
+            Watched.made[0].check_timeouts(2, 2)
         writer.write(post())
         assert (await read_message(reader)).status == 200
 
@@ -403,7 +403,7 @@ async def test_who_waits_for_an_answer_is_not_slow() -> None:
         while not heard:  # noqa: ASYNC110
             await asyncio.sleep(0.01)
         for _ in range(9):
-            Watched.made[0].look(2, 2)
+            Watched.made[0].check_timeouts(2, 2)
         go.set()
         assert (await read_message(reader)).status == 200
 

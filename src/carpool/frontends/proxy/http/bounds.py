@@ -233,7 +233,7 @@ class BoundedProtocol(HttpToolsProtocol):
     def take_authority(self) -> None:
         """Handles a request whose target is an absolute URL."""
 
-    def look(self, sender: int, reader: int) -> None:
+    def check_timeouts(self, sender: int, reader: int) -> None:
         cycle, transport = self.cycle, self.transport
         if self.flow.write_paused or transport.is_closing():
             unsent = transport.get_write_buffer_size()

@@ -149,9 +149,9 @@ class Connection(BoundedProtocol):
         if pieces is not None:
             self._read(b"".join(pieces))
 
-    def look(self, sender: int, reader: int) -> None:
+    def check_timeouts(self, sender: int, reader: int) -> None:
         self._return_to_parser()  # the base class checks slow senders
-        super().look(sender, reader)
+        super().check_timeouts(sender, reader)
 
     def shutdown(self) -> None:
         self._return_to_parser()

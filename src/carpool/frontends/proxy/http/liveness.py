@@ -130,12 +130,12 @@ def _unacknowledged(connection: Any) -> int:
 # One timer checks all connections of a server for clients that neither send nor read. A timer per connection would be a
 # large part of the cost of a quick request, and precision does not matter: a limit may be exceeded by a quarter.
 
-LOOKS = 4  # checks within the shorter limit
-SELDOM_S = 15.0  # longest time between checks
+CHECKS_PER_LIMIT = 4  # checks within the shorter limit
+MAX_CHECK_INTERVAL_S = 15.0  # longest time between checks
 
 
 class IdleChecked(Protocol):
-    def look(self, sender: int, reader: int) -> None:
+    def check_timeouts(self, sender: int, reader: int) -> None:
         """Called periodically. Cuts a client that sends nothing for `sender` calls, or reads nothing for `reader`."""
         ...
 
@@ -150,12 +150,12 @@ def check_idle(
     if server in _CHECKED:
         return
     _CHECKED.add(server)
-    every = min(sender_s / LOOKS, reader_s / LOOKS, SELDOM_S)
+    every = min(sender_s / CHECKS_PER_LIMIT, reader_s / CHECKS_PER_LIMIT, MAX_CHECK_INTERVAL_S)
     sender, reader = math.ceil(sender_s / every), math.ceil(reader_s / every)
 
     def check() -> None:
         for connection in list(connections):
-            connection.look(sender, reader)
+            connection.check_timeouts(sender, reader)
         if connections:
             loop.call_later(every, check)
         else:
