@@ -45,7 +45,7 @@ docs: $(READY) ## Redraw the generated parts of the docs
 
 SEEDS := 200
 SEED :=
-sim: $(READY) ## Run simulated worlds: SEEDS=2000 for many, SEED=17 for the story of one
+sim: $(READY) ## Run simulated worlds: SEEDS=2000 for many, SEED=17 for the events of one
 	@$(BIN)/python -m carpool.sim $(if $(SEED),--seed $(SEED),$(SEEDS)) $(ARGS)
 
 mutants: $(READY) ## Break a copy of the tree in every known way: each must be noticed

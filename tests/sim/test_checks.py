@@ -19,7 +19,7 @@ from carpool.sim.checks import (
     mistakes_come_back,
     nobody_buys_again_by_coming_back,
     nothing_mixes,
-    open_books,
+    read_records,
     replies_are_the_providers,
     second_purchases_are_recorded,
     strangers_are_left_alone,
@@ -45,26 +45,26 @@ def _world(seed: int = SEED, fleet: Fleet = "anthropic") -> tuple[World, Timelin
 
 def _sentences(check, change, fleet: Fleet = "anthropic", seed: int = SEED) -> list[str]:
     world, timeline = _world(seed, fleet)
-    books = timeline.run_until_complete(open_books(world)) if not timeline.is_closed() else None
-    assert books is not None
-    assert list(check(books)) == []
-    books = timeline.run_until_complete(open_books(world))
-    change(world, books)
-    found = list(check(books))
+    records = timeline.run_until_complete(read_records(world)) if not timeline.is_closed() else None
+    assert records is not None
+    assert list(check(records)) == []
+    records = timeline.run_until_complete(read_records(world))
+    change(world, records)
+    found = list(check(records))
     timeline.run_until_complete(world.store.aclose())
     timeline.close()
     return found
 
 
 def test_a_missing_answer_is_seen() -> None:
-    def change(world: World, books) -> None:
+    def change(world: World, records) -> None:
         world.turns[0].reply = None
 
     assert _sentences(everybody_is_answered, change)
 
 
 def test_somebody_elses_answer_is_seen() -> None:
-    def change(world: World, books) -> None:
+    def change(world: World, records) -> None:
         turn = next(turn for turn in world.turns if turn.reply.outcome.status == 200 and "[" not in turn.plan.text)
         turn.body = {**turn.body, "max_tokens": 49}
 
@@ -72,39 +72,41 @@ def test_somebody_elses_answer_is_seen() -> None:
 
 
 def test_a_wrong_price_is_seen() -> None:
-    def change(world: World, books) -> None:
-        ticket = next(ticket for ticket, entries in books.entries.items() if any(entry.paid for entry in entries))
-        books.entries[ticket] = [structs.replace(entry, paid=entry.paid + 1) for entry in books.entries[ticket]]
+    def change(world: World, records) -> None:
+        ticket = next(ticket for ticket, entries in records.entries.items() if any(entry.paid for entry in entries))
+        records.entries[ticket] = [structs.replace(entry, paid=entry.paid + 1) for entry in records.entries[ticket]]
 
     assert _sentences(ledger_is_the_bill, change)
 
 
 def test_a_purchase_that_is_not_in_the_ledger_is_seen() -> None:
-    assert _sentences(ledger_is_the_bill, lambda world, books: books.entries.clear())
+    assert _sentences(ledger_is_the_bill, lambda world, records: records.entries.clear())
 
 
 def test_a_hidden_second_purchase_is_seen() -> None:
-    def change(world: World, books) -> None:
-        ticket = next(ticket for ticket, entries in books.entries.items() if any(entry.paid for entry in entries))
-        twice = structs.replace(next(e for e in books.entries[ticket] if e.paid), kind=EntryKind.PURCHASE)
-        books.entries[ticket] = [twice, structs.replace(twice, purchase=99)]
+    def change(world: World, records) -> None:
+        ticket = next(ticket for ticket, entries in records.entries.items() if any(entry.paid for entry in entries))
+        twice = structs.replace(next(e for e in records.entries[ticket] if e.paid), kind=EntryKind.PURCHASE)
+        records.entries[ticket] = [twice, structs.replace(twice, purchase=99)]
 
     assert _sentences(second_purchases_are_recorded, change)
 
 
 def test_a_purchase_for_one_who_only_came_back_is_seen() -> None:
-    def change(world: World, books) -> None:
-        paid = {ticket for ticket in books.entries for e in books.entries[ticket] if e.lane is Lane.BATCH and e.paid}
+    def change(world: World, records) -> None:
+        paid = {
+            ticket for ticket in records.entries for e in records.entries[ticket] if e.lane is Lane.BATCH and e.paid
+        }
         turn = next(turn for turn in world.turns if turn.calls[0].ticket in paid)
         other = structs.replace(turn.calls[0], ticket=1)
-        books.entries[1] = [structs.replace(entry, ticket=1) for entry in books.entries[turn.calls[0].ticket]]
+        records.entries[1] = [structs.replace(entry, ticket=1) for entry in records.entries[turn.calls[0].ticket]]
         turn.calls.append(other)
 
     assert _sentences(nobody_buys_again_by_coming_back, change, seed=RESTLESS)
 
 
 def test_a_cancelled_stranger_is_seen() -> None:
-    def change(world: World, books) -> None:
+    def change(world: World, records) -> None:
         provider = world.providers["anthropic"]
         stranger = provider.add_stranger(world.plan.agents[0].key, 1)
         provider._state.canceled.append(stranger.id)
@@ -113,7 +115,7 @@ def test_a_cancelled_stranger_is_seen() -> None:
 
 
 def test_a_strangers_file_that_was_deleted_is_seen() -> None:
-    def change(world: World, books) -> None:
+    def change(world: World, records) -> None:
         provider = world.providers["openai"]
         stranger = provider.add_openai_stranger(world.plan.agents[0].key, 1)
         provider.end_batch(stranger.id)
@@ -126,31 +128,33 @@ def test_a_strangers_file_that_was_deleted_is_seen() -> None:
 
 
 def test_models_in_one_file_are_seen() -> None:
-    def change(world: World, books) -> None:
-        turn = next(turn for turn in world.turns if any(entry.lane is Lane.BATCH for entry in books.of(turn)))
+    def change(world: World, records) -> None:
+        turn = next(turn for turn in world.turns if any(entry.lane is Lane.BATCH for entry in records.of(turn)))
         turn.calls = [structs.replace(call, model="gpt-4o-mini", endpoint="/v1/elsewhere") for call in turn.calls]
 
     assert _sentences(nothing_mixes, change, fleet="openai")
 
 
 def test_a_file_that_can_not_be_read_is_seen() -> None:
-    def change(world: World, books) -> None:
-        batch = next(batch for _, batch in books.batches)
+    def change(world: World, records) -> None:
+        batch = next(batch for _, batch in records.batches)
         batch.flaw = {"code": "mismatched_model", "message": "Two models.", "line": 2, "param": None}
 
     assert _sentences(files_are_flawless, change, fleet="openai")
 
 
 def test_a_flex_call_that_stands_as_now_is_seen() -> None:
-    def change(world: World, books) -> None:
-        ticket = next(t for t, entries in books.entries.items() if any(e.lane is Lane.FLEX and e.paid for e in entries))
-        books.entries[ticket] = [structs.replace(entry, lane=Lane.NOW) for entry in books.entries[ticket]]
+    def change(world: World, records) -> None:
+        ticket = next(
+            t for t, entries in records.entries.items() if any(e.lane is Lane.FLEX and e.paid for e in entries)
+        )
+        records.entries[ticket] = [structs.replace(entry, lane=Lane.NOW) for entry in records.entries[ticket]]
 
     assert _sentences(ledger_is_the_bill, change, fleet="openai", seed=107)
 
 
 def test_a_deadline_that_was_missed_for_no_reason_is_seen() -> None:
-    def change(world: World, books) -> None:
+    def change(world: World, records) -> None:
         reply = world.turns[0].reply
         outcome = structs.replace(reply.outcome, kind=OutcomeKind.DEADLINE, reason="")
         world.turns[0].reply = structs.replace(reply, outcome=outcome)
@@ -159,8 +163,8 @@ def test_a_deadline_that_was_missed_for_no_reason_is_seen() -> None:
 
 
 def test_a_missed_deadline_is_seen() -> None:
-    def change(world: World, books) -> None:
-        world.plan = replace(world.plan, calm=True)
+    def change(world: World, records) -> None:
+        world.plan = replace(world.plan, fault_free=True)
         turn = world.turns[0]
         turn.plan = replace(turn.plan, budget=10.0)
         turn.interrupted, turn.answered_at = False, turn.asked_at + 60.0
@@ -175,7 +179,7 @@ MISTAKEN = 4  # a world in which some calls are wrong
 def _overloaded(*, said: int, left: float) -> list[str]:
     """Of a call with a mistake that got 529: the provider `said` this to its last try, and so much time was `left`."""
 
-    def change(world: World, books) -> None:
+    def change(world: World, records) -> None:
         turn = next(turn for turn in world.turns if turn.reply.outcome.status == 400)
         reply = turn.reply
         turn.reply = structs.replace(reply, outcome=structs.replace(reply.outcome, status=OVERLOADED, lane=Lane.NOW))

@@ -45,7 +45,7 @@ def _after(plan: Plan, look: Callable[[World, list[Entry]], None]) -> None:
         world = await run_world(plan, timeline)
         try:
             found = await problems(world)
-            assert not found, world.story.text() + "\n" + "\n".join(found)
+            assert not found, world.log.text() + "\n" + "\n".join(found)
             tickets = [call.ticket for turn in world.turns for call in turn.calls]
             look(world, [entry for ticket in tickets for entry in await world.store.entries(ticket)])
         finally:
@@ -74,7 +74,7 @@ def test_results_that_are_promised_and_never_named_are_not_waited_for() -> None:
     """Its counts speak of a line, and no file has one."""
 
     def look(world: World, entries: list[Entry]) -> None:
-        assert "missing" in world.story.text()
+        assert "missing" in world.log.text()
 
     _after(_plan(_mock(faults=Faults(line_missing=0.4)), count=3, models=MODELS), look)
 
@@ -133,7 +133,7 @@ def test_what_finds_no_room_waits_for_it_and_costs_nothing() -> None:
 
 def test_a_crash_during_the_upload_leaves_nothing_unknown() -> None:
     def look(world: World, entries: list[Entry]) -> None:
-        assert "never sent" in world.story.text()
+        assert "never sent" in world.log.text()
         assert all(turn.reply is not None and turn.reply.outcome.status == 200 for turn in world.turns)
         assert not [entry for entry in entries if entry.paid is None]
         assert len(world.providers["openai"].bill.charges) == len(world.turns)

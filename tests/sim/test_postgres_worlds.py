@@ -20,11 +20,11 @@ SEEDS = (14, 15, 34, 43, 71, 75, *QUICK, 101, 116)
 
 @pytest.mark.parametrize("seed", quick_and_deep(SEEDS, QUICK))
 def test_a_world_keeps_the_promises_on_postgres(seed: int) -> None:
-    """And tells the same story as in memory: whatever an engine asks, both stores answer alike."""
+    """And writes the same log as in memory: whatever an engine asks, both stores answer alike."""
     report = simulate(seed, store=swept_url())
     again = f'make sim SEED={seed} ARGS="--store postgres"'
     assert not report.problems, f"{again}\n" + "\n".join(report.problems)
-    assert report.story == simulate(seed).story, again
+    assert report.log == simulate(seed).log, again
 
 
 def test_several_engines_share_the_store() -> None:

@@ -1,4 +1,4 @@
-"""A fixed set of simulated worlds. `make sim SEEDS=2000` runs more, `make sim SEED=17` tells the story of one."""
+"""A fixed set of simulated worlds. `make sim SEEDS=2000` runs more, `make sim SEED=17` prints the events of one."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import pytest
 
 from carpool.sim import Fleet, Report, draw, openai, simulate
 from carpool.sim import __main__ as command
-from carpool.sim.leaving import Cut
+from carpool.sim.hang_ups import Cut
 from tests.support.deep import quick_and_deep
 
 # Worlds that once broke a promise stay here for ever, with the fleet that they had; the rest is a plain sample.
@@ -29,7 +29,7 @@ def test_a_world_keeps_the_promises(seed: int) -> None:
 
 
 def test_a_seed_replays_exactly() -> None:
-    assert simulate(100).story == simulate(100).story
+    assert simulate(100).log == simulate(100).log
 
 
 def test_the_sample_has_everything_in_it() -> None:
@@ -38,7 +38,7 @@ def test_the_sample_has_everything_in_it() -> None:
     assert any(plan.crashes for plan in plans)
     assert any(plan.engines > 1 for plan in plans)
     assert any(plan.clock_offset for plan in plans)
-    assert any(plan.calm for plan in plans)
+    assert any(plan.fault_free for plan in plans)
     assert {tuple(plan.mocks) for plan in plans} == {("anthropic",), ("openai",), ("anthropic", "openai")}
     assert any(
         mock.faults.stranger and mock.faults.create_accepted_cut
@@ -79,7 +79,7 @@ def test_every_fault_of_openai_is_in_some_world() -> None:
 
 def test_a_world_that_does_not_end_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     """Wherever it is in that moment: no task of it may take the end of patience for a trouble of its own."""
-    monkeypatch.setattr(command, "STALL_S", 0.3)
+    monkeypatch.setattr(command, "TIMEOUT_S", 0.3)
     report = command._watched(85, command.Ground(None))  # its aftermath takes a day
     assert "does not end" in report.problems[0]
 

@@ -16,9 +16,9 @@ from carpool.engine.cluster.membership import Lease
 from carpool.mock import MockAnthropic, MockConfig, expected_text
 from carpool.planners.access.options import Options
 from carpool.planners.policy import RoutingPolicy
+from carpool.sim.event_log import SimLog
 from carpool.sim.network import Network
 from carpool.sim.process import Process
-from carpool.sim.story import Story
 from carpool.sim.timeline import Timeline, VirtualClock, run
 from carpool.stores import SqliteStore
 
@@ -38,7 +38,7 @@ class House:
         self.store = store
         self.provider = MockAnthropic(config, now=timeline.now)
         self.network = Network({"anthropic": self.provider}, random.Random(1))
-        self.story = Story(timeline.now)
+        self.story = SimLog(timeline.now)
         self.policy = RoutingPolicy(linger_ms=500)
         self.engines: list[Process] = []
 

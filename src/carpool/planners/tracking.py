@@ -14,7 +14,8 @@ early enough that the last one is still sent in time at that rate.
 Suspects. A create whose outcome is unknown (crash, timeout, 5xx) may have been bought. A listed batch with our nonce is
 ours. Where the list shows no nonce, a batch with the same number of calls and a creation time within the clock slack is
 a *suspect*: it is watched, never cancelled, and its results prove or disprove that it is ours. Without any suspect the
-create is abandoned after `grace`. An abandoned batch is watched for a day more, because late proof still has to be entered in the ledger.
+create is abandoned after `grace`. An abandoned batch is watched for a day more, because late proof still has to be
+entered in the ledger.
 
 Denials. A provider may answer 404 or 410 for a batch that it sold, for example right after the purchase or during an
 outage. That is believed only after `DENIALS_TO_BELIEVE` denials in a row over at least `DOUBT_S` seconds (`Denials`);

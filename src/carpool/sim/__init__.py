@@ -16,7 +16,7 @@ __all__ = ["Fleet", "Plan", "Report", "World", "draw", "simulate"]
 class Report:
     seed: int
     problems: tuple[str, ...]
-    story: str
+    log: str
     calls: int
     batches: int
     simulated_s: float
@@ -35,7 +35,7 @@ async def _simulate(plan: Plan, timeline: Timeline, store: str | None) -> Report
         return Report(
             seed=plan.seed,
             problems=tuple(await problems(world)),
-            story=world.story.text(),
+            log=world.log.text(),
             calls=len(world.turns),
             batches=sum(len(provider.batches) for provider in world.providers.values()),
             simulated_s=timeline.time(),

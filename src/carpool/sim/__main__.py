@@ -24,13 +24,13 @@ if TYPE_CHECKING:
     from carpool.sim.databases import Database
 
 POSTGRES = "postgres"
-STALL_S = 90.0
-STALL_ON_POSTGRES_S = 600.0  # every operation is a round trip to the server
+TIMEOUT_S = 90.0
+POSTGRES_TIMEOUT_S = 600.0  # every operation is a round trip to the server
 PROGRESS_EVERY = 250  # seeds
 
 
 @dataclass(frozen=True, slots=True)
-class Ground:
+class RunSettings:
     """The settings shared by all worlds of a run."""
 
     fleet: Fleet | None
@@ -40,15 +40,15 @@ class Ground:
         return simulate(seed, self.fleet, self.database.empty() if self.database else None)
 
     @property
-    def stall(self) -> float:
-        return STALL_ON_POSTGRES_S if self.database else STALL_S
+    def timeout(self) -> float:
+        return POSTGRES_TIMEOUT_S if self.database else TIMEOUT_S
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m carpool.sim", description=__doc__)
     parser.add_argument("seeds", nargs="?", type=int, default=200, help="how many seeds")
     parser.add_argument("--first", type=int, default=0, help="the first seed")
-    parser.add_argument("--seed", type=int, default=None, help="replay this one, with its story")
+    parser.add_argument("--seed", type=int, default=None, help="replay this one, with its log")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="how many at a time")
     parser.add_argument("--first-broken", action="store_true", help="stop at the first that is broken")
     parser.add_argument("--fleet", choices=sorted(set(FLEETS)), help="whom all call, in place of what a seed draws")
@@ -56,20 +56,20 @@ def main() -> int:
     asked = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))  # clean up on the way out
     try:
-        with _ground(asked.fleet, asked.store) as ground:
+        with _settings(asked.fleet, asked.store) as settings:
             if asked.seed is not None:
-                return _replay(asked.seed, ground)
+                return _replay(asked.seed, settings)
             seeds = range(asked.first, asked.first + asked.seeds)
-            return _many(seeds, ground, asked.jobs, asked.first_broken)
+            return _run_seeds(seeds, settings, asked.jobs, asked.first_broken)
     except CarpoolError as error:
         sys.stderr.write(f"{error}\n")
         return 2
 
 
 @contextmanager
-def _ground(fleet: Fleet | None, store: str | None) -> Iterator[Ground]:
+def _settings(fleet: Fleet | None, store: str | None) -> Iterator[RunSettings]:
     if store is None:
-        yield Ground(fleet)
+        yield RunSettings(fleet)
         return
     url = "postgresql:///postgres" if store == POSTGRES else store
     if not url.startswith("postgresql://"):
@@ -78,45 +78,45 @@ def _ground(fleet: Fleet | None, store: str | None) -> Iterator[Ground]:
     from carpool.sim.databases import database
 
     with database(None if store == POSTGRES else url) as opened:
-        yield Ground(fleet, opened)
+        yield RunSettings(fleet, opened)
 
 
-def _replay(seed: int, ground: Ground) -> int:
-    report = ground.world(seed)
-    sys.stdout.write(report.story + "\n\n")
+def _replay(seed: int, settings: RunSettings) -> int:
+    report = settings.world(seed)
+    sys.stdout.write(report.log + "\n\n")
     for problem in report.problems:
         sys.stdout.write(f"WRONG  {problem}\n")
     sys.stdout.write(f"Seed {seed}: {'clean' if not report.problems else 'broken'}.\n")
     return 1 if report.problems else 0
 
 
-def _reports(seeds: Iterable[int], ground: Ground, jobs: int) -> Iterable[Report]:
-    watched = partial(_watched, ground=ground)
+def _reports(seeds: Iterable[int], settings: RunSettings, jobs: int) -> Iterable[Report]:
+    run = partial(_run_with_timeout, settings=settings)
     if jobs <= 1:
-        yield from map(watched, seeds)
+        yield from map(run, seeds)
         return
     with ProcessPoolExecutor(jobs) as pool:
-        yield from pool.map(watched, seeds, chunksize=4)
+        yield from pool.map(run, seeds, chunksize=4)
 
 
-class _Stall(SystemExit):
+class _Timeout(SystemExit):
     """Ends a world that takes too long. It is raised inside some task, and only a `SystemExit` passes through tasks
     without being caught."""
 
 
-def _stall(*_: object) -> None:
-    raise _Stall
+def _on_timeout(*_: object) -> None:
+    raise _Timeout
 
 
-def _watched(seed: int, ground: Ground) -> Report:
+def _run_with_timeout(seed: int, settings: RunSettings) -> Report:
     """Run one world with a timeout: a broken engine may plan forever."""
     logging.disable(logging.WARNING)  # failures in a world are intended
-    signal.signal(signal.SIGVTALRM, _stall)
-    signal.setitimer(signal.ITIMER_VIRTUAL, ground.stall)
+    signal.signal(signal.SIGVTALRM, _on_timeout)
+    signal.setitimer(signal.ITIMER_VIRTUAL, settings.timeout)
     try:
-        return ground.world(seed)
-    except _Stall:
-        return Report(seed, (f"It does not end: {ground.stall:g} s of work, and no verdict.",), "", 0, 0, 0.0)
+        return settings.world(seed)
+    except _Timeout:
+        return Report(seed, (f"It does not end: {settings.timeout:g} s of work, and no verdict.",), "", 0, 0, 0.0)
     finally:
         signal.setitimer(signal.ITIMER_VIRTUAL, 0.0)
         logging.disable(logging.NOTSET)
@@ -127,11 +127,11 @@ def _print_progress(done: int, count: int, took: float) -> None:
     sys.stderr.write(f"{done:,} of {count:,} seeds, {done / took:.1f} seeds/s, about {left / 60:.0f} min to go\n")
 
 
-def _many(seeds: range, ground: Ground, jobs: int, first_broken: bool) -> int:
+def _run_seeds(seeds: range, settings: RunSettings, jobs: int, first_broken: bool) -> int:
     started = SystemClock().now()
     broken, count = [], len(seeds)
     calls = batches = 0
-    for done, report in enumerate(_reports(seeds, ground, jobs), 1):
+    for done, report in enumerate(_reports(seeds, settings, jobs), 1):
         calls, batches = calls + report.calls, batches + report.batches
         if done % PROGRESS_EVERY == 0 and done < count:
             _print_progress(done, count, SystemClock().now() - started)

@@ -11,14 +11,14 @@ from carpool.core.model import Call, OutcomeKind, ticket_text
 from carpool.dialects.headers import retry_after
 from carpool.engine import Reply
 from carpool.planners.access.options import Options
-from carpool.sim.asking import Body, body_of, request
-from carpool.sim.leaving import AT_ONCE_S, HangUp
+from carpool.sim.event_log import SimLog
+from carpool.sim.hang_ups import AT_ONCE_S, HangUp
 from carpool.sim.plan import AgentPlan, TurnPlan
-from carpool.sim.process import Broken, Process
-from carpool.sim.story import Story
+from carpool.sim.process import ConnectionCut, Process
+from carpool.sim.requests import Body, body_of, request
 
-MOST_TRIES = 40
-HASTY_TRIES = 20  # then it retries slowly: a provider may refuse every call for a while
+MAX_TRIES = 40
+FAST_TRIES = 20  # then it retries slowly: a provider may refuse every call for a while
 SLOW_S = 5.0
 STAYS = HangUp()  # stays until the response is complete
 
@@ -41,17 +41,17 @@ class SimTurn:
     left: HangUp | None = None  # how its client ended the last attempt
 
     @property
-    def forsaken(self) -> bool:
+    def client_gave_up(self) -> bool:
         """Whether its client never comes back."""
         return self.left is not None and not self.left.back
 
 
 class Agent:
-    def __init__(self, plan: AgentPlan, find: Find, now: Callable[[], float], story: Story) -> None:
+    def __init__(self, plan: AgentPlan, find: Find, now: Callable[[], float], log: SimLog) -> None:
         self._plan = plan
         self._find = find
         self._now = now
-        self._story = story
+        self._log = log
         self._process: Process | None = None  # the process of its last request
         self.turns = [SimTurn(plan, turn, body_of(turn)) for turn in plan.turns]
 
@@ -64,23 +64,23 @@ class Agent:
             turn.answered_at = self._now()
 
     async def _until_answered(self, turn: SimTurn) -> None:
-        for number in range(MOST_TRIES):
+        for number in range(MAX_TRIES):
             reply = await self._try(turn)
             if reply is not None and (turn.plan.keyed or not _worth_another_try(reply)):
                 turn.reply = reply
-                self._story.tell(self._plan.name, f"has the answer of {ticket_text(reply.ticket)}: {_summary(reply)}")
+                self._log.add(self._plan.name, f"has the answer of {ticket_text(reply.ticket)}: {_summary(reply)}")
                 return
-            if turn.forsaken:
-                self._story.tell(self._plan.name, "does not come back")
+            if turn.client_gave_up:
+                self._log.add(self._plan.name, "does not come back")
                 return
             wanted = 0.0 if reply is None else self._refused(reply)
             away = turn.plan.away if turn.left is None or turn.left.away is None else turn.left.away
-            await asyncio.sleep(max(away if number < HASTY_TRIES else max(away, SLOW_S), wanted))
+            await asyncio.sleep(max(away if number < FAST_TRIES else max(away, SLOW_S), wanted))
 
     def _refused(self, reply: Reply) -> float:
         """Log the refusal. Returns how long to wait: SDKs follow `retry-after`."""
         wanted = retry_after(reply.outcome.headers) or 0.0
-        self._story.tell(self._plan.name, f"is refused: {_summary(reply)}, try again in {wanted:g} s")
+        self._log.add(self._plan.name, f"is refused: {_summary(reply)}, try again in {wanted:g} s")
         return wanted
 
     async def _try(self, turn: SimTurn) -> Reply | None:
@@ -92,22 +92,22 @@ class Agent:
         hang_up = hang_ups[0] if hang_ups else STAYS
         turn.calls.append(call)
         asks = f"for {self._plan.provider}'s {turn.plan.model} {turn.plan.endpoint}, {_terms(turn.plan)}"
-        self._story.tell(self._plan.name, f"submits {ticket_text(call.ticket)} to {process.name}, {asks}")
+        self._log.add(self._plan.name, f"submits {ticket_text(call.ticket)} to {process.name}, {asks}")
         try:
             async with asyncio.timeout(hang_up.after):
                 reply = await process.submit(call, hang_up.cut)
-        except (TimeoutError, Broken) as error:
+        except (TimeoutError, ConnectionCut) as error:
             turn.interrupted, turn.left = True, hang_up
-            how = "in the middle of its answer" if isinstance(error, Broken) else "while it waits"
-            self._story.tell(self._plan.name, f"hangs up on {ticket_text(call.ticket)} {how}")
+            how = "in the middle of its answer" if isinstance(error, ConnectionCut) else "while it waits"
+            self._log.add(self._plan.name, f"hangs up on {ticket_text(call.ticket)} {how}")
             return None
         except CarpoolError as error:
             turn.errors.append(f"{type(error).__name__}: {error}")
-            self._story.tell(self._plan.name, f"is told: {turn.errors[-1]}")
+            self._log.add(self._plan.name, f"is told: {turn.errors[-1]}")
             return None
         if reply is None:
             turn.interrupted = True
-            self._story.tell(self._plan.name, f"loses its connection with {ticket_text(call.ticket)}")
+            self._log.add(self._plan.name, f"loses its connection with {ticket_text(call.ticket)}")
         return reply
 
     async def _choose_process(self, left: HangUp | None) -> Process:

@@ -14,10 +14,10 @@ from carpool.dialects.headers import retry_after
 from carpool.engine import Reply
 from carpool.mock import Batch, Charge, OpenAIBatch
 from carpool.sim.agents import SimTurn
-from carpool.sim.asking import is_its_answer, names
+from carpool.sim.requests import is_its_answer, names
 from carpool.sim.world import World
 
-MOST_BATCHES = 100_000  # per world
+MAX_BATCHES = 100_000  # per world
 LATE_S = 3.0
 FIRST_PAUSE_S = 0.625  # longest pause before the first retry; doubles with each further one
 LONGEST_PAUSE_S = 37.5
@@ -31,7 +31,7 @@ DOUBTFUL = (
     "cancel_forgets",
     *DENYING,
 )
-BLINDING = (
+HIDING = (
     "list_lag",
     "line_missing",
     "line_malformed",
@@ -41,10 +41,10 @@ BLINDING = (
     *DENYING,
 )
 
-Check = Callable[["SimBooks"], Iterable[str]]
+Check = Callable[["RunRecords"], Iterable[str]]
 
 
-class SimBooks:
+class RunRecords:
     """A world with its ledger and bill grouped by logical call."""
 
     def __init__(
@@ -86,30 +86,30 @@ class SimBooks:
         return [entry for call in turn.calls for entry in self.entries.get(call.ticket, ())]
 
 
-async def open_books(world: World) -> SimBooks:
+async def read_records(world: World) -> RunRecords:
     tickets = {call.ticket for turn in world.turns for call in turn.calls}
     entries = {ticket: await world.store.entries(ticket) for ticket in tickets}
-    made = await world.store.listed_batches(None, None, MOST_BATCHES)
+    made = await world.store.listed_batches(None, None, MAX_BATCHES)
     abandoned = {batch.nonce: batch for batch in made if batch.abandoned}
     outcomes = {settled.ticket: settled.outcome for settled in await world.store.outcomes(sorted(tickets))}
-    return SimBooks(world, entries, outcomes, dict(await world.store.counts()), abandoned)
+    return RunRecords(world, entries, outcomes, dict(await world.store.counts()), abandoned)
 
 
 async def problems(world: World) -> list[str]:
-    books = await open_books(world)
-    return [sentence for check in CHECKS for sentence in check(books)]
+    records = await read_records(world)
+    return [sentence for check in CHECKS for sentence in check(records)]
 
 
-def everybody_is_answered(books: SimBooks) -> Iterable[str]:
-    if books.world.stuck:
-        yield f"The run got stuck: {books.world.stuck}."
-    for turn in books.world.turns:
-        if turn.reply is None and not turn.forsaken:
+def everybody_is_answered(records: RunRecords) -> Iterable[str]:
+    if records.world.stuck:
+        yield f"The run got stuck: {records.world.stuck}."
+    for turn in records.world.turns:
+        if turn.reply is None and not turn.client_gave_up:
             yield f"{_name(turn)} never got an answer. It was told: {turn.errors[-3:]}"
 
 
-def replies_are_the_providers(books: SimBooks) -> Iterable[str]:
-    for turn in books.world.turns:
+def replies_are_the_providers(records: RunRecords) -> Iterable[str]:
+    for turn in records.world.turns:
         outcome = turn.reply.outcome if turn.reply else None
         if outcome is None or outcome.kind is not OutcomeKind.SUCCEEDED:
             continue
@@ -117,44 +117,44 @@ def replies_are_the_providers(books: SimBooks) -> Iterable[str]:
             yield f"{_name(turn)} got somebody else's answer: {outcome.body[:200]!r}."
 
 
-def first_answers_stay(books: SimBooks) -> Iterable[str]:
+def first_answers_stay(records: RunRecords) -> Iterable[str]:
     """A call is settled once; later results change nothing."""
-    for turn in books.world.turns:
-        kept = books.outcomes.get(turn.reply.ticket) if turn.reply else None
+    for turn in records.world.turns:
+        kept = records.outcomes.get(turn.reply.ticket) if turn.reply else None
         if kept is not None and turn.reply and kept.body != turn.reply.outcome.body:
             yield f"{_name(turn)} got one answer, and the store keeps another: {kept.body[:200]!r}."
-    settled = books.counts.get("tickets.settled", 0)
-    if settled != len(books.outcomes):
-        yield f"The store counts {settled} settled calls, and keeps {len(books.outcomes)} outcomes."
+    settled = records.counts.get("tickets.settled", 0)
+    if settled != len(records.outcomes):
+        yield f"The store counts {settled} settled calls, and keeps {len(records.outcomes)} outcomes."
 
 
-def mistakes_come_back(books: SimBooks) -> Iterable[str]:
+def mistakes_come_back(records: RunRecords) -> Iterable[str]:
     """A client's mistake returns as the provider's 400, unless the connection broke, or the deadline passed first."""
-    for turn in books.world.turns:
+    for turn in records.world.turns:
         if turn.reply is None or "[error:" not in turn.plan.text or turn.reply.outcome.status in (400, 502, 504):
             continue
-        if not _no_room_in_time(books, turn, turn.reply):
+        if not _no_room_in_time(records, turn, turn.reply):
             yield f"{_name(turn)} made a mistake and got {turn.reply.outcome.status} instead of its 400."
 
 
-def _no_room_in_time(books: SimBooks, turn: SimTurn, reply: Reply) -> bool:
+def _no_room_in_time(records: RunRecords, turn: SimTurn, reply: Reply) -> bool:
     """Whether the deadline passed, or the reply is the provider's refusal with no time left for a retry."""
     path, words, outcome = turn.plan.endpoint, f'"{turn.plan.text}'.encode(), reply.outcome
-    told = [status for (where, body), status in books.world.refused.items() if where == path and words in body]
+    told = [status for (where, body), status in records.world.refused.items() if where == path and words in body]
     deadlines = [call.deadline for call in turn.calls if call.ticket == reply.ticket and call.deadline is not None]
     if not deadlines or not (outcome.status == 429 or outcome.status >= 500):
         return False
     if outcome.kind is OutcomeKind.DEADLINE:
         return outcome.at >= max(deadlines)
-    tries = sum(entry.lane is not Lane.BATCH for entry in books.entries.get(reply.ticket, ()))
+    tries = sum(entry.lane is not Lane.BATCH for entry in records.entries.get(reply.ticket, ()))
     pause = max(backoff(tries, FIRST_PAUSE_S, LONGEST_PAUSE_S), retry_after(outcome.headers) or 0.0)
     return told[-1:] == [outcome.status] and outcome.at + pause >= max(deadlines)
 
 
-def ledger_is_the_bill(books: SimBooks) -> Iterable[str]:
+def ledger_is_the_bill(records: RunRecords) -> Iterable[str]:
     """Every charge has a ledger entry, exact to the nano-dollar; an unknown entry stands for one charge or none."""
-    for turn in books.world.turns:
-        entries, billed = books.of(turn), books.billed(turn)
+    for turn in records.world.turns:
+        entries, billed = records.of(turn), records.billed(turn)
         known = Counter((e.lane, e.paid) for e in entries if e.paid)
         for (lane, paid), times in (known - billed).items():
             yield f"{_name(turn)}: the ledger has {times} times {paid} (on {lane}) that nobody billed."
@@ -162,78 +162,78 @@ def ledger_is_the_bill(books: SimBooks) -> Iterable[str]:
         missing = billed - known
         if missing.total() > unknown:
             yield f"{_name(turn)}: billed {dict(missing)}, and only {unknown} purchases stand as unknown."
-    for (provider, _), charges in books.charges.items():
+    for (provider, _), charges in records.charges.items():
         yield f"{provider} sold what nobody asked for: {charges[0].custom_id} ({len(charges)} charges)."
 
 
-def second_purchases_are_recorded(books: SimBooks) -> Iterable[str]:
-    for turn in books.world.turns:
+def second_purchases_are_recorded(records: RunRecords) -> Iterable[str]:
+    for turn in records.world.turns:
         for call in turn.calls:
-            entries = books.entries.get(call.ticket, ())
+            entries = records.entries.get(call.ticket, ())
             plain = [entry for entry in entries if entry.kind is EntryKind.PURCHASE and entry.paid]
             if len(plain) > 1:
                 yield f"{_name(turn)}: {ticket_text(call.ticket)} was bought {len(plain)} times as if for the first."
 
 
-def nobody_buys_again_by_coming_back(books: SimBooks) -> Iterable[str]:
+def nobody_buys_again_by_coming_back(records: RunRecords) -> Iterable[str]:
     """If it is certain which processes are dead, a client that returns without its full response finds its ticket,
     whenever and however often it disconnected, and nothing is bought twice."""
-    plan = books.world.plan
+    plan = records.world.plan
     if plan.stops or not all(crash.clean for crash in plan.crashes):
         return
-    for turn in books.world.turns:
-        tickets = {entry.ticket for entry in books.of(turn) if entry.lane is Lane.BATCH and entry.paid}
+    for turn in records.world.turns:
+        tickets = {entry.ticket for entry in records.of(turn) if entry.lane is Lane.BATCH and entry.paid}
         if len(tickets) > 1:
             yield f"{_name(turn)} came back, and its call was bought under {len(tickets)} tickets."
 
 
-def what_shows_itself_is_found(books: SimBooks) -> Iterable[str]:
+def what_shows_itself_is_found(records: RunRecords) -> Iterable[str]:
     """An accepted create is abandoned only if some fault hid its proof."""
-    plan = books.world.plan
-    for provider, batch in books.batches:
+    plan = records.world.plan
+    for provider, batch in records.batches:
         faults = plan.mocks[provider].faults
-        if plan.crashes or any(getattr(faults, name) for name in BLINDING):
+        if plan.crashes or any(getattr(faults, name) for name in HIDING):
             continue
-        if batch.custom_ids and batch.custom_ids[0].partition("-")[0] in books.abandoned:
+        if batch.custom_ids and batch.custom_ids[0].partition("-")[0] in records.abandoned:
             yield f"{provider}'s batch {batch.id} was ours and there to be seen, and was given up."
 
 
-def what_was_never_sent_is_not_doubted(books: SimBooks) -> Iterable[str]:
+def what_was_never_sent_is_not_doubted(records: RunRecords) -> Iterable[str]:
     """A batch is abandoned as unknown only if its create may have been sent."""
-    for nonce, batch in books.abandoned.items():
+    for nonce, batch in records.abandoned.items():
         if batch.unsent:
             yield f"Batch {nonce} was given up as unknown, and its create was never sent."
 
 
-def doubts_have_a_cause(books: SimBooks) -> Iterable[str]:
+def doubts_have_a_cause(records: RunRecords) -> Iterable[str]:
     """The purchases of a batch are known and complete, unless some fault hides them."""
-    plan = books.world.plan
-    for turn in books.world.turns:
+    plan = records.world.plan
+    for turn in records.world.turns:
         faults = plan.mocks[turn.agent.provider].faults
         if plan.crashes or any(getattr(faults, name) for name in DOUBTFUL):
             continue
         # The usage is known, and only the price table lacks the model.
-        if any(e.paid is None and e.usage is None and e.lane is Lane.BATCH for e in books.of(turn)):
+        if any(e.paid is None and e.usage is None and e.lane is Lane.BATCH for e in records.of(turn)):
             yield f"{_name(turn)}: a purchase in a batch stands as unknown, and nothing in this world hid it."
         if turn.reply is not None and turn.reply.outcome.kind is OutcomeKind.LOST:
             yield f"{_name(turn)} was told that its answer is lost, and nothing in this world lost it."
 
 
-def no_call_is_in_two_live_batches(books: SimBooks) -> Iterable[str]:
+def no_call_is_in_two_live_batches(records: RunRecords) -> Iterable[str]:
     rides: dict[str, list[tuple[float, float, str]]] = defaultdict(list)
-    for _, batch in books.batches:
+    for _, batch in records.batches:
         for custom_id in batch.custom_ids:
             nonce, _, ticket = custom_id.partition("-")
             rides[ticket].append((batch.created, batch.ends_at, nonce))
     for ticket, spans in rides.items():
         for (_, end, nonce), (start, _, other) in pairwise(sorted(spans)):
-            if start < end and not {nonce, other} & books.abandoned.keys():
+            if start < end and not {nonce, other} & records.abandoned.keys():
                 yield f"Ticket {ticket} was in two live batches, {nonce} and {other}, and neither was given up."
 
 
-def nothing_mixes(books: SimBooks) -> Iterable[str]:
-    calls = {call.ticket: (turn, call) for turn in books.world.turns for call in turn.calls}
-    for provider, batch in books.batches:
+def nothing_mixes(records: RunRecords) -> Iterable[str]:
+    calls = {call.ticket: (turn, call) for turn in records.world.turns for call in turn.calls}
+    for provider, batch in records.batches:
         riders = [calls[ticket_number(custom_id.partition("-")[2])] for custom_id in batch.custom_ids]
         if len({(call.credential, call.headers) for _, call in riders}) > 1:
             yield f"Batch {batch.id} mixes calls of different credentials, versions or betas."
@@ -245,16 +245,16 @@ def nothing_mixes(books: SimBooks) -> Iterable[str]:
             yield f"Batch {batch.id} mixes models or endpoints, which {provider} does not allow."
 
 
-def files_are_flawless(books: SimBooks) -> Iterable[str]:
+def files_are_flawless(records: RunRecords) -> Iterable[str]:
     """carpool's files are always valid; only a model may turn out not to be offered."""
-    for provider, batch in books.batches:
+    for provider, batch in records.batches:
         flaw = batch.flaw if isinstance(batch, OpenAIBatch) else None
         if flaw is not None and flaw["code"] != "model_not_found":
             yield f"{provider} could not read the file of batch {batch.id}: {flaw['message']}"
 
 
-def strangers_are_left_alone(books: SimBooks) -> Iterable[str]:
-    for name, provider in books.world.providers.items():
+def strangers_are_left_alone(records: RunRecords) -> Iterable[str]:
+    for name, provider in records.world.providers.items():
         strangers = [batch for batch in provider.batches if batch.stranger]
         for batch in strangers:
             if batch.id in provider.canceled:
@@ -264,10 +264,10 @@ def strangers_are_left_alone(books: SimBooks) -> Iterable[str]:
                 yield f"A stranger's file was deleted at {name}: {file_id}."
 
 
-def deadlines_are_kept(books: SimBooks) -> Iterable[str]:
-    if not books.world.plan.calm:
+def deadlines_are_kept(records: RunRecords) -> Iterable[str]:
+    if not records.world.plan.fault_free:
         return
-    for turn in books.world.turns:
+    for turn in records.world.turns:
         if turn.plan.budget is None or turn.interrupted or turn.reply is None:
             continue
         late = turn.answered_at - turn.asked_at - turn.plan.budget
@@ -275,15 +275,15 @@ def deadlines_are_kept(books: SimBooks) -> Iterable[str]:
             yield f"{_name(turn)} was {late:.1f} s late, and nothing in this world excuses that."
 
 
-def missed_deadlines_have_a_reason(books: SimBooks) -> Iterable[str]:
-    for turn in books.world.turns:
+def missed_deadlines_have_a_reason(records: RunRecords) -> Iterable[str]:
+    for turn in records.world.turns:
         outcome = turn.reply.outcome if turn.reply else None
         if outcome is not None and outcome.kind is OutcomeKind.DEADLINE and not outcome.reason:
             yield f"{_name(turn)} missed its deadline, and nobody says why."
 
 
-def nothing_is_left_over(books: SimBooks) -> Iterable[str]:
-    for name, count in books.counts.items():
+def nothing_is_left_over(records: RunRecords) -> Iterable[str]:
+    for name, count in records.counts.items():
         kind, _, state = name.partition(".")
         if count and (kind == "tickets" and state not in ("settled", "sending")):
             yield f"{count} tickets are left {state}."
@@ -291,13 +291,13 @@ def nothing_is_left_over(books: SimBooks) -> Iterable[str]:
             yield f"{count} batches are left {state}."
 
 
-def only_leaders_make_batches(books: SimBooks) -> Iterable[str]:
-    for process in books.world.processes:
-        yield from process.usurped
+def only_leaders_make_batches(records: RunRecords) -> Iterable[str]:
+    for process in records.world.processes:
+        yield from process.without_lead
 
 
-def no_task_died(books: SimBooks) -> Iterable[str]:
-    for process in books.world.processes:
+def no_task_died(records: RunRecords) -> Iterable[str]:
+    for process in records.world.processes:
         if process.engine.failures:
             yield f"{process.engine.failures} background tasks of {process.name} failed."
         for reason in process.illegal:

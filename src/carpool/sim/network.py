@@ -17,7 +17,7 @@ from carpool.core.model import Headers
 from carpool.core.ports import HttpRequest, HttpResponse, StreamedBody
 from carpool.engine.tasks import BackgroundTasks
 from carpool.mock import ConnectionCut, MockAnthropic
-from carpool.sim.story import Story
+from carpool.sim.event_log import SimLog
 
 _END = b""
 _FILE = re.compile(rb'"input_file_id":"([^"]+)"')
@@ -136,11 +136,11 @@ class SimExchange:
 class SimHttpClient:
     """`ports.HttpClient` of one process. A dead process sends nothing."""
 
-    def __init__(self, network: Network, running: asyncio.Event, who: str, story: Story) -> None:
+    def __init__(self, network: Network, running: asyncio.Event, who: str, log: SimLog) -> None:
         self._network = network
         self._running = running
         self._who = who
-        self._story = story
+        self._log = log
         self.dead = False
 
     async def send(self, request: HttpRequest) -> HttpResponse:
@@ -162,7 +162,7 @@ class SimHttpClient:
         url = urlsplit(request.url)
         if self.dead or (request.method == "GET" and answer == "200" and "/v1/batches" in url.path):
             return
-        self._story.tell(self._who, f"asks {url.netloc}: {request.method} {url.path}{_about(request)} -> {answer}")
+        self._log.add(self._who, f"asks {url.netloc}: {request.method} {url.path}{_about(request)} -> {answer}")
 
     async def aclose(self) -> None:
         return

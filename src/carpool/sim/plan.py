@@ -12,13 +12,13 @@ from carpool.engine.cluster.membership import Lease
 from carpool.mock import Constant, Faults, Latency, LogNormal, Mixture, MockConfig, Uniform
 from carpool.planners.policy import RoutingPolicy
 from carpool.sim import openai
-from carpool.sim.leaving import HangUp, gives_up, restless
+from carpool.sim.hang_ups import HangUp, one_timeout, random_hang_ups
 
 Fleet = Literal["anthropic", "openai", "mixed"]
 FLEETS: tuple[Fleet, ...] = ("anthropic",) * 9 + ("openai",) * 3 + ("mixed",) * 8
 MESSAGES = "/v1/messages"
-UNHURRIED = Lease(300.0, 300.0, 100.0)  # fewer heartbeats make days of virtual time faster
-BRISK = Lease(180.0, 45.0, 15.0)
+SLOW_LEASE = Lease(300.0, 300.0, 100.0)  # fewer heartbeats make days of virtual time faster
+FAST_LEASE = Lease(180.0, 45.0, 15.0)
 MODELS = ("claude-sonnet-5", "claude-haiku-4-5", "claude-opus-4-8")
 VERSIONS = ("2023-06-01", "2026-10-21")
 BUDGETS = (None, None, 2.0, 30.0, 90.0, 300.0, 900.0, 3600.0, 6 * 3600.0)
@@ -140,9 +140,9 @@ class Plan:
     engines: int
     clock_offset: float
     refuse: float
-    calm: bool  # nothing in this world excuses a missed deadline
+    fault_free: bool  # nothing in this world excuses a missed deadline
     stops: tuple[Stop, ...] = ()
-    lease: Lease = UNHURRIED
+    lease: Lease = SLOW_LEASE
     notes: tuple[str, ...] = field(default=())
 
 
@@ -153,32 +153,34 @@ def draw(seed: int, fleet: Fleet | None = None) -> Plan:
     keys = [f"sk-sim-{number}" for number in range(rng.choice([1, 1, 2, 3]))]
     crashes = _crashes(rng)
     faults, sync_faults = _faults(rng)
-    engines, stops, lease = _shared(seed, rng.choice([1, 1, 1, 2]))
+    engines, stops, lease = _engines(seed, rng.choice([1, 1, 1, 2]))
     refuse = rng.choice([0.0, 0.0, 0.1])
-    mock = _forgetful(_pressed(_mock(rng, seed, faults, sync_faults, keys)))
+    mock = _with_denials(_with_rate_limits(_mock(rng, seed, faults, sync_faults, keys)))
     agents = tuple(_agent(rng, number, keys) for number in range(rng.choice([1, 3, 8, 20])))
     offset = rng.choice([0.0, 0.0, -40.0, 35.0, 600.0])
     policy = _policy(rng)
     other = random.Random(f"fleet {seed}")  # noqa: S311
     drawn = other.choice(FLEETS)
-    agents, openai_mock = _abroad(other, seed, agents, fleet or drawn), _openai_mock(other, seed, keys)
-    agents = _restless(seed, agents)
+    agents, openai_mock = _assign_providers(other, seed, agents, fleet or drawn), _openai_mock(other, seed, keys)
+    agents = _with_hang_ups(seed, agents)
     every: dict[str, MockConfig] = {"anthropic": mock, "openai": openai_mock}
     mocks = {provider: every[provider] for provider in sorted({agent.provider for agent in agents})}
-    calm = not crashes and not stops and refuse == 0.0 and all(map(_calm, mocks.values()))
-    return Plan(seed, mocks, policy, agents, crashes, engines, offset, refuse, calm, stops, lease)
+    fault_free = not crashes and not stops and refuse == 0.0 and all(map(_is_fault_free, mocks.values()))
+    return Plan(seed, mocks, policy, agents, crashes, engines, offset, refuse, fault_free, stops, lease)
 
 
-def _calm(mock: MockConfig) -> bool:
+def _is_fault_free(mock: MockConfig) -> bool:
     """Whether every synchronous call is accepted and answered."""
     return mock.sync_rpm is None and not any(getattr(mock.faults, name) for name in (*SYNC_FAULTS, "sync_429_burst"))
 
 
-def _abroad(rng: random.Random, seed: int, agents: tuple[AgentPlan, ...], fleet: Fleet) -> tuple[AgentPlan, ...]:
+def _assign_providers(
+    rng: random.Random, seed: int, agents: tuple[AgentPlan, ...], fleet: Fleet
+) -> tuple[AgentPlan, ...]:
     share = {"anthropic": 0.0, "openai": 1.0, "mixed": 0.5}[fleet]
     menu, together = openai.menu(rng, seed), rng.random() < 0.4
-    abroad = [_at_openai(rng, agent, menu) if rng.random() < share else agent for agent in agents]
-    return tuple(_at_once(agent) if together and agent.provider == "openai" else agent for agent in abroad)
+    assigned = [_at_openai(rng, agent, menu) if rng.random() < share else agent for agent in agents]
+    return tuple(_simultaneous(agent) if together and agent.provider == "openai" else agent for agent in assigned)
 
 
 def _at_openai(rng: random.Random, agent: AgentPlan, menu: openai.Menu) -> AgentPlan:
@@ -194,36 +196,40 @@ def _turn_at_openai(rng: random.Random, turn: TurnPlan, menu: openai.Menu) -> Tu
     return replace(turn, endpoint=endpoint, model=model, text=text, max_tokens=tokens)
 
 
-def _at_once(agent: AgentPlan) -> AgentPlan:
+def _simultaneous(agent: AgentPlan) -> AgentPlan:
     """Make an agent's calls simultaneous and equal in kind, so that batches have many lines."""
     turns = (replace(turn, pause=0.0, max_tokens=200, budget=turn.budget and 3600.0) for turn in agent.turns)
     return replace(agent, starts=0.0, beta=None, project=None, turns=tuple(turns))
 
 
-def _restless(seed: int, agents: tuple[AgentPlan, ...]) -> tuple[AgentPlan, ...]:
+def _with_hang_ups(seed: int, agents: tuple[AgentPlan, ...]) -> tuple[AgentPlan, ...]:
     """Let every agent disconnect and return at any moment. A separate generator keeps the rest of a world unchanged."""
     rng = random.Random(f"leaving {seed}")  # noqa: S311
     return tuple(
-        replace(agent, turns=tuple(replace(turn, hang_ups=turn.hang_ups + restless(rng)) for turn in agent.turns))
+        replace(
+            agent, turns=tuple(replace(turn, hang_ups=turn.hang_ups + random_hang_ups(rng)) for turn in agent.turns)
+        )
         for agent in agents
     )
 
 
 def _openai_mock(rng: random.Random, seed: int, keys: list[str]) -> MockConfig:
-    return _forgetful(openai.with_its_own(rng, _pressed(_mock(rng, seed + 1_000_000, *_faults(rng), keys)), keys))
+    return _with_denials(
+        openai.with_its_own(rng, _with_rate_limits(_mock(rng, seed + 1_000_000, *_faults(rng), keys)), keys)
+    )
 
 
-def _shared(seed: int, engines: int) -> tuple[int, tuple[Stop, ...], Lease]:
+def _engines(seed: int, engines: int) -> tuple[int, tuple[Stop, ...], Lease]:
     """With several engines on a store: their number, and suspensions of single ones. Uses a separate generator."""
     if engines == 1:
-        return 1, (), UNHURRIED
+        return 1, (), SLOW_LEASE
     rng = random.Random(f"sharing {seed}")  # noqa: S311
     at, stops = 0.0, []
     for _ in range(rng.choice([0, 0, 1, 3])):
         at += rng.choice([1.0, 10.0, 60.0, 300.0]) * (0.5 + rng.random())
         stops.append(Stop(at, rng.choice([5.0, 50.0, 250.0, 1000.0])))
         at += stops[-1].lasts
-    return rng.choice([2, 2, 3, 4]), tuple(stops), rng.choice([UNHURRIED, BRISK])
+    return rng.choice([2, 2, 3, 4]), tuple(stops), rng.choice([SLOW_LEASE, FAST_LEASE])
 
 
 def _crashes(rng: random.Random) -> tuple[Crash, ...]:
@@ -274,7 +280,7 @@ def _mock(
     return config
 
 
-def _pressed(config: MockConfig) -> MockConfig:
+def _with_rate_limits(config: MockConfig) -> MockConfig:
     """Give some worlds low rate limits or bursts of refusals. A separate generator keeps the worlds of old seeds the
     same.
     """
@@ -291,7 +297,7 @@ def _pressed(config: MockConfig) -> MockConfig:
     return replace(config, sync_rpm=rng.choice([None, 30.0, 60.0]), sync_burst=rng.choice([None, 2.0]), faults=faults)
 
 
-def _forgetful(config: MockConfig) -> MockConfig:
+def _with_denials(config: MockConfig) -> MockConfig:
     """Let some providers deny bought batches, for a while or for good. Uses a separate generator."""
     rng = random.Random(f"forgetting {config.seed}")  # noqa: S311
     if rng.random() < 0.85:
@@ -346,6 +352,6 @@ def _turn(rng: random.Random, number: int, turn: int) -> TurnPlan:
         budget=rng.choice(BUDGETS),
         keyed=rng.random() < 0.4,
         pause=rng.choice([0.0, 1.0, 60.0]) * rng.random(),
-        hang_ups=gives_up(rng.choice([None, None, None, 1.0, 60.0])),
+        hang_ups=one_timeout(rng.choice([None, None, None, 1.0, 60.0])),
         away=rng.choice([0.1, 5.0, 300.0]),
     )

@@ -22,20 +22,20 @@ from carpool.frontends.intake import make_call
 from carpool.frontends.proxy.admin import HOOKS, Webhooks
 from carpool.planners.access.options import Options
 from carpool.planners.policy import RoutingPolicy
-from carpool.sim.leaving import Cut
+from carpool.sim.event_log import SimLog
+from carpool.sim.hang_ups import Cut
 from carpool.sim.network import Network, SimHttpClient, address
-from carpool.sim.story import Story
 from carpool.sim.timeline import VirtualClock
 
 OnDone = Callable[[BaseException | None], None]
 RESET_S = 0.09  # a reset arrives this soon, before a response is persisted as delivered
 
 
-class Broken(Exception):
+class ConnectionCut(Exception):
     """A client broke its connection in the middle of its response."""
 
 
-class MortalStore:
+class KillableStore:
     """The store as seen by one process: every operation takes a moment, and none starts after the process died.
 
     The delays before and after an operation are where the tasks of a process interleave, and where it may be killed.
@@ -45,26 +45,26 @@ class MortalStore:
         self._store = store
         self._rng = rng
         self._slowness = slowness
-        self._owed: deque[tuple[Entry, OnDone]] = deque()
+        self._unwritten: deque[tuple[Entry, OnDone]] = deque()
         self.dead = False
         self.running = asyncio.Event()  # cleared while it is suspended, as by SIGSTOP
         self.running.set()
-        self.usurped: list[str] = []
+        self.without_lead: list[str] = []
 
     def __getattr__(self, name: str) -> Any:
         operation = getattr(self._store, name)
 
         async def reached(*args: Any, **kwargs: Any) -> Any:
-            await self._moment()
+            await self._delay()
             result = await operation(*args, **kwargs)
-            await self._moment()
+            await self._delay()
             return result
 
         return reached
 
     async def lines(self, batch: int) -> AsyncIterator[list[tuple[int, bytes]]]:
         async for chunk in self._store.lines(batch):
-            await self._moment()
+            await self._delay()
             yield chunk
 
     def subscribe(self, listener: Callable[[Sequence[int]], None]) -> Callable[[], None]:
@@ -77,27 +77,27 @@ class MortalStore:
         return self._store.on_batch_hint(listener)
 
     async def intend(self, intent: Intent) -> Batch | None:
-        await self._moment()
+        await self._delay()
         batch = await self._store.intend(intent)
         leaders = await self._store.leaders(intent.at)  # at the same instant: the store itself never suspends here
         if batch is not None and leaders.get(intent.account or "") != intent.owner:
-            self.usurped.append(f"Batch {batch.id} was made by {intent.owner}, which does not lead its account.")
-        await self._moment()
+            self.without_lead.append(f"Batch {batch.id} was made by {intent.owner}, which does not lead its account.")
+        await self._delay()
         return batch
 
     def attempted(self, entry: Entry) -> bool:
         return False  # it can't wait for the delays
 
     def completed(self, entry: Entry, on_done: OnDone) -> None:
-        self._owed.append((entry, on_done))
+        self._unwritten.append((entry, on_done))
         asyncio.get_running_loop().call_later(self._rng.random() * self._slowness, self._write)
 
     def _write(self) -> None:
-        if self._owed and not self.dead:
-            self._store.completed(*self._owed.popleft())
+        if self._unwritten and not self.dead:
+            self._store.completed(*self._unwritten.popleft())
 
     async def aclose(self) -> None:
-        while self._owed and not self.dead:
+        while self._unwritten and not self.dead:
             self._write()  # the disk outlives the process
 
     @property
@@ -108,7 +108,7 @@ class MortalStore:
     def pepper(self) -> bytes:
         return self._store.pepper
 
-    async def _moment(self) -> None:
+    async def _delay(self) -> None:
         await asyncio.sleep(self._rng.random() * self._slowness)
         await self.running.wait()
         if self.dead:
@@ -124,7 +124,7 @@ class Process:
         clock: VirtualClock,
         policy: RoutingPolicy,
         prices: PriceBook,
-        story: Story,
+        log: SimLog,
         rng: random.Random,
         providers: Sequence[str],
         hook_secrets: Mapping[str, str],
@@ -132,11 +132,11 @@ class Process:
     ) -> None:
         self.name = name
         self.died: asyncio.Event = asyncio.Event()
-        self._story = story
+        self._log = log
         self._rng = rng
         self._clock = clock
-        self._store = MortalStore(store, rng, slowness=rng.choice([0.0, 0.002, 0.05]))
-        self._http_client = SimHttpClient(network, self._store.running, name, story)
+        self._store = KillableStore(store, rng, slowness=rng.choice([0.0, 0.002, 0.05]))
+        self._http_client = SimHttpClient(network, self._store.running, name, log)
         self._upstreams = {one: Upstream(one, address(one), get_dialect(one), self._http_client) for one in providers}
         self.engine = Engine(
             store=cast("Store", self._store),
@@ -145,7 +145,7 @@ class Process:
             keyring=Keyring(store.pepper),
             policy=policy,
             prices=prices,
-            hooks=(self._tell,),
+            hooks=(self._on_event,),
             rng=rng,
             lease=lease,
         )
@@ -153,15 +153,15 @@ class Process:
         self.illegal: list[str] = []
         self._clients = BackgroundTasks()
 
-    def _tell(self, event: Event) -> None:
+    def _on_event(self, event: Event) -> None:
         if isinstance(event, Trouble) and "IllegalMove" in event.reason:
             self.illegal.append(event.reason)
-        self._story.event(self.name, event)
+        self._log.event(self.name, event)
 
     async def start(self) -> None:
         await self.engine.start()
 
-    def show(self, secrets: Iterable[tuple[str, Headers]]) -> None:
+    def add_secrets(self, secrets: Iterable[tuple[str, Headers]]) -> None:
         """Give these keys to the process, so that work that needs them continues."""
         for provider, secret in secrets:
             self.engine.add_secret(provider, secret)
@@ -207,7 +207,7 @@ class Process:
             await asyncio.sleep(self._rng.random() * RESET_S)
         if cut is not None:
             self._leave(reply, pending_call)
-            raise Broken
+            raise ConnectionCut
         return reply
 
     def _leave(self, reply: Reply, pending_call: PendingCall | None) -> None:
@@ -216,21 +216,21 @@ class Process:
             self.engine.tickets.leave(pending_call)
 
     @property
-    def usurped(self) -> list[str]:
+    def without_lead(self) -> list[str]:
         """Batches that it created for accounts that it did not lead."""
-        return self._store.usurped
+        return self._store.without_lead
 
-    def stop(self) -> None:
+    def suspend(self) -> None:
         """SIGSTOP: nothing is written or sent until it continues."""
         self._store.running.clear()
 
-    def go_on(self) -> None:
+    def resume(self) -> None:
         self._store.running.set()
 
     def kill(self) -> None:
         """kill -9: nothing more is written, sent or logged."""
         self._store.dead = True
-        self.go_on()
+        self.resume()
         self._http_client.dead = True
         self.died.set()
         self.engine.abort()

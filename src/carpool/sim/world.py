@@ -14,15 +14,15 @@ from carpool.core.prices import PriceBook
 from carpool.engine.tasks import BackgroundTasks
 from carpool.mock import MockAnthropic
 from carpool.sim.agents import Agent, SimTurn
+from carpool.sim.event_log import SimLog
 from carpool.sim.network import Network
 from carpool.sim.plan import Crash, Plan
 from carpool.sim.process import Process
-from carpool.sim.story import Story
 from carpool.sim.timeline import Timeline, VirtualClock
 from carpool.stores import open_store
 
 LONGEST_S = 2 * 86_400.0  # the longest budget is hours, the longest batch a day
-AFTERMATH_S = 4 * 86_400.0  # time for unfinished and abandoned batches to end
+WAIT_FOR_BATCHES_S = 4 * 86_400.0  # time for unfinished and abandoned batches to end
 PRICES = PriceBook()  # shared by all worlds, because it caches prices
 
 
@@ -33,7 +33,7 @@ class World:
     plan: Plan
     providers: Mapping[str, MockAnthropic]
     store: Store
-    story: Story
+    log: SimLog
     turns: list[SimTurn]
     refused: Mapping[tuple[str, bytes], int]  # path and body → status of the last refusal; the latest is last
     processes: list[Process] = field(default_factory=list)
@@ -45,16 +45,16 @@ class Run:
         self._plan = plan
         self._timeline = timeline
         self._rng = random.Random(plan.seed + 1)  # noqa: S311  a world must be the same every time
-        self._story = Story(timeline.now)
+        self._log = SimLog(timeline.now)
         self._providers = {name: MockAnthropic(mock, now=timeline.now) for name, mock in plan.mocks.items()}
         self._network = Network(self._providers, self._rng, refuse=plan.refuse)
         self._background = BackgroundTasks()
         self._live: list[Process] = []
-        self._somebody = asyncio.Event()
-        agents = [Agent(agent, self._find, timeline.now, self._story) for agent in plan.agents]
+        self._any_live = asyncio.Event()
+        agents = [Agent(agent, self._find, timeline.now, self._log) for agent in plan.agents]
         self._agents = agents
         turns = [turn for agent in agents for turn in agent.turns]
-        self.world = World(plan, self._providers, store, self._story, turns, self._network.refused)
+        self.world = World(plan, self._providers, store, self._log, turns, self._network.refused)
 
     async def go(self) -> World:
         for number in range(self._plan.engines):
@@ -71,7 +71,7 @@ class Run:
                 await stopping
         except TimeoutError:
             self.world.stuck = "some agents never got an answer"
-        await self._aftermath()
+        await self._wait_for_batches()
         for process in self._live:
             await process.engine.close(0.0)
         await self._background.finish(0.0)
@@ -88,7 +88,7 @@ class Run:
             VirtualClock(self._timeline, self._plan.clock_offset),
             self._plan.policy,
             PRICES,
-            self._story,
+            self._log,
             random.Random(self._rng.random()),  # noqa: S311
             tuple(self._providers),
             {name: mock.openai.webhook_secret for name, mock in self._plan.mocks.items()},
@@ -97,13 +97,13 @@ class Run:
         self.world.processes.append(process)
         await process.start()
         self._live.append(process)
-        self._somebody.set()
-        self._story.tell(name, "starts")
+        self._any_live.set()
+        self._log.add(name, "starts")
 
     async def _find(self) -> Process:
         while not self._live:
-            self._somebody.clear()
-            await self._somebody.wait()
+            self._any_live.clear()
+            await self._any_live.wait()
         return self._rng.choice(self._live)
 
     async def _post(self, provider: str, url: str, headers: Mapping[str, str], body: bytes) -> int:
@@ -113,7 +113,7 @@ class Run:
             raise ConnectionRefusedError
         process = self._rng.choice(self._live)
         status = await process.hook(provider, tuple(headers.items()), body)
-        self._story.tell(process.name, f"is told by {provider}: {body.decode()} -> {status}")
+        self._log.add(process.name, f"is told by {provider}: {body.decode()} -> {status}")
         return status
 
     async def _crash_all(self) -> None:
@@ -124,7 +124,7 @@ class Run:
     async def _crash(self, crash: Crash, number: int) -> None:
         victim = self._live.pop(self._rng.randrange(len(self._live)))
         victim.kill()
-        self._story.tell(victim.name, "is killed")
+        self._log.add(victim.name, "is killed")
         if crash.clean:  # the next process that opens the file gets its lock, so the leases are void
             await self.world.store.leave(victim.engine.name)
             await self.world.store.take_over("", (), self._timeline.now() + self._plan.clock_offset)
@@ -138,20 +138,20 @@ class Run:
                 await self._stop(self._rng.choice(self._live), stop.lasts)
 
     async def _stop(self, process: Process, seconds: float) -> None:
-        process.stop()
-        self._story.tell(process.name, "stands still")
+        process.suspend()
+        self._log.add(process.name, "stands still")
         await asyncio.sleep(seconds)
-        process.go_on()
-        self._story.tell(process.name, "goes on")
+        process.resume()
+        self._log.add(process.name, "goes on")
 
     # shutdown
 
-    async def _aftermath(self) -> None:
+    async def _wait_for_batches(self) -> None:
         """Give bought batches time to be collected."""
         for process in self._live:
-            process.show((agent.provider, agent.secret) for agent in self._plan.agents)
+            process.add_secrets((agent.provider, agent.secret) for agent in self._plan.agents)
         waited = 0.0
-        while waited < AFTERMATH_S and await self._unfinished():
+        while waited < WAIT_FOR_BATCHES_S and await self._unfinished():
             await asyncio.sleep(1800.0)
             waited += 1800.0
 

@@ -10,8 +10,8 @@ import pytest
 import carpool.engine.cluster.membership
 from carpool.mock import Constant, Faults, MockConfig
 from carpool.planners.policy import RoutingPolicy
-from carpool.sim.leaving import Cut
-from carpool.sim.process import Broken, Process
+from carpool.sim.hang_ups import Cut
+from carpool.sim.process import ConnectionCut, Process
 from carpool.stores import SqliteStore
 from tests.support.engines import LEASE, House, in_house
 
@@ -57,7 +57,7 @@ def test_when_the_leader_dies_another_takes_over_within_moments() -> None:
         leader = house.leader()
         leader.kill()
         house.engines.remove(leader)
-        await asyncio.sleep(LEASE.pulse + LEASE.beat + 1.0)
+        await asyncio.sleep(LEASE.pulse + LEASE.renew_every + 1.0)
         [heir] = set((await house.store.leaders(house.timeline.now())).values())
         assert heir != leader.engine.name
         answers = await asyncio.gather(*asking, return_exceptions=True)
@@ -154,7 +154,7 @@ def test_who_awaits_many_calls_again_is_not_taken_for_dead_meanwhile(monkeypatch
     async def slowly(self: SqliteStore, ticket: int, awaiter: str | None) -> None:
         await awaited(self, ticket, awaiter)
         if awaiter is not None:
-            await asyncio.sleep(0.9 * LEASE.beat)
+            await asyncio.sleep(0.9 * LEASE.renew_every)
 
     monkeypatch.setattr(SqliteStore, "await_ticket", slowly)
     monkeypatch.setattr(carpool.engine.cluster.membership, "REAWAIT", 1)
@@ -172,7 +172,7 @@ def test_who_awaits_many_calls_again_is_not_taken_for_dead_meanwhile(monkeypatch
         await asyncio.sleep(1.0)
         for _ in range(40):
             assert await alive(house, other)
-            await asyncio.sleep(LEASE.beat / 2)
+            await asyncio.sleep(LEASE.renew_every / 2)
         await asyncio.gather(*asking)
         assert set(house.bought.values()) == {1}
 
@@ -218,7 +218,7 @@ def test_a_retry_at_another_door_may_come_before_the_news_that_its_client_left(a
         first, second = house.engines
         first._store._slowness = 0.05
         cut = Cut.UNREAD if after > 60 else None
-        with pytest.raises(Broken if cut else TimeoutError):
+        with pytest.raises(ConnectionCut if cut else TimeoutError):
             async with asyncio.timeout(after):
                 await first.submit(house.call(first, 1), cut)
         again = msgspec.structs.replace(house.call(second, 1), retry=True)

@@ -5,7 +5,7 @@ own clients await, and delivers what any engine settled. Each account (all crede
 leader, which alone creates its batches, polls them and spends its rate limit. The store enforces this: an intent of an
 engine that does not lead the account claims nothing. An engine leads only accounts whose secret it holds.
 
-Two time limits show that an engine is alive. `store.join` renews both every 10 s (`beat`):
+Two time limits show that an engine is alive. `store.join` renews both every 10 s (`renew_every`):
 
 - The pulse, 30 s. When it runs out, or the engine leaves, other engines may lead its accounts and take over its
   batches, and its tickets count as awaited by nobody. It is short because an account has no leader for that long.
@@ -16,11 +16,12 @@ Two time limits show that an engine is alive. `store.join` renews both every 10 
 Takeover: `_lead` asks the store which accounts this engine leads, and `store.take_over` assigns it the unfinished
 batches of dead engines in those accounts.
 
-An engine that was considered dead but lives learns it from its next beat. It leads nothing for one more beat, because
-the others may have been cut off from the store alike and need time to report, and it awaits its clients' tickets again.
+An engine that was considered dead but lives learns it from its next renewal. It leads nothing until the one after that,
+because the others may have been cut off from the store alike and need time to report, and it awaits its clients'
+tickets again.
 
-Hints between engines (calls that arrived, tickets that were settled) only save time and may be lost. The beat finds the
-calls, and `outcomes.py` the outcomes.
+Hints between engines (calls that arrived, tickets that were settled) only save time and may be lost. The next renewal finds
+the calls, and `outcomes.py` the outcomes.
 
 Every engine also removes old calls from the store, a thousand at a time, and leaves the store when it closes.
 """
@@ -50,7 +51,7 @@ class Lease(NamedTuple):
 
     lease: float = 180.0  # well above the timeout of a create
     pulse: float = 30.0  # short: when the engine dies, its accounts have no leader for this long
-    beat: float = 10.0
+    renew_every: float = 10.0
 
 
 class Membership:
@@ -60,11 +61,11 @@ class Membership:
         self._outcome_poller = OutcomePoller(context)
         self._retain_at = 0.0
         self._lease = lease
-        self._beat_at = 0.0
+        self._renew_at = 0.0
         self._joined = False
 
     async def start(self, now: float) -> None:
-        await self._beat(now)
+        await self._renew(now)
         # Before the first call is admitted: a client whose process died must be able to adopt its ticket.
         await self._lead(now)
 
@@ -84,22 +85,22 @@ class Membership:
             context.trouble("leaving the store", error)
 
     async def step(self, now: float) -> float:
-        if now >= self._beat_at or now < self._beat_at - self._lease.beat:
-            await self._beat(now)
-        if now >= self._context.lead_at or now < self._context.lead_at - self._lease.beat:
+        if now >= self._renew_at or now < self._renew_at - self._lease.renew_every:
+            await self._renew(now)
+        if now >= self._context.lead_at or now < self._context.lead_at - self._lease.renew_every:
             await self._lead(now)
         if now >= self._retain_at:
             before = now - self._context.policy.retain_days * DAY_S
             removed = await self._context.store.retain(before, now - UNDELIVERED_DAYS * DAY_S, RETAIN_STEP)
             self._retain_at = now + (1.0 if removed >= RETAIN_STEP else RETAIN_EVERY_S)
-        wakes = self._beat_at, self._context.lead_at, self._retain_at
+        wakes = self._renew_at, self._context.lead_at, self._retain_at
         if self._context.other_credentials:  # otherwise no other engine settles what this one awaits
             return min(*wakes, await self._outcome_poller.step(now))
         return min(wakes)
 
     # ------------------------------------------------------------ pulse and leadership
 
-    async def _beat(self, now: float) -> None:
+    async def _renew(self, now: float) -> None:
         context = self._context
         alive = await self._join(now)
         if alive or not self._joined:
@@ -109,15 +110,15 @@ class Membership:
         # Others considered this engine dead. If the store was unreachable, they may have been cut off as well: they
         # get time to renew their pulse before this engine takes over anything of theirs.
         context.lead(())
-        context.lead_at = now + self._lease.beat
-        await self._await_again()
+        context.lead_at = now + self._lease.renew_every
+        await self._reawait_tickets()
 
     async def _join(self, now: float) -> bool:
         alive = await self._context.store.join(self._context.name, now, self._lease.lease, self._lease.pulse)
-        self._beat_at = now + self._lease.beat
+        self._renew_at = now + self._lease.renew_every
         return alive
 
-    async def _await_again(self) -> None:
+    async def _reawait_tickets(self) -> None:
         """Awaits the tickets of all waiting clients again. With many clients this takes longer than a pulse lasts, so
         the pulse is renewed in between. Otherwise this would start over for ever."""
         context, tickets, done = self._context, list(self._context.waiters), 0
@@ -126,12 +127,12 @@ class Membership:
             await asyncio.gather(*(context.store.await_ticket(ticket, context.name) for ticket in chunk))
             await context.fetch_outcomes(chunk)
             done += REAWAIT
-            if context.now() >= self._beat_at and not await self._join(context.now()):
+            if context.now() >= self._renew_at and not await self._join(context.now()):
                 done = 0
 
     async def _lead(self, now: float) -> None:
         context = self._context
-        context.led_at, context.lead_at = now, now + self._lease.beat
+        context.led_at, context.lead_at = now, now + self._lease.renew_every
         accounts = sorted({context.keyring.account(credential) for credential in context.keyring})
         context.lead(await context.store.lead(context.name, accounts, now))
         known = {batch.id for batch in await context.store.batches(context.name)}

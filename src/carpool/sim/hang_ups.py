@@ -27,12 +27,12 @@ class HangUp:
     back: bool = True  # whether it returns at all
 
 
-def gives_up(after: float | None) -> tuple[HangUp, ...]:
+def one_timeout(after: float | None) -> tuple[HangUp, ...]:
     """A client that times out once."""
     return () if after is None else (HangUp(after),)
 
 
-def restless(rng: random.Random) -> tuple[HangUp, ...]:
+def random_hang_ups(rng: random.Random) -> tuple[HangUp, ...]:
     """A client that abandons its first attempts at random moments, sometimes for good."""
     count = rng.choice([0, 0, 0, 1, 1, 2, 4])
     hang_ups = [_hang_up(rng) for _ in range(count)]

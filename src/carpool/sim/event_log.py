@@ -8,18 +8,18 @@ from dataclasses import fields
 from carpool.engine import Event
 
 
-class Story:
+class SimLog:
     def __init__(self, now: Callable[[], float]) -> None:
         self._now = now
         self._start = now()
         self._lines: list[tuple[float, str, str]] = []
 
-    def tell(self, who: str, what: str) -> None:
+    def add(self, who: str, what: str) -> None:
         self._lines.append((self._now() - self._start, who, what))
 
     def event(self, who: str, event: Event) -> None:
         said = ", ".join(f"{f.name} {_short(getattr(event, f.name))}" for f in fields(event) if f.name != "at")
-        self.tell(who, f"{_words(type(event).__name__)}: {said}")
+        self.add(who, f"{_words(type(event).__name__)}: {said}")
 
     def text(self, most: int = 4000) -> str:
         lines = [f"{_stamp(at)}  {who:<12} {what}" for at, who, what in self._lines[-most:]]
