@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from carpool import dialects
 from carpool.core.errors import BadCall, CarpoolError, ConfigError, MalformedResponse, Misuse
 from carpool.core.model import custom_id
-from carpool.core.ports import BatchReport, Seen
+from carpool.core.ports import BatchReport, ResponseEnd
 from tests.support.dialect_cases import ALL, CASES, COMPATIBLE_CASES, Case, canonical
 
 JSON = st.recursive(
@@ -270,7 +270,7 @@ def test_an_ended_batch_says_where_its_results_are(case: Case) -> None:
     assert len(done.results or ()) == case.places
     told = case.dialect.results_at(case.batch[case.id_field])
     assert told in (None, done.results)
-    assert (done.nonce is not None) is case.dialect.tells_nonces
+    assert (done.nonce is not None) is case.dialect.shows_nonces
     assert bool(done.files) is (case.upload is not None and case.leaves_files)
     if (uploads := case.dialect.uploads) is not None:
         assert all(uploads.delete((), name).method == "DELETE" for name in done.files)
@@ -313,14 +313,14 @@ def test_errors_are_json_and_can_be_read_back(case: Case) -> None:
 
 def test_a_replay_is_a_stream_of_whole_events_with_the_same_usage(case: Case) -> None:
     body = json.dumps(case.answer, indent=2).encode()
-    events = list(case.dialect.replay(body, case.wish))
+    events = list(case.dialect.replay(body, case.stream_options))
     assert all(event.startswith(case.text_of_event.encode()) and event.endswith(b"\n\n") for event in events)
     assert all(b"\n\n" not in event[:-2] for event in events)
     tap = case.dialect.usage_tap()
     for event in [case.dialect.keep_alive, *events]:
         tap.feed(event)
     assert tap.usage() == case.dialect.usage(body)
-    assert tap.end(whole=False) == Seen(case.dialect.usage(body), answered=True, final=True)
+    assert tap.end(whole=False) == ResponseEnd(case.dialect.usage(body), answered=True, final=True)
 
 
 def test_what_is_no_answer_can_not_be_replayed(case: Case) -> None:

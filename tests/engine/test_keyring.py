@@ -58,9 +58,9 @@ def test_borrowers_have_names_of_their_own_and_one_account() -> None:
     ring = Keyring(b"pepper" * 6)
     own = ring.name(*PLACE, SECRET)
     ring.add(*PLACE, [SECRET])
-    [one], new = ring.lend("u1", *PLACE, [SECRET])
-    [two], _ = ring.lend("u2", *PLACE, [SECRET])
-    [apart], _ = ring.lend("u3", *PLACE, [OTHER])
+    [one], new = ring.add_virtual_key("u1", *PLACE, [SECRET])
+    [two], _ = ring.add_virtual_key("u2", *PLACE, [SECRET])
+    [apart], _ = ring.add_virtual_key("u3", *PLACE, [OTHER])
     assert new
     assert len({own, one, two, apart}) == 4
     assert ring.account(own) == ring.account(one) == ring.account(two) == own != ring.account(apart)
@@ -74,9 +74,9 @@ def test_borrowers_have_names_of_their_own_and_one_account() -> None:
 
 def test_a_borrower_keeps_its_name_when_the_secret_behind_it_changes() -> None:
     ring = Keyring(b"pepper" * 6)
-    before, _ = ring.lend("u1", *PLACE, [SECRET])
+    before, _ = ring.add_virtual_key("u1", *PLACE, [SECRET])
     account = ring.account(before[0])
-    after, new = ring.lend("u1", *PLACE, [OTHER])
+    after, new = ring.add_virtual_key("u1", *PLACE, [OTHER])
     assert (after, new) == (before, False)
     assert ring.secret(after[0]) == OTHER
     assert ring.account(after[0]) != account
@@ -90,7 +90,7 @@ def test_one_key_in_two_headers_is_one_credential_in_two_forms() -> None:
     assert [ring.secret(name) for name in names] == FORMS
     assert [ring.credential(name) for name in names] == [names[0]] * 2
     assert [ring.account(name) for name in names] == [names[0]] * 2
-    lent, _ = ring.lend("u1", *PLACE, FORMS)
+    lent, _ = ring.add_virtual_key("u1", *PLACE, FORMS)
     assert len({*lent, *names}) == 4
     assert [ring.secret(name) for name in lent] == FORMS
     assert [ring.credential(name) for name in lent] == [lent[0]] * 2

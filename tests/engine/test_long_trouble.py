@@ -14,6 +14,6 @@ def test_a_call_outlasts_eleven_hours_of_refusals_that_name_no_time() -> None:
         await house.boot(1)
         house.provider.script("sync_429_burst")
         await house.ask(house.engines[0], 1, budget=30 * HOUR, lane=Lane.NOW)
-        assert house.story.text().count("POST /v1/messages -> 429") > 1100
+        assert house.log.text().count("POST /v1/messages -> 429") > 1100
 
     in_house(test, MockConfig(faults=Faults(burst_s=11 * HOUR, retry_after_s=0)))

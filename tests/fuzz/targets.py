@@ -84,7 +84,7 @@ def calls(data: bytes) -> None:
                 assert isinstance(parsed.model, str)
                 assert isinstance(parsed.document.canonical("stream"), bytes)
                 assert parsed.max_output_tokens >= 0
-        assert isinstance(dialect.wish(data), str)
+        assert isinstance(dialect.stream_options(data), str)
 
 
 @target
@@ -328,8 +328,8 @@ def replays(data: bytes) -> None:
     for name in DIALECTS:
         dialect = get(name)
         with suppress(CarpoolError):
-            for wish in ("", dialect.wish(data)):
-                b"".join(dialect.replay(data, wish))
+            for stream_options in ("", dialect.stream_options(data)):
+                b"".join(dialect.replay(data, stream_options))
         assert isinstance(dialect.stream_error(data), bytes)
         dialect.usage(data)
         assert json.loads(dialect.error(400, "", data.decode("latin-1")))

@@ -11,7 +11,7 @@ from typing import Any
 
 from . import environments
 from .checks import arguments, check_bill, fingerprint
-from .stage import HERE, Done, Seen, Stage, Trouble, expect, run
+from .stage import HERE, Done, ResponseEnd, Stage, Trouble, expect, run
 from .verdicts import Cell, Verdict
 
 SERVER = HERE / "lookup_server.py"
@@ -175,7 +175,7 @@ async def try_cell(agent: Agent, cell: Cell, options: str, stage: Stage) -> Verd
     return Verdict(cell)
 
 
-def check(agent: Agent, errand: Errand, report: Report, seen: Seen, lane: str) -> None:
+def check(agent: Agent, errand: Errand, report: Report, seen: ResponseEnd, lane: str) -> None:
     """With a tool there are two turns: one that calls it, and one that has its result."""
     last = fingerprint(report.text)
     turns = 2 if errand.tools else 1

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
-from .stage import Seen, expect
+from .stage import ResponseEnd, expect
 
 ECHO = re.compile(r"echo:([0-9a-f]{16})(?: (.*))?", re.DOTALL)
 SNIPPET = 40
@@ -60,7 +60,7 @@ def check_tools(tools: Sequence[dict[str, Any]], prompt: str) -> str:
     return str(tools[0]["id"]).rpartition("_")[2]
 
 
-def check_bill(seen: Seen, lane: str, fingerprints: Sequence[str]) -> None:
+def check_bill(seen: ResponseEnd, lane: str, fingerprints: Sequence[str]) -> None:
     """Bought once, on this lane, and nothing else beside."""
     kinds = Counter(charge["kind"] for charge in seen.charges)
     wanted = Counter({KINDS[lane]: len(fingerprints)})
@@ -71,7 +71,7 @@ def check_bill(seen: Seen, lane: str, fingerprints: Sequence[str]) -> None:
         check_ledger(seen, lane)
 
 
-def check_ledger(seen: Seen, lane: str) -> None:
+def check_ledger(seen: ResponseEnd, lane: str) -> None:
     """carpool knows what it paid for each of these calls: to the nano-dollar what the provider charged."""
     paid, charged = sum(row["paid"] for row in seen.ledger), sum(charge["nano_usd"] for charge in seen.charges)
     purchases = sum(row["purchases"] for row in seen.ledger)
@@ -83,7 +83,7 @@ def check_ledger(seen: Seen, lane: str) -> None:
     expect({row["lane"] for row in seen.ledger} == {lane}, f"the ledger has other lanes than {lane}: {seen.ledger}")
 
 
-def check_usage(seen: Seen, turns: Sequence[dict[str, Any]]) -> None:
+def check_usage(seen: ResponseEnd, turns: Sequence[dict[str, Any]]) -> None:
     """The client counts the tokens that it is billed for."""
     for name in ("input", "output"):
         heard, billed = (sum(turn["usage"][name] for turn in turns), sum(charge[name] for charge in seen.charges))

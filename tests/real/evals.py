@@ -10,7 +10,7 @@ from typing import Any
 from . import environments
 from .checks import arguments, check_bill, fingerprint
 from .sdks import MODEL, SCRIPTS
-from .stage import Seen, Stage, Trouble, expect, run
+from .stage import ResponseEnd, Stage, Trouble, expect, run
 from .verdicts import Cell, Verdict
 
 OPTIONS = {"now": "", "batch": "@budget=30m", "own batches": ""}
@@ -50,7 +50,7 @@ async def evaluate(url: str, key: str, room: Path, batches: bool) -> list[dict[s
     return samples
 
 
-def check(seen: Seen, samples: list[dict[str, Any]], lane: str) -> None:
+def check(seen: ResponseEnd, samples: list[dict[str, Any]], lane: str) -> None:
     charged = [charge["fingerprint"] for charge in seen.charges]
     expect(len(charged) == len(set(charged)) == 3 * COUNT, f"{3 * COUNT} calls were to be bought, not {len(charged)}")
     check_bill(seen, lane, charged)

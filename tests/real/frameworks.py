@@ -12,7 +12,7 @@ from typing import Any
 from . import environments
 from .checks import SNIPPET, check_bill, fingerprint
 from .sdks import MODEL, OPENAI_MODEL, SCRIPTS, last_line
-from .stage import Seen, Stage, Trouble, expect, run
+from .stage import ResponseEnd, Stage, Trouble, expect, run
 from .verdicts import Cell, Verdict
 
 EVERY_TASK = ("text", "stream", "object", "parts", "tool")  # see clients/tasks.py
@@ -95,7 +95,7 @@ async def try_framework(framework: Framework, stage: Stage) -> list[Verdict]:
     return [judge(cell, task, told[task.name], await stage.seen(task.key)) for cell, task in plan]
 
 
-def judge(cell: Cell, task: Task, told: dict[str, Any], seen: Seen) -> Verdict:
+def judge(cell: Cell, task: Task, told: dict[str, Any], seen: ResponseEnd) -> Verdict:
     try:
         expect("error" not in told, f"it failed with {told.get('error')}")
         (turn,) = told["turns"]

@@ -61,7 +61,7 @@ class Done:
 
 
 @dataclass(frozen=True)
-class Seen:
+class ResponseEnd:
     """What the provider knows of one credential."""
 
     charges: list[dict[str, Any]]
@@ -84,13 +84,13 @@ class Stage:
     def at(self, options: str = "") -> str:
         return f"{self.url}/{options}" if options else self.url
 
-    async def seen(self, credential: str) -> Seen:
+    async def seen(self, credential: str) -> ResponseEnd:
         mine: dict[str, list[Any]] = {"charges": [], "batches": [], "asked": []}
         for direct in (self.direct, *self.vendors.values()):
             shown = (await self.http.get(f"{direct}/_window")).json()
             for name, rows in mine.items():
                 rows += [one for one in shown[name] if one["credential"] == credential]
-        return Seen(**mine, ledger=await self.ledger(credential))
+        return ResponseEnd(**mine, ledger=await self.ledger(credential))
 
     async def ledger(self, credential: str) -> list[dict[str, Any]]:
         """What carpool paid for this key: one credential, whichever header it was sent in."""

@@ -153,7 +153,7 @@ MUTANTS = (
     Mutant(
         "who was taken for dead forgets its clients",
         f"{ENGINE}/cluster/membership.py",
-        "        await self._await_again()\n",
+        "        await self._reawait_tickets()\n",
         "",
         test="tests/engine/cluster/test_membership.py",
     ),
@@ -756,7 +756,7 @@ MUTANTS = (
         "a batch that found no room is taken for one that was bought",
         f"{ENGINE}/batch/follow.py",
         "        if report.failure is not None:\n",
-        "        if report.failure is not None and not report.failure.crowded:\n",
+        "        if report.failure is not None and not report.failure.queue_full:\n",
         test=WORLDS.format("test_what_finds_no_room_waits_for_it_and_costs_nothing"),
     ),
     Mutant(

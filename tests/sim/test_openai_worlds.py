@@ -127,8 +127,8 @@ def test_what_finds_no_room_waits_for_it_and_costs_nothing() -> None:
         assert 0 < [batch.status for batch in provider.batches].count("failed") <= len(world.turns)
         assert len(provider.bill.charges) == len(world.turns)
 
-    crowded = OpenAIConfig(enqueued_tokens={"*": 30}, validation_latency=Constant(2.0))
-    _after(_plan(_mock(openai=crowded), count=12, policy=RoutingPolicy(batch_max_size=2)), look)
+    queue_full = OpenAIConfig(enqueued_tokens={"*": 30}, validation_latency=Constant(2.0))
+    _after(_plan(_mock(openai=queue_full), count=12, policy=RoutingPolicy(batch_max_size=2)), look)
 
 
 def test_a_crash_during_the_upload_leaves_nothing_unknown() -> None:

@@ -80,17 +80,17 @@ def test_every_fault_of_openai_is_in_some_world() -> None:
 def test_a_world_that_does_not_end_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     """Wherever it is in that moment: no task of it may take the end of patience for a trouble of its own."""
     monkeypatch.setattr(command, "TIMEOUT_S", 0.3)
-    report = command._watched(85, command.Ground(None))  # its aftermath takes a day
+    report = command._run_with_timeout(85, command.RunSettings(None))  # its aftermath takes a day
     assert "does not end" in report.problems[0]
 
 
 def test_a_long_run_says_how_far_it_is(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    def world(ground: command.Ground, seed: int) -> Report:
+    def world(settings: command.RunSettings, seed: int) -> Report:
         return Report(seed, (), "", 1, 1, 0.0)
 
-    monkeypatch.setattr(command, "TOLD_EVERY", 2)
-    monkeypatch.setattr(command.Ground, "world", world)
-    assert command._many(range(6), command.Ground(None), jobs=1, first_broken=False) == 0
+    monkeypatch.setattr(command, "PROGRESS_EVERY", 2)
+    monkeypatch.setattr(command.RunSettings, "world", world)
+    assert command._run_seeds(range(6), command.RunSettings(None), jobs=1, first_broken=False) == 0
     told = capsys.readouterr()
     assert [line.partition(",")[0] for line in told.err.splitlines()] == ["2 of 6 seeds", "4 of 6 seeds"]
     assert "All clean." in told.out

@@ -40,7 +40,7 @@ class Case:
     next_page: str | None = "a"  # the cursor behind a page that ends with batch `a`
     unrun: bool = True  # lines tell of calls that never ran
     leaves_files: bool = True  # which the batch names
-    wish: str = ""  # with which a stream tells its usage
+    stream_options: str = ""  # with which a stream tells its usage
 
     def raw(self, body: bytes | None = None, extra: tuple[tuple[str, str], ...] = ()) -> RawRequest:
         body = json.dumps(self.params).encode() if body is None else body
@@ -221,7 +221,7 @@ def _compatible(name: str, **more: Any) -> Case:
         answer=_CHAT,
         lines=lines,
         text_of_event="data: ",
-        wish="usage",
+        stream_options="usage",
         **more,
     )
 

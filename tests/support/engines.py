@@ -38,7 +38,7 @@ class House:
         self.store = store
         self.provider = MockAnthropic(config, now=timeline.now)
         self.network = Network({"anthropic": self.provider}, random.Random(1))
-        self.story = SimLog(timeline.now)
+        self.log = SimLog(timeline.now)
         self.policy = RoutingPolicy(linger_ms=500)
         self.engines: list[Process] = []
 
@@ -46,7 +46,7 @@ class House:
         for number in range(count):
             clock = VirtualClock(self.timeline, offset)
             rng = random.Random(seed + number)
-            shared = self.network, clock, self.policy, PRICES, self.story, rng, ("anthropic",), {}
+            shared = self.network, clock, self.policy, PRICES, self.log, rng, ("anthropic",), {}
             process = Process(f"engine {number}", self.store, *shared, LEASE)
             await process.start()
             self.engines.append(process)

@@ -15,7 +15,7 @@ HOUSE = "sk-ant-of-the-house"
 VARIABLES = {"HOUSE_KEY": HOUSE, "OTHER_KEY": "sk-ant-of-others"}
 
 
-def lender(provider: str, variable: str) -> list[Headers]:
+def find_secrets(provider: str, variable: str) -> list[Headers]:
     return sent_in(get_dialect("anthropic").key_headers, VARIABLES[variable]) if variable in VARIABLES else []
 
 
@@ -32,5 +32,5 @@ async def give(stage: Stage, name: str, profile: Profile | None = None, env: str
 @asynccontextmanager
 async def hosting(*arguments: Any, **more: Any) -> AsyncIterator[Stage]:
     async with staged(*arguments, **more) as stage:
-        await stage.engine.virtual_key_cache.open(lender)
+        await stage.engine.virtual_key_cache.open(find_secrets)
         yield stage

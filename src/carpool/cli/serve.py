@@ -183,7 +183,7 @@ def _proxy(
         write_event=note,
         book=config.book,
         # The provider keys of `api_key_env` are for local clients only.
-        keys={name: secret[0] for name, secret in setup.house_keys(config, os.environ).items()} if alone else {},
+        keys={name: secret[0] for name, secret in setup.configured_keys(config, os.environ).items()} if alone else {},
         keys_required=config.keys_required if config.keys_required is not None else not alone,
         max_body=config.max_body,
         hosts=Hosts(local=local, allowed=config.serving.allowed_hosts, trusted=config.serving.trusted_proxies),
@@ -221,7 +221,7 @@ async def _engine(
         listen.check_keys(
             host, config.serving, configured=engine.virtual_key_cache.expected and config.keys_required is not False
         )
-        for provider, secret in setup.house_keys(config, os.environ).items():  # to continue their batches
+        for provider, secret in setup.configured_keys(config, os.environ).items():  # to continue their batches
             engine.add_secret(provider, secret)
         if hub is not None:
             engine.on_secret = SecretSharing(hub, engine.add_secret).give

@@ -142,14 +142,14 @@ def secret_lookup_of(config: Config, environ: Mapping[str, str]) -> SecretLookup
     """The lookup of provider keys for virtual keys: the key in a variable, for every header its provider accepts."""
     dialects = {provider.name: dialect_of(provider) for provider in config.providers}
 
-    def lend(provider: str, variable: str) -> list[Headers]:
+    def find_secrets(provider: str, variable: str) -> list[Headers]:
         key = secret_in(variable, environ)
         return sent_in(dialects[provider].key_headers, key) if key and provider in dialects else []
 
-    return lend
+    return find_secrets
 
 
-def house_keys(config: Config, environ: Mapping[str, str]) -> dict[str, Headers]:
+def configured_keys(config: Config, environ: Mapping[str, str]) -> dict[str, Headers]:
     """The keys in `api_key_env` variables, as secrets of their providers."""
     keys = [(provider, secret_in(provider.api_key_env, environ)) for provider in config.providers]
     return {provider.name: sent_in(dialect_of(provider).key_headers, key)[0] for provider, key in keys if key}

@@ -209,7 +209,7 @@ def _window(value: object, shown: str, row: CompatibleProvider) -> float:
     if not row.limits.window <= seconds <= row.longest_window:
         has_choice = row.longest_window > row.limits.window
         allowed = f"from 24h to {row.longest_window / HOUR:.0f}h" if has_choice else "24h, its only one"
-        raise ConfigError(f"{shown} is no window of {row.said}: it must be {allowed}.")
+        raise ConfigError(f"{shown} is no window of {row.display_name}: it must be {allowed}.")
     return seconds
 
 

@@ -37,22 +37,22 @@ class Range(NamedTuple):
 
 class Choice(NamedTuple):
     allowed: tuple[object, ...]
-    said: str
+    expected: str
 
     def problem(self, value: object) -> str | None:
         # Booleans are compared with `is`, because 1 == True and a number is not a switch.
         matches = any(value is option or (isinstance(value, str) and value == option) for option in self.allowed)
-        return None if matches else self.said
+        return None if matches else self.expected
 
 
 class Shape(NamedTuple):
     """Text that matches a pattern."""
 
     pattern: re.Pattern[str]
-    said: str
+    expected: str
 
     def problem(self, value: object) -> str | None:
-        return None if isinstance(value, str) and self.pattern.fullmatch(value) else self.said
+        return None if isinstance(value, str) and self.pattern.fullmatch(value) else self.expected
 
 
 # May also match text that is not a key; then the error message is merely less specific.

@@ -9,7 +9,7 @@ from msgspec import Raw, Struct, field
 from msgspec.json import Decoder, encode
 
 from carpool.core.model import Usage
-from carpool.core.ports import Seen
+from carpool.core.ports import ResponseEnd
 from carpool.dialects.provider_api import decode_or_none
 
 # ------------------------------------------------------------ writing
@@ -58,7 +58,7 @@ class StreamListener(Protocol):
 
     def event(self, data: bytes) -> None: ...
     def usage(self) -> Usage | None: ...
-    def end(self, whole: bool) -> Seen:
+    def end(self, whole: bool) -> ResponseEnd:
         """The result of a stream after its last event."""
         ...
 
@@ -106,14 +106,14 @@ class Tap(Struct, eq=False):
         body = self._body()
         return self.usage_of_tail(body) if self.cut else self.usage_of(body)
 
-    def end(self, whole: bool) -> Seen:
+    def end(self, whole: bool) -> ResponseEnd:
         if not self.plain:
             self._line()  # the last line may lack its line break,
             self._line()  # and the last event its empty line
             return self.listener.end(whole)
         usage = self.usage()
         complete = whole or usage is not None or (not self.cut and decode_or_none(_RAW, self._body()) is not None)
-        return Seen(usage, complete, complete)
+        return ResponseEnd(usage, complete, complete)
 
     def _body(self) -> bytes:
         return self.one or bytes(self.rest)

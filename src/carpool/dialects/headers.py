@@ -71,7 +71,7 @@ def travelling(
     return sorted((header for header in kept if header[0] not in nominated), key=itemgetter(0)), retry
 
 
-def wish(headers: Headers) -> bool | None:
+def provider_wants_retry(headers: Headers) -> bool | None:
     """Whether the provider wants a retry, according to `x-should-retry`; None without that header."""
     value = (first(headers, "x-should-retry") or "").strip().lower()
     return value == "true" if value in ("true", "false") else None

@@ -12,7 +12,7 @@ from msgspec.json import Decoder
 from carpool.core.errors import MalformedResponse, Misuse
 from carpool.core.model import Headers
 from carpool.core.ports import Ask, Dialect, Refusal
-from carpool.dialects.headers import retry_after, wish
+from carpool.dialects.headers import provider_wants_retry, retry_after
 
 T = TypeVar("T")
 
@@ -107,7 +107,7 @@ _LONGEST = 1000
 
 def refused(status: int, headers: Headers, message: str, *, spent: bool) -> Refusal:
     """`spent`: the account has no credit left, so the same request can't succeed later."""
-    should_retry = wish(headers)
+    should_retry = provider_wants_retry(headers)
     temporary = status in _LATER or status >= 500 if should_retry is None else should_retry
     return Refusal(
         status=status,

@@ -5,7 +5,7 @@ as a bearer token. So three names are told apart, each a keyed hash:
 
 - The name of a secret in one form, as it is sent. A batch that was bought with it stores this name.
 - The credential: the name of the usual form. Calls, results and adoption are separate between credentials.
-- The account: the credential of the secret itself, also for names that were lent to virtual keys. The provider's rate
+- The account: the credential of the secret itself, also for the names of virtual keys. The provider's rate
   limits and permissions belong to it.
 """
 
@@ -30,7 +30,7 @@ class Keyring:
         self._secrets: dict[str, Headers] = {}
         self._names: dict[tuple[str, str, Headers], str] = {}  # a cache: every call needs the name
         self._owners: dict[str, str] = {}  # name of any form → name of the usual form
-        self._accounts: dict[str, str] = {}  # borrowed name → name of the lent secret
+        self._accounts: dict[str, str] = {}  # name of a virtual key → name of the secret behind it
 
     def name(self, provider: str, base_url: str, secret: Headers) -> str:
         """The name of a secret at a provider, in the form in which it is sent. Equal secrets at different providers
@@ -51,11 +51,13 @@ class Keyring:
         self._names |= {(provider, base_url, form): name for form, name in zip(forms, names, strict=True)}
         return self._keep(names, forms)
 
-    def lend(self, borrower: str, provider: str, base_url: str, forms: Sequence[Headers]) -> tuple[list[str], bool]:
-        """Gives a borrower separate names for a secret that others may use as well. The names stay the same when the
+    def add_virtual_key(
+        self, key_uid: str, provider: str, base_url: str, forms: Sequence[Headers]
+    ) -> tuple[list[str], bool]:
+        """Adds a virtual key: its own names for a secret that others may use as well. The names stay the same when the
         secret behind them changes."""
         names = [
-            self._hashed("borrowed", borrower, provider, base_url, *sorted(name for name, _ in form)) for form in forms
+            self._hashed("borrowed", key_uid, provider, base_url, *sorted(name for name, _ in form)) for form in forms
         ]
         self._accounts |= dict.fromkeys(names, self.name(provider, base_url, forms[0]))
         return names, self._keep(names, forms)

@@ -28,7 +28,7 @@ _WHY: Mapping[KeyState, str] = {
 class VirtualKeyCache:
     def __init__(self, context: EngineContext) -> None:
         self._context = context
-        self._lender: SecretLookup = lambda provider, env: ()
+        self._find_secrets: SecretLookup = lambda provider, env: ()
         self._watching: asyncio.Task[None] | None = None
         self._polled_at = 0.0
         self._virtual_keys: dict[str, KeyHolder] = {}
@@ -41,9 +41,9 @@ class VirtualKeyCache:
         """Whether there are valid keys."""
         return any(holder.key.live(self._context.now()) for holder in self._virtual_keys.values())
 
-    async def open(self, lender: SecretLookup) -> None:
+    async def open(self, find_secrets: SecretLookup) -> None:
         """Reads the keys and adds their secrets to the keyring, so that batches bought with them continue."""
-        self._lender = lender
+        self._find_secrets = find_secrets
         await self._read()
         self._watching = self._context.background.spawn(self._watch(), "keys")
 
@@ -97,11 +97,11 @@ class VirtualKeyCache:
 
     def _holder(self, key: VirtualKey) -> KeyHolder:
         """Ended keys are included, because batches bought with them still have to be collected."""
-        context, secrets = self._context, self._lender(key.provider, key.env)
+        context, secrets = self._context, self._find_secrets(key.provider, key.env)
         base_url = context.upstreams[key.provider].base_url if key.provider in context.upstreams else ""
         names: Sequence[str] = ()
         if secrets:
-            names, new = context.keyring.lend(key.uid, key.provider, base_url, secrets)
+            names, new = context.keyring.add_virtual_key(key.uid, key.provider, base_url, secrets)
             added = context.keyring.add(key.provider, base_url, secrets)  # clients may also send the secret itself
             if new or added:
                 context.lead_again()

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from carpool.core.model import Usage
-from carpool.core.ports import Seen
+from carpool.core.ports import ResponseEnd
 from carpool.dialects import ANTHROPIC
 
 FULL = {
@@ -125,11 +125,13 @@ def test_what_was_seen_of_a_stream(events: Any, whole: bool, answered: bool, fin
     body = b"".join(b"data: " + json.dumps(event).encode() + b"\n\n" for event in events)
     tap = ANTHROPIC.usage_tap()
     tap.feed(body[: len(body) - missing])
-    assert tap.end(whole) == Seen(TOLD, answered, final)
+    assert tap.end(whole) == ResponseEnd(TOLD, answered, final)
 
 
-@pytest.mark.parametrize(("missing", "seen"), [(0, Seen(Usage(3, 4), True, True)), (1, Seen(None, False, False))])
-def test_what_was_seen_of_json(missing: int, seen: Seen) -> None:
+@pytest.mark.parametrize(
+    ("missing", "seen"), [(0, ResponseEnd(Usage(3, 4), True, True)), (1, ResponseEnd(None, False, False))]
+)
+def test_what_was_seen_of_json(missing: int, seen: ResponseEnd) -> None:
     body = b'{"content":[],"usage":{"input_tokens":3,"output_tokens":4}}'
     tap = ANTHROPIC.usage_tap()
     tap.feed(body[: len(body) - missing])
@@ -140,7 +142,7 @@ def test_json_that_says_nothing_of_usage_may_be_whole() -> None:
     tap = ANTHROPIC.usage_tap()
     tap.feed(b'{"content":')
     tap.feed(b"[]}\n")
-    assert tap.end(whole=False) == Seen(None, True, True)
+    assert tap.end(whole=False) == ResponseEnd(None, True, True)
 
 
 def test_a_huge_event_is_let_pass() -> None:

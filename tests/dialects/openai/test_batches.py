@@ -185,10 +185,10 @@ def test_a_full_queue_means_later_and_not_bad_input() -> None:
     )
     failure = failed("token_limit_exceeded", said).failure
     assert failure is not None
-    assert (failure.crowded, failure.retryable, failure.queue_tokens) == (True, True, 90_000)
+    assert (failure.queue_full, failure.retryable, failure.queue_tokens) == (True, True, 90_000)
     failure = failed("token_limit_exceeded").failure
     assert failure is not None
-    assert (failure.crowded, failure.queue_tokens) == (True, None)
+    assert (failure.queue_full, failure.queue_tokens) == (True, None)
 
 
 @pytest.mark.parametrize("code", ["mismatched_model", "invalid_json_line", "duplicate_custom_id", "invalid_url", ""])
@@ -196,7 +196,7 @@ def test_bad_input_is_not_tried_again(code: str) -> None:
     failure = failed(code).failure
     assert failure is not None
     assert not failure.retryable
-    assert not failure.crowded
+    assert not failure.queue_full
     assert not failure.cannot_batch
 
 
@@ -276,7 +276,7 @@ def test_a_file_that_is_not_there_yet_is_no_verdict_on_batches(status: int) -> N
     said = "Cannot find file file-1, or project proj_1 does not have access to it."
     body = json.dumps({"error": {"message": said, "type": "invalid_request_error", "code": None}}).encode()
     refusal = OPENAI.refusal(status, (), body)
-    assert (refusal.unseen, refusal.cannot_batch, refusal.retryable) == (True, False, True)
+    assert (refusal.file_not_ready, refusal.cannot_batch, refusal.retryable) == (True, False, True)
 
 
 def test_a_refused_tier_is_told_from_a_refused_call() -> None:

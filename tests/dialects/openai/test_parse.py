@@ -64,7 +64,7 @@ def test_stream_options_may_be_null(body: bytes) -> None:
     assert json.loads(parsed.body) == {"model": "m", "messages": []}
     assert parsed.stream
     assert canonical(parsed) == canonical(parse(b'{"model":"m","messages":[]}'))
-    assert OPENAI.wish(body) == ""
+    assert OPENAI.stream_options(body) == ""
 
 
 @pytest.mark.parametrize(

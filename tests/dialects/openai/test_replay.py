@@ -129,7 +129,7 @@ def test_usage_comes_only_to_those_who_asked() -> None:
 
 
 @pytest.mark.parametrize(
-    ("request_", "wish"),
+    ("request_", "stream_options"),
     [
         ({"stream": True, "stream_options": {"include_usage": True}}, "usage"),
         ({"stream": True, "stream_options": {"include_usage": False}}, ""),
@@ -138,11 +138,11 @@ def test_usage_comes_only_to_those_who_asked() -> None:
         ({"stream": True}, ""),
     ],
 )
-def test_the_wish_is_read_from_the_request(request_: dict[str, Any], wish: str) -> None:
-    assert OPENAI.wish(encoded(request_)) == wish
-    assert OPENAI.wish(b"include_usage {") == ""
-    chunks = list(OPENAI.replay(encoded(completion(ANSWERED["text"])), wish))
-    assert (b'"choices":[]' in chunks[-2]) is (wish == "usage")
+def test_the_wish_is_read_from_the_request(request_: dict[str, Any], stream_options: str) -> None:
+    assert OPENAI.stream_options(encoded(request_)) == stream_options
+    assert OPENAI.stream_options(b"include_usage {") == ""
+    chunks = list(OPENAI.replay(encoded(completion(ANSWERED["text"])), stream_options))
+    assert (b'"choices":[]' in chunks[-2]) is (stream_options == "usage")
 
 
 def test_several_choices_keep_apart() -> None:

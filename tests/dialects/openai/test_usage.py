@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from carpool.core.model import Lane, Usage
-from carpool.core.ports import Seen
+from carpool.core.ports import ResponseEnd
 from carpool.core.prices import Price, PriceBook
 from carpool.dialects import OPENAI
 
@@ -137,7 +137,7 @@ def test_a_responses_stream_says_it_at_its_end(final: str) -> None:
     )
 
 
-def seen(*chunks: bytes, whole: bool = False) -> Seen:
+def seen(*chunks: bytes, whole: bool = False) -> ResponseEnd:
     tap = OPENAI.usage_tap()
     for chunk in chunks:
         tap.feed(chunk)
@@ -146,26 +146,26 @@ def seen(*chunks: bytes, whole: bool = False) -> Seen:
 
 def test_done_ends_a_chat_stream_and_so_does_the_end_of_its_body() -> None:
     told = Usage(464, 300, 1024, 512, speed="flex")
-    assert seen(*chunks()) == Seen(told, True, True)
-    assert seen(b"".join(chunks()).rstrip()) == Seen(told, True, True)
-    assert seen(*chunks()[:-1]) == Seen(told, False, False)
-    assert seen(*chunks()[:-1], whole=True) == Seen(told, True, True)
-    assert seen(*chunks()[:3], chunks()[-1]) == Seen(None, True, True)
+    assert seen(*chunks()) == ResponseEnd(told, True, True)
+    assert seen(b"".join(chunks()).rstrip()) == ResponseEnd(told, True, True)
+    assert seen(*chunks()[:-1]) == ResponseEnd(told, False, False)
+    assert seen(*chunks()[:-1], whole=True) == ResponseEnd(told, True, True)
+    assert seen(*chunks()[:3], chunks()[-1]) == ResponseEnd(None, True, True)
 
 
 @pytest.mark.parametrize("final", ["response.completed", "response.incomplete", "response.failed"])
 def test_the_last_event_ends_a_responses_stream(final: str) -> None:
     begun = event({"type": "response.created", "response": {"id": "r"}})
-    assert seen(begun) == Seen(None, False, False)
-    assert seen(begun, event({"type": final, "response": response()})) == Seen(EXPECTED, True, True)
-    assert seen(begun, event({"type": final, "response": {"id": "r"}})) == Seen(None, True, True)
+    assert seen(begun) == ResponseEnd(None, False, False)
+    assert seen(begun, event({"type": final, "response": response()})) == ResponseEnd(EXPECTED, True, True)
+    assert seen(begun, event({"type": final, "response": {"id": "r"}})) == ResponseEnd(None, True, True)
 
 
 @pytest.mark.parametrize("error", [{"error": {"message": "x"}}, {"type": "error", "code": "x", "message": "x"}])
 @pytest.mark.parametrize("whole", [True, False])
 def test_an_error_ends_a_stream_without_a_price(error: Any, whole: bool) -> None:
     told = Usage(464, 300, 1024, 512, speed="flex")
-    assert seen(*chunks()[:-1], event(error), whole=whole) == Seen(told, True, False)
+    assert seen(*chunks()[:-1], event(error), whole=whole) == ResponseEnd(told, True, False)
 
 
 @settings(max_examples=50)
@@ -195,8 +195,8 @@ def test_embeddings_of_any_length_are_read() -> None:
     assert tapped(b'{"object":"list","data":[', *many, end) == Usage(8)
     assert tapped(b'{"object":"list","data":[', *many, b'],"usage":{"prompt_tokens":"8"}}') is None
     assert tapped(b'{"object":"list","data":[', *many) is None
-    assert seen(b'{"object":"list","data":[', *many, end) == Seen(Usage(8), True, True)
-    assert seen(b'{"object":"list","data":[', *many) == Seen(None, False, False)
+    assert seen(b'{"object":"list","data":[', *many, end) == ResponseEnd(Usage(8), True, True)
+    assert seen(b'{"object":"list","data":[', *many) == ResponseEnd(None, False, False)
 
 
 # ---------------------------------------------------------------- money

@@ -187,7 +187,7 @@ class SlowStore:
                 await asyncio.sleep(0.001)
 
 
-async def crowded(scene: Any, number: int) -> None:
+async def queue_full(scene: Any, number: int) -> None:
     async with asyncio.timeout(10):
         with pytest.raises(TooManyWaiting):
             await scene.fleet.submit_batch(**ask(number))
@@ -206,10 +206,10 @@ async def test_who_is_being_written_to_disk_counts_among_those_who_wait(slow: Sl
         await slow.until(1)
         calls += [asyncio.create_task(scene.fleet.submit_batch(**ask(2)))]
         await slow.until(2)
-        await crowded(scene, 3)
+        await queue_full(scene, 3)
         slow.go_on(2)
         await scene.admitted(3)
-        await crowded(scene, 3)
+        await queue_full(scene, 3)
         assert [len(group) for group in slow.writing] == [2, 1]
         for call in calls:
             call.cancel()
@@ -225,7 +225,7 @@ async def test_who_was_not_let_in_takes_no_room(slow: SlowStore) -> None:
         await slow.until(2)  # the first again, alone
         calls += [asyncio.create_task(scene.fleet.submit_batch(**ask(1)))]
         await slow.until(3)
-        await crowded(scene, 2)
+        await queue_full(scene, 2)
         slow.go_on(3)
         await scene.admitted(2)
         with pytest.raises(StoreError):
@@ -234,7 +234,7 @@ async def test_who_was_not_let_in_takes_no_room(slow: SlowStore) -> None:
         await slow.until(5)
         slow.go_on(1)
         await scene.admitted(3)
-        await crowded(scene, 3)
+        await queue_full(scene, 3)
         for call in calls:
             call.cancel()
         await asyncio.gather(*calls, return_exceptions=True)

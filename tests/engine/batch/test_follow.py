@@ -60,7 +60,7 @@ def test_the_calls_of_a_denied_batch_are_bought_again_while_their_time_allows() 
         assert entries[lost.id].paid is None  # it may be billed
         assert DENIED in entries[lost.id].reason
         assert (entries[second.id].kind, entries[second.id].paid is None) == (EntryKind.PURCHASE, False)
-        assert "batch lost" in house.story.text()
+        assert "batch lost" in house.log.text()
         stats = house.engines[0].engine.stats
         assert (stats.batches_lost, stats.requeued_calls, stats.unknown_purchases) == (1, 1, 1)
 
@@ -177,14 +177,14 @@ def test_a_denied_batch_is_watched_for_a_day_and_then_lost() -> None:
         waiting = await _asked(house, 1800.0)
         house.provider.forget_batch(house.provider.batches[0].id)
         await _answer(waiting)
-        before = house.story.text().count(f"{house.provider.batches[0].id} -> 404")
+        before = house.log.text().count(f"{house.provider.batches[0].id} -> 404")
         await asyncio.sleep(86_400.0)
 
         async def lost() -> bool:
             return (await _rows(house))[0].state is BatchState.LOST
 
         await _eventually(lost, 14_400)
-        looks = house.story.text().count(f"{house.provider.batches[0].id} -> 404") - before
+        looks = house.log.text().count(f"{house.provider.batches[0].id} -> 404") - before
         assert 5 < looks < 100
         counts = await house.store.counts()
         assert counts.get(f"tickets.{TicketState.SETTLED}") == 1
@@ -206,6 +206,6 @@ def test_results_that_stay_denied_although_the_batch_is_there_are_given_up() -> 
 
         await asyncio.sleep(86_400.0)
         await _eventually(lost, 14_400)
-        assert house.story.text().count("batch ended") == 1
+        assert house.log.text().count("batch ended") == 1
 
     in_house(test, SLOW)

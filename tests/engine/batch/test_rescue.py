@@ -38,7 +38,7 @@ async def _answered_by_its_batch(house: House) -> None:
     reply, took = await _answered(house)
     assert (reply.outcome.kind, reply.outcome.lane) == (OutcomeKind.SUCCEEDED, Lane.BATCH)
     assert took < BUDGET
-    assert house.story.text().count(REFUSAL) == 1
+    assert house.log.text().count(REFUSAL) == 1
     entries = await house.store.entries(reply.ticket)
     assert [(entry.kind, entry.paid) for entry in entries if entry.lane is Lane.NOW] == [(EntryKind.RESCUE, 0)]
     assert list(house.bought.values()) == [1]
@@ -60,7 +60,7 @@ def test_results_that_could_not_be_fetched_are_tried_again_when_a_rescue_is_refu
         mending = asyncio.create_task(mend())
         await _answered_by_its_batch(house)
         await mending
-        assert house.story.text().count("/results -> 500") > 3
+        assert house.log.text().count("/results -> 500") > 3
 
     in_house(test, NOT_FETCHED)
 
@@ -111,6 +111,6 @@ def test_where_its_batch_brings_nothing_the_deadline_ends_the_wait(config: MockC
         reply, took = await _answered(house)
         assert (reply.outcome.kind, reply.outcome.status) == (OutcomeKind.DEADLINE, 504)
         assert BUDGET <= took < BUDGET + 1
-        assert house.story.text().count(REFUSAL) == 1  # nobody asks again for the time that is left
+        assert house.log.text().count(REFUSAL) == 1  # nobody asks again for the time that is left
 
     in_house(test, config)

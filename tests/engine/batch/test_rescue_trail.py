@@ -45,7 +45,7 @@ def test_a_rescue_says_that_its_batch_would_have_been_late(faults: Faults) -> No
         reply, row = await _rescued(house)
         assert (reply.outcome.lane, reply.outcome.reason) == (Lane.NOW, LATE)
         assert (row.lane, row.reason) == (Lane.NOW, LATE)
-        assert f"reason {LATE}" in house.story.text()  # the event
+        assert f"reason {LATE}" in house.log.text()  # the event
         assert reply.entry is not None
         assert (reply.entry.kind, reply.entry.reason) == (EntryKind.RESCUE, LATE)
 
@@ -132,6 +132,6 @@ def test_a_call_on_now_after_a_refused_create_is_not_a_rescue() -> None:
         assert reply.entry is not None
         assert reply.entry.kind is EntryKind.PURCHASE
         assert house.engines[0].engine.stats.rescued_calls == 0
-        assert "CallRescued" not in house.story.text()
+        assert "CallRescued" not in house.log.text()
 
     in_house(test, MockConfig(keys_without_batch=frozenset({"sk-one"})))

@@ -110,16 +110,16 @@ def test_a_stopped_leader_buys_nothing_twice() -> None:
         other = next(process for process in house.engines if process is not leader)
         asking = [asyncio.ensure_future(house.ask(house.engines[n % 2], n)) for n in range(10, 30)]
         await asyncio.sleep(0.45)  # admitted, and about to be flushed
-        leader.stop()
+        leader.suspend()
         await asyncio.sleep(400.0)
-        leader.go_on()
+        leader.resume()
         await asyncio.gather(*asking)
         await asyncio.sleep(3600.0)
         assert set(house.bought.values()) == {1}
         assert len(house.bought) == 24
         assert set((await house.store.leaders(house.timeline.now())).values()) == {other.engine.name}
         for process in house.engines:
-            assert not process.usurped
+            assert not process.without_lead
             assert not process.engine.failures
 
     in_house(test, QUICK)
@@ -136,9 +136,9 @@ def test_who_was_taken_for_dead_awaits_its_calls_again() -> None:
         started = house.timeline.now()
         asking = [asyncio.ensure_future(house.ask(other, n, budget=900.0)) for n in range(10, 14)]
         await asyncio.sleep(30.0)
-        other.stop()
+        other.suspend()
         await asyncio.sleep(120.0)
-        other.go_on()
+        other.resume()
         await asyncio.gather(*asking)
         assert house.timeline.now() - started <= 900.0
         await asyncio.sleep(5.0)
@@ -166,9 +166,9 @@ def test_who_awaits_many_calls_again_is_not_taken_for_dead_meanwhile(monkeypatch
         other = next(process for process in house.engines if process is not leader)
         asking = [asyncio.ensure_future(house.ask(other, n)) for n in range(10, 20)]
         await asyncio.sleep(5.0)
-        other.stop()
+        other.suspend()
         await asyncio.sleep(2 * LEASE.pulse)
-        other.go_on()
+        other.resume()
         await asyncio.sleep(1.0)
         for _ in range(40):
             assert await alive(house, other)
@@ -195,7 +195,7 @@ def test_a_batch_is_looked_at_when_another_door_hears_that_it_ended(seed: int) -
         leader, away = house.engines
         asking = asyncio.ensure_future(house.ask(leader, 1, budget=PATIENT))
         await asyncio.sleep(0.2)
-        away.show([("anthropic", (("x-api-key", "sk-one"),))])
+        away.add_secrets([("anthropic", (("x-api-key", "sk-one"),))])
         while not (await house.store.counts())["batches.bought"]:  # noqa: ASYNC110
             await asyncio.sleep(0.001)
         [batch] = house.provider.batches

@@ -11,7 +11,7 @@ from typing import Any
 import httpx2
 import pytest
 
-from carpool.cli.setup import defaults_of, house_keys, upstreams_of
+from carpool.cli.setup import configured_keys, defaults_of, upstreams_of
 from carpool.config import read_config
 from carpool.core.clock import SystemClock
 from carpool.engine import Engine, Keyring
@@ -61,7 +61,7 @@ async def house(vendor: str, section: str = "", tmp_path: Path | None = None, **
         )
         await engine.start()
         stack.push_async_callback(engine.close, 0.0)
-        keys = {name: secret[0] for name, secret in house_keys(read, {"HOUSE_KEY": "house"}).items()}
+        keys = {name: secret[0] for name, secret in configured_keys(read, {"HOUSE_KEY": "house"}).items()}
         proxy = Proxy(engine, upstreams, clock, defaults=defaults_of(read), keys=keys)
         url = await stack.enter_async_context(_served(proxy))
         http = await stack.enter_async_context(httpx2.AsyncClient(timeout=20))

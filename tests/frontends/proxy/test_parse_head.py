@@ -9,7 +9,7 @@ from carpool.core.errors import BadCall
 from carpool.frontends.intake import end_to_end
 from carpool.frontends.proxy import parse_head as module
 from carpool.frontends.proxy.parse_head import HeadFacts, HeadParser, request_headers
-from carpool.planners.access.providers import HouseKeys
+from carpool.planners.access.providers import ConfiguredKeys
 from tests.support.sockets import Peer, ask, provider, proxied, request
 
 from .test_provider_choice import BOTH
@@ -22,7 +22,7 @@ def scope(*headers: tuple[bytes, bytes], path: bytes = b"/v1/messages", method: 
 
 
 def greeter(**keys: tuple[str, str]) -> HeadParser:
-    return HeadParser(BOTH, frozenset(), HouseKeys(keys))
+    return HeadParser(BOTH, frozenset(), ConfiguredKeys(keys))
 
 
 def test_requests_that_differ_in_their_own_headers_only_share_a_greeting() -> None:

@@ -21,8 +21,8 @@ from carpool.core.ports import (
     Pricing,
     RawRequest,
     Refusal,
+    ResponseEnd,
     ResultLine,
-    Seen,
     UsageTap,
 )
 from carpool.dialects import json_object
@@ -81,7 +81,7 @@ class Toy(Dialect):
     pricing = Pricing(free=("toy-free*",))
     limits = BatchLimits(max_count=100, max_bytes=1_000_000, window=3600.0, retention=7200.0)
     key_headers = (KEY,)
-    mixes_models = tells_nonces = True
+    mixes_models = shows_nonces = True
     keep_alive = b": soon\n\n"
     open_paths = frozenset({ENDPOINT})
     models_path = "/v1/toy-models"
@@ -179,7 +179,7 @@ class Toy(Dialect):
     def error(self, status: int, code: str, message: str) -> bytes:
         return msgspec.json.encode({"fault": message.encode("utf-8", "replace").decode()})
 
-    def replay(self, body: bytes, wish: str = "") -> Iterator[bytes]:
+    def replay(self, body: bytes, stream_options: str = "") -> Iterator[bytes]:
         answer = _read(_Answer, body)
         events = [{"said": answer.said}, {"tokens": answer.tokens}]
         return iter([b"data: %b\n\n" % msgspec.json.encode(event) for event in events])
@@ -204,8 +204,8 @@ class _Listener:
     def usage(self) -> Usage | None:
         return self._usage
 
-    def end(self, whole: bool) -> Seen:
-        return Seen(self._usage, whole or self._usage is not None, self._usage is not None)
+    def end(self, whole: bool) -> ResponseEnd:
+        return ResponseEnd(self._usage, whole or self._usage is not None, self._usage is not None)
 
 
 def _path(name: str) -> str:

@@ -66,9 +66,9 @@ class Refusal:
     cannot_batch: bool = False  # this credential can't use batches; with `of_model`, this model can't
     too_large: bool = False
     of_model: bool = False
-    crowded: bool = False  # the provider's queue for this model is full until running batches end
+    queue_full: bool = False  # the provider's queue for this model is full until running batches end
     queue_tokens: int | None = None  # the capacity of that queue, if the provider states it
-    unseen: bool = False  # a file that was just uploaded is not visible yet: retry the same create shortly
+    file_not_ready: bool = False  # a file that was just uploaded is not visible yet: retry the same create shortly
     of_tier: bool = False  # the provider refuses the requested service tier
 
 
@@ -135,7 +135,7 @@ class Allowances(Value, frozen=True, gc=False):
     tokens: Allowance | None = None
 
 
-class Seen(Value, frozen=True, gc=False):
+class ResponseEnd(Value, frozen=True, gc=False):
     """What was read from a response by the time it ended or was cut off.
 
     `answered`: everything the client needs has passed, whatever happened to the connection afterwards. `final`: the
@@ -154,7 +154,7 @@ class UsageTap(Protocol):
     def usage(self) -> Usage | None:
         """The usage known so far; None before the provider reported any."""
 
-    def end(self, whole: bool) -> Seen:
+    def end(self, whole: bool) -> ResponseEnd:
         """Ends the stream. `whole`: the body is complete, not cut off."""
 
 
@@ -264,7 +264,7 @@ class Dialect(Protocol):
     key_headers: tuple[str, ...]  # the headers in which clients send their key, the usual one first
     query: str = ""  # added to every request unless the client sent it already
     mixes_models: bool = False  # whether calls of several models may share a batch
-    tells_nonces: bool = False  # LIST or `upload_names` reveals the nonce of each batch: there are never suspects
+    shows_nonces: bool = False  # LIST or `upload_names` reveals the nonce of each batch: there are never suspects
     keep_alive: bytes  # what keeps a streaming client connected, and what its SDK ignores
 
     # optional features
@@ -369,12 +369,12 @@ class Dialect(Protocol):
 
     # to clients
     def error(self, status: int, code: str, message: str) -> bytes: ...
-    def wish(self, body: bytes) -> str:
+    def stream_options(self, body: bytes) -> str:
         """What a request asks of its stream beyond the answer, as a dialect-specific token; empty for nothing. `parse`
         removes such options from the body."""
         return ""
 
-    def replay(self, body: bytes, wish: str = "") -> Iterator[bytes]:
+    def replay(self, body: bytes, stream_options: str = "") -> Iterator[bytes]:
         """Yields a complete answer as the event stream that a streaming client expects, one event at a time."""
 
     def stream_error(self, body: bytes) -> bytes: ...

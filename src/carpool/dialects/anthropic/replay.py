@@ -37,7 +37,7 @@ _INPUT_SIDE = ("input_tokens", "cache_creation_input_tokens", "cache_read_input_
 _DELTA_USAGE = (*_INPUT_SIDE, *_OUTPUT_SIDE, "server_tool_use")
 
 
-def replay(body: bytes, wish: str = "") -> Iterator[bytes]:
+def replay(body: bytes, stream_options: str = "") -> Iterator[bytes]:
     """The events of a finished message. Raises `MalformedResponse` before the first event."""
     try:
         body.decode()

@@ -10,7 +10,7 @@ import msgspec
 
 from carpool.core.errors import MalformedResponse
 from carpool.core.model import Headers, Lane, Usage
-from carpool.core.ports import BatchReport, ResultLine, Seen
+from carpool.core.ports import BatchReport, ResponseEnd, ResultLine
 from carpool.dialects.anthropic import errors
 from carpool.dialects.event_stream import Tap
 from carpool.dialects.provider_api import Count, checked_id, decode, decode_or_none, moment, path_of
@@ -109,9 +109,9 @@ class _Listener:
     def usage(self) -> Usage | None:
         return self._usage.words() if self._usage else None
 
-    def end(self, whole: bool) -> Seen:
+    def end(self, whole: bool) -> ResponseEnd:
         """A complete message ends with `message_stop`. Without it the counts are those of its start."""
-        return Seen(self.usage(), whole or self._stopped or self._failed, self._stopped)
+        return ResponseEnd(self.usage(), whole or self._stopped or self._failed, self._stopped)
 
     def event(self, data: bytes) -> None:
         if _RELEVANT.search(data) is None:

@@ -55,7 +55,7 @@ class OpenAI(RestDialect):
     """`ports.Dialect` for OpenAI's API, with the differences of a compatible provider."""
 
     name = "openai"
-    tells_nonces = True
+    shows_nonces = True
     keep_alive = replay.KEEP_ALIVE
     key_variable, url_variable = "OPENAI_API_KEY", "OPENAI_BASE_URL"
     payer_headers = PAYERS
@@ -212,8 +212,8 @@ class OpenAI(RestDialect):
     # ------------------------------------------------------------ to clients
 
     error = staticmethod(errors.error)
-    wish = staticmethod(replay.wish)
+    stream_options = staticmethod(replay.stream_options)
     stream_error = staticmethod(replay.stream_error)
 
-    def replay(self, body: bytes, wish: str = "") -> Iterator[bytes]:
-        return replay.replay(body, wish == replay.USAGE, self.provider.whole_calls, self.provider.closing)
+    def replay(self, body: bytes, stream_options: str = "") -> Iterator[bytes]:
+        return replay.replay(body, stream_options == replay.USAGE, self.provider.whole_calls, self.provider.closing)

@@ -30,7 +30,7 @@ _NO_MODEL = frozenset({"model_not_found", "unsupported_model", "model_not_suppor
 _TOO_MANY = frozenset({"too_many_tasks", "file_too_large", "too_many_requests_in_file"})
 _TOO_MUCH = re.compile(r"too many|too large|more than the|exceeds the (maximum|limit)", re.IGNORECASE)
 _HOLDS = re.compile(r"limit:?\s*([\d,_]{1,20})\s*enqueued tokens", re.IGNORECASE)
-_UNSEEN = re.compile(r"cannot find file|no such file object", re.IGNORECASE)
+_FILE_NOT_READY = re.compile(r"cannot find file|no such file object", re.IGNORECASE)
 _LONGEST = 1000
 
 
@@ -95,8 +95,8 @@ def refusal(provider: CompatibleProvider, status: int, headers: Headers, body: b
         return replace(plain, cannot_batch=True, retryable=False)
     if error is None or status not in (400, 404):
         return plain
-    if _UNSEEN.search(message):  # a 404 that says nothing about the batch API
-        return replace(plain, unseen=True, retryable=True, cannot_batch=False)
+    if _FILE_NOT_READY.search(message):  # a 404 that says nothing about the batch API
+        return replace(plain, file_not_ready=True, retryable=True, cannot_batch=False)
     return replace(plain, of_model=error.code in _NO_MODEL, of_tier=error.param == "service_tier")
 
 
@@ -107,7 +107,7 @@ def failure(problems: Sequence[tuple[str, str]]) -> Refusal:
     message = message[:_LONGEST]
     if _FULL in codes:
         holds = next((int(re.sub(r"\D", "", found[1])) for _, text in problems if (found := _HOLDS.search(text))), None)
-        return Refusal(400, message, retryable=True, crowded=True, queue_tokens=holds)
+        return Refusal(400, message, retryable=True, queue_full=True, queue_tokens=holds)
     if codes & _NO_MODEL:
         return Refusal(400, message, retryable=False, cannot_batch=True, of_model=True)
     return Refusal(400, message, retryable=False, too_large=bool(codes & _TOO_MANY or _TOO_MUCH.search(message)))

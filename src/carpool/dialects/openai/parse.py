@@ -58,7 +58,7 @@ _LIMITS: Mapping[str, tuple[str, ...]] = {
     EMBEDDINGS: (),
     MODERATIONS: (),
 }
-_UNSAID = 4096  # the assumed output limit when the client sets none
+_DEFAULT_MAX_TOKENS = 4096  # the assumed output limit when the client sets none
 _MOST_TOKENS = 2**31 - 1  # limit for estimates; the provider validates the number itself
 
 # Fields that refer to state at the provider, or that ask for another mode of delivery.
@@ -142,7 +142,7 @@ def _max_tokens(values: dict[str, Any], endpoint: str) -> int:
         limit = values.get(name)
         if isinstance(limit, int) and not isinstance(limit, bool):
             return min(max(limit, 0), _MOST_TOKENS)
-    return _UNSAID if names else 0
+    return _DEFAULT_MAX_TOKENS if names else 0
 
 
 def _is_tool_turn(turns: object) -> bool:
@@ -179,9 +179,9 @@ def _query(raw: RawRequest, provider: CompatibleProvider) -> str:
 def _not_offered(raw: RawRequest, provider: CompatibleProvider) -> Iterator[str]:
     """All reasons why the provider does not accept such a request in a batch."""
     if provider.endpoints is not None and raw.path not in provider.endpoints:
-        yield f"{provider.said} takes no {raw.path} in batches."
+        yield f"{provider.display_name} takes no {raw.path} in batches."
     if provider.max_line is not None and len(raw.body) > provider.max_line:
-        yield f"A call in a batch of {provider.said} has at most {provider.max_line // 1_000_000} MB."
+        yield f"A call in a batch of {provider.display_name} has at most {provider.max_line // 1_000_000} MB."
 
 
 def _names_container(tool: object) -> bool:

@@ -50,7 +50,7 @@ _CREATE: Final[Mapping[str, str]] = MappingProxyType(
 @dataclass(frozen=True, slots=True)
 class CompatibleProvider:
     name: str  # in the config
-    said: str  # in messages
+    display_name: str  # in messages
     seller: str  # in the table of prices
     home: str = ""  # its base URL
     path: str = ""  # added to a base URL without a path

@@ -222,19 +222,19 @@ class _StreamOptions(msgspec.Struct):
     include_usage: bool | None = None
 
 
-class _Wishes(msgspec.Struct):
+class _StreamRequest(msgspec.Struct):
     stream_options: _StreamOptions | None = None
 
 
-_WISHES = msgspec.json.Decoder(_Wishes)
+_STREAM_REQUEST = msgspec.json.Decoder(_StreamRequest)
 
 
-def wish(body: bytes) -> str:
+def stream_options(body: bytes) -> str:
     """`USAGE` if the client asked for the usage at the end of its stream, else empty."""
     if b"include_usage" not in body:
         return ""
-    wishes = decode_or_none(_WISHES, body) or _Wishes()
-    return USAGE if wishes.stream_options is not None and wishes.stream_options.include_usage else ""
+    request = decode_or_none(_STREAM_REQUEST, body) or _StreamRequest()
+    return USAGE if request.stream_options is not None and request.stream_options.include_usage else ""
 
 
 def replay(

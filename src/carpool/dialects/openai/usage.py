@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from carpool.core.model import Usage
-from carpool.core.ports import Seen
+from carpool.core.ports import ResponseEnd
 from carpool.dialects.event_stream import Tap
 from carpool.dialects.provider_api import Count, decode_or_none
 
@@ -184,10 +184,10 @@ class _Listener:
     def usage(self) -> Usage | None:
         return self._usage
 
-    def end(self, whole: bool) -> Seen:
+    def end(self, whole: bool) -> ResponseEnd:
         """Some OpenAI-compatible providers send no `[DONE]`: the end of the body counts as well."""
         over = whole or self._over
-        return Seen(self._usage, over or self._failed, over and not self._failed)
+        return ResponseEnd(self._usage, over or self._failed, over and not self._failed)
 
 
 def _of_tail(end: bytes) -> Usage | None:

@@ -178,7 +178,7 @@ class BatchApi:
         """Learns why a create was refused. Returns the lane that is left for the calls of the batch."""
         context, credential = self._context, batch.key.credential
         account = context.keyring.account(credential)
-        if refusal.crowded:
+        if refusal.queue_full:
             self._queues.full(account, batch, refusal.queue_tokens, context.now())
             return Lane.BATCH
         if refusal.cannot_batch:

@@ -42,8 +42,8 @@ from carpool.planners.pooling import Flush, FlushPlan, plan
 CREATE_SILENCE_S = 120.0  # a create may be large, and the provider slow to read it
 NOT_IMPLEMENTED = 501  # the only 5xx that proves that nothing was bought
 RECHECK_S = 5.0  # maximum age of the last lease check while the body of a create is sent
-UNSEEN_TRIES = 7  # attempts at a create whose uploaded file is not visible yet
-UNSEEN_S, UNSEEN_MAX_S = 0.5, 16.0  # backoff before the second attempt, and its maximum
+FILE_TRIES = 7  # attempts at a create whose uploaded file is not visible yet
+FILE_RETRY_S, FILE_RETRY_MAX_S = 0.5, 16.0  # backoff before the second attempt, and its maximum
 CREATING = "creating a batch"
 WAITS = "Its calls wait, and it is tried again."
 
@@ -90,7 +90,7 @@ class Buyer:
         dialect = context.upstreams[provider].dialect
         accounts = {view.key.credential: account_of(view.key.credential) for view in pools}
         unresolved: dict[str, frozenset[int]] = {}
-        if not dialect.tells_nonces:  # another batch of the same size could be mistaken for one with unknown outcome
+        if not dialect.shows_nonces:  # another batch of the same size could be mistaken for one with unknown outcome
             unknown = [batch for batch in context.batches if batch.state is BatchState.UNKNOWN]
             unresolved = {
                 account: frozenset(batch.count for batch in unknown if account_of(batch.key.credential) == account)
@@ -191,12 +191,12 @@ class Buyer:
 
     async def _buy_uploaded(self, batch: Batch, upstream: Upstream, file_id: str) -> None:
         """Sends the create, and retries it while the provider does not see the uploaded file yet."""
-        for attempt in range(1, UNSEEN_TRIES + 1):
+        for attempt in range(1, FILE_TRIES + 1):
             if not await self._record_departure(batch):
                 return
-            if await self._buy(batch, upstream, file_id, again=attempt < UNSEEN_TRIES):
+            if await self._buy(batch, upstream, file_id, again=attempt < FILE_TRIES):
                 return
-            await self._context.clock.sleep(backoff(attempt, UNSEEN_S, UNSEEN_MAX_S))
+            await self._context.clock.sleep(backoff(attempt, FILE_RETRY_S, FILE_RETRY_MAX_S))
 
     # ------------------------------------------------------------ create
 
@@ -230,7 +230,7 @@ class Buyer:
                 await self._record_bought(batch, report.provider_id, report.expires_at)
         elif (status < 500 and status != 408) or status == NOT_IMPLEMENTED:  # proves that nothing was bought
             refusal = dialect.refusal(status, response.headers, response.body)
-            if refusal.unseen and again:
+            if refusal.file_not_ready and again:
                 return False
             await self.refuse(batch, refusal, files)
         else:

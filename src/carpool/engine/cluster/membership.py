@@ -20,8 +20,8 @@ An engine that was considered dead but lives learns it from its next renewal. It
 because the others may have been cut off from the store alike and need time to report, and it awaits its clients'
 tickets again.
 
-Hints between engines (calls that arrived, tickets that were settled) only save time and may be lost. The next renewal finds
-the calls, and `outcomes.py` the outcomes.
+Hints between engines (calls that arrived, tickets that were settled) only save time and may be lost. The next
+renewal finds the calls, and `outcomes.py` the outcomes.
 
 Every engine also removes old calls from the store, a thousand at a time, and leaves the store when it closes.
 """

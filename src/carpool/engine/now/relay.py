@@ -21,8 +21,8 @@ from carpool.core.ports import (
     HttpResponse,
     PushClient,
     RequestHandle,
+    ResponseEnd,
     ResponseReceiver,
-    Seen,
     UsageTap,
 )
 from carpool.core.upstream import WholeResponse
@@ -39,7 +39,7 @@ class Purchase(Struct, eq=False):
     tells whether the client got everything it waits for, however the connection ended.
     """
 
-    record: Callable[[Entry, int, Dialect, Seen], Entry]  # the result of the attempt, in the ledger
+    record: Callable[[Entry, int, Dialect, ResponseEnd], Entry]  # the result of the attempt, in the ledger
     record_unsent: Callable[[Entry], None]
     dialect: Dialect
     attempt: Entry
@@ -105,9 +105,9 @@ class Purchase(Struct, eq=False):
 
     def _close_entry(self, whole: bool) -> None:
         assert self.tap is not None
-        seen = self.tap.end(whole)
-        self.complete = seen.answered
-        self.entry = self.record(self.attempt, self.status, self.dialect, seen)
+        end = self.tap.end(whole)
+        self.complete = end.answered
+        self.entry = self.record(self.attempt, self.status, self.dialect, end)
 
     # ------------------------------------------------------------ called by the frontend
 
@@ -144,7 +144,7 @@ class TappedChunks:
 
     __slots__ = ("_chunks", "_finish", "_read", "_response", "_tap", "answered", "entry", "size")
 
-    def __init__(self, response: HttpResponse, tap: UsageTap, finish: Callable[[Seen], Entry]) -> None:
+    def __init__(self, response: HttpResponse, tap: UsageTap, finish: Callable[[ResponseEnd], Entry]) -> None:
         self.entry: Entry | None = None
         self.answered = False
         self.size = 0
@@ -175,9 +175,9 @@ class TappedChunks:
 
     async def _end(self, whole: bool) -> None:
         if self.entry is None:
-            seen = self._tap.end(whole)
-            self.answered = seen.answered
-            self.entry = self._finish(seen)
+            end = self._tap.end(whole)
+            self.answered = end.answered
+            self.entry = self._finish(end)
             await self._response.aclose()
 
 

@@ -27,7 +27,7 @@ from carpool.core.bounded import backoff
 from carpool.core.errors import DeadlineMissed, NotConnected, ProviderFailing, TooBusy, WireError
 from carpool.core.lifecycle import TicketState
 from carpool.core.model import Call, Entry, EntryKind, Lane, Outcome, OutcomeKind, Settlement, Value
-from carpool.core.ports import Ask, Dialect, HttpResponse, Refusal, ResponseReceiver, Seen
+from carpool.core.ports import Ask, Dialect, HttpResponse, Refusal, ResponseEnd, ResponseReceiver
 from carpool.core.upstream import Upstream, WholeResponse, whole
 from carpool.engine.context import EngineContext, Reply
 from carpool.engine.now.gate import KEPT_PATIENCE_S, Gates, Slot
@@ -122,14 +122,14 @@ class Sender:
         purchase.start(http_client, upstream.request(ask, (), RELAY_TIMEOUT_S), context.background)
         return purchase
 
-    def close_entry(self, entry: Entry, status: int, dialect: Dialect, seen: Seen) -> Entry:
+    def close_entry(self, entry: Entry, status: int, dialect: Dialect, end: ResponseEnd) -> Entry:
         """Prices a finished purchase: an error is not billed, and a response that broke off has no known price."""
         if status >= 400:
             finished = ledger.free(entry)
-        elif seen.final:
-            finished = self._context.prices.priced(entry, dialect, seen.usage)
+        elif end.final:
+            finished = self._context.prices.priced(entry, dialect, end.usage)
         else:
-            finished = replace(entry, usage=seen.usage)
+            finished = replace(entry, usage=end.usage)
         self._complete(finished)
         return finished
 

@@ -33,7 +33,7 @@ from carpool.frontends.proxy.request import (
 )
 from carpool.frontends.proxy.tickets import TicketRoutes
 from carpool.frontends.proxy.waiting import KeepAliveIntervals, Waiter, WaitingCall
-from carpool.planners.access.providers import Hosts, HouseKeys, upgrade_refused
+from carpool.planners.access.providers import ConfiguredKeys, Hosts, upgrade_refused
 from carpool.planners.access.rules import RuleApplier, RuleBook
 from carpool.planners.access.virtual_keys import VirtualKeyAccess
 
@@ -83,7 +83,7 @@ class Proxy:
         self._upstreams = upstreams
         self._hosts = hosts
         key_access = VirtualKeyAccess(engine.virtual_key_cache, self._upstreams, required=keys_required)
-        self._head_parser = HeadParser(self._upstreams, frozenset(defaults), HouseKeys(keys), hosts, key_access)
+        self._head_parser = HeadParser(self._upstreams, frozenset(defaults), ConfiguredKeys(keys), hosts, key_access)
         self._first = next(iter(self._upstreams.values())).dialect
         self._guard = DisconnectGuard()
         self.aclose = self._guard.aclose  # runs after the engine has closed and woken its waiters

@@ -165,8 +165,8 @@ class CallHandler:
         signs = keep_alive_events(
             upstream.dialect.keep_alive, call.endpoint, request.client, call.model, ticket, arrived
         )
-        wish = upstream.dialect.wish(_decompressed(raw, head, self._max_body).body)
-        return WaitingCall(pending_call, upstream.dialect, signs, None, wish)
+        stream_options = upstream.dialect.stream_options(_decompressed(raw, head, self._max_body).body)
+        return WaitingCall(pending_call, upstream.dialect, signs, None, stream_options)
 
     def _decide(self, head: HeadFacts, raw: RawRequest) -> DecidedCall | None:
         """None if the call can't be parsed. The parsed body is released here, before any wait."""

@@ -27,7 +27,7 @@ from carpool.engine.now.decompress import encodings
 from carpool.frontends.intake import end_to_end
 from carpool.planners.access.options import PREFIX as OPTION_PREFIX
 from carpool.planners.access.options import Options, from_headers, split_path
-from carpool.planners.access.providers import Hosts, HouseKeys, choose, completed, is_forwarding_header
+from carpool.planners.access.providers import ConfiguredKeys, Hosts, choose, completed, is_forwarding_header
 from carpool.planners.access.rules import CallKind
 from carpool.planners.access.virtual_keys import NOBODY, GrantedKey, VirtualKeyAccess, check_query, within_profile
 
@@ -89,7 +89,7 @@ class HeadParser:
         self,
         upstreams: Mapping[str, Upstream],
         defaults: Collection[str],
-        house_keys: HouseKeys,
+        configured_keys: ConfiguredKeys,
         hosts: Hosts = LOCAL_ONLY,
         key_access: VirtualKeyAccess = NOBODY,
     ) -> None:
@@ -98,7 +98,7 @@ class HeadParser:
         self._epoch = key_access.epoch
         self._upstreams = upstreams
         self._defaults = defaults
-        self._house_keys = house_keys
+        self._configured_keys = configured_keys
         self._known: BoundedMap[object, HeadFacts] = BoundedMap(MOST)
 
     def facts_of_head(self, scope: Scope) -> HeadFacts:
@@ -148,7 +148,7 @@ class HeadParser:
             return _head_facts(granted.upstream, scope["method"], path, options, numbered, granted.secret, granted)
         upstream = choose(options.provider, path, headers, self._upstreams, self._defaults)
         carries_key = bool(upstream.dialect.secret(headers))
-        added = self._house_keys.add_house_key(upstream.provider, headers, carries_key)[len(headers) :]
+        added = self._configured_keys.add_configured_key(upstream.provider, headers, carries_key)[len(headers) :]
         return _head_facts(upstream, scope["method"], completed(path, upstream), options, numbered, added)
 
 

@@ -77,7 +77,7 @@ class WaitingCall:
     dialect: Dialect
     signs: KeepAliveEvents | None  # keep-alive events, if it streams
     hold: float | None  # `respond-async`: how many seconds to wait before the `202`
-    wish: str = ""  # the client's stream options
+    stream_options: str = ""  # the client's stream options
 
 
 class Waiter:
@@ -249,14 +249,14 @@ async def _send_reply(reply: Reply, waiting_call: WaitingCall, request: RequestC
     elif outcome.status != 200:
         await request.send_chunk(dialect.stream_error(outcome.body), more=False)
     else:
-        await _send_stream(reply, dialect, signs, waiting_call.wish, request)
+        await _send_stream(reply, dialect, signs, waiting_call.stream_options, request)
 
 
 async def _send_stream(
-    reply: Reply, dialect: Dialect, signs: KeepAliveEvents, wish: str, request: RequestContext
+    reply: Reply, dialect: Dialect, signs: KeepAliveEvents, stream_options: str, request: RequestContext
 ) -> None:
     try:
-        events = dialect.replay(reply.outcome.body, wish)
+        events = dialect.replay(reply.outcome.body, stream_options)
         if request.begun:
             events = signs.rest(events)
     except MalformedResponse as error:

@@ -78,28 +78,28 @@ def _or(names: Sequence[str]) -> str:
     return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} or {names[-1]}"
 
 
-# ---------------------------------------------------------------- house keys
-# A house key is a provider key that carpool adds to requests of local clients without a key. A web page can make a
-# browser post to carpool, though it can't read the response. Such a request has no key, and a house key would let it
-# spend money. So requests from a page of another origin get none, and neither do forwarded requests.
+# ---------------------------------------------------------------- configured keys
+# A configured key is a provider key that carpool adds to requests of local clients without a key. A web page can make
+# a browser post to carpool, though it can't read the response. Such a request has no key, and a configured key would
+# let it spend money. So requests from a page of another origin get none, and neither do forwarded requests.
 
 LOCAL = frozenset({"127.0.0.1", "localhost", "::1"})
 _PASSED_ON = frozenset({"forwarded", "via", "x-forwarded-for", "x-real-ip"})
 
 
-class HouseKeys:
-    """The house keys by provider, each a header name and value."""
+class ConfiguredKeys:
+    """The configured keys by provider, each a header name and value."""
 
     def __init__(self, keys: Mapping[str, tuple[str, str]]) -> None:
         self._keys = keys
 
-    def add_house_key(self, provider: str, headers: Headers, carries_key: bool) -> Headers:
+    def add_configured_key(self, provider: str, headers: Headers, carries_key: bool) -> Headers:
         if carries_key or provider not in self._keys or _from_foreign_page(headers) or is_forwarded(headers):
             return headers
         return (*headers, self._keys[provider])
 
     def __repr__(self) -> str:  # never the keys
-        return f"<HouseKeys of {len(self._keys)}>"
+        return f"<ConfiguredKeys of {len(self._keys)}>"
 
 
 def is_forwarded(headers: Headers) -> bool:

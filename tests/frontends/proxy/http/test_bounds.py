@@ -278,8 +278,8 @@ async def test_there_is_room_for_so_many_connections() -> None:
             for source, sink in ((reader, writer), (second, its_writer)):
                 sink.write(post())
                 assert (await read_message(source)).status == 200
-            crowded = await ask(house.url, post())
-            assert (crowded.status, crowded.header("retry-after")) == (429, ["1"])
+            queue_full = await ask(house.url, post())
+            assert (queue_full.status, queue_full.header("retry-after")) == (429, ["1"])
             writer.write(post())  # who is in stays in
             assert (await read_message(reader)).status == 200
         async with asyncio.timeout(PATIENCE):

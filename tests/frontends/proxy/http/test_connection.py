@@ -35,10 +35,10 @@ def number_of(message: Message) -> int:
     return found
 
 
-class Seen(Connection):
+class ResponseEnd(Connection):
     """Counts what went through the parser."""
 
-    made: ClassVar[list["Seen"]] = []
+    made: ClassVar[list["ResponseEnd"]] = []
     parsed = 0
 
     def connection_made(self, transport: Any) -> None:
@@ -51,9 +51,11 @@ class Seen(Connection):
 
 
 @asynccontextmanager
-async def talking(http: type[Seen] = Seen, **more: Any) -> AsyncIterator[tuple[House, list[Message], Streams]]:
+async def talking(
+    http: type[ResponseEnd] = ResponseEnd, **more: Any
+) -> AsyncIterator[tuple[House, list[Message], Streams]]:
     """A connection to a proxy, on which one call was answered."""
-    Seen.made.clear()
+    ResponseEnd.made.clear()
     async with (
         asyncio.timeout(PATIENCE),
         provider(said(ANSWER)) as (direct, heard),
@@ -66,7 +68,7 @@ async def talking(http: type[Seen] = Seen, **more: Any) -> AsyncIterator[tuple[H
 
 
 def is_known() -> bool:
-    return Seen.made[0]._known is not None
+    return ResponseEnd.made[0]._known is not None
 
 
 # ---------------------------------------------------------------- the head itself
@@ -137,7 +139,7 @@ async def test_the_next_calls_of_a_connection_need_no_parser() -> None:
             writer.write(call(body=numbered(number, size=7**number % 5000)))
             assert (await read_message(reader)).body == ANSWER
         assert [number_of(message) for message in heard] == list(range(1, 30))
-        assert Seen.made[0].parsed == 1
+        assert ResponseEnd.made[0].parsed == 1
         assert [message.header("content-length") for message in heard] == [[str(len(one.body))] for one in heard]
         assert house.engine.stats.sync_calls == 29
 
@@ -157,7 +159,7 @@ async def test_a_body_may_come_after_its_head_and_in_any_pieces() -> None:
                 await asyncio.sleep(0.002)
             assert (await read_message(reader)).body == ANSWER
             assert heard[-1].body == body
-        assert Seen.made[0].parsed == 1
+        assert ResponseEnd.made[0].parsed == 1
 
 
 @pytest.mark.parametrize("extra", [("X-New: 1",), ("Connection: close",), ("Expect: 100-continue",)])
@@ -166,7 +168,7 @@ async def test_another_head_on_the_same_connection_is_parsed(extra: tuple[str, .
         writer.write(call(*extra, body=numbered(2)))
         answer = await read_message(reader)
         assert (answer.status, answer.body) == (200, ANSWER)
-        assert Seen.made[0].parsed == 2
+        assert ResponseEnd.made[0].parsed == 2
         assert number_of(heard[-1]) == 2
         if "Connection: close" in extra:
             assert answer.header("connection") == ["close"]
@@ -220,7 +222,7 @@ async def test_what_is_no_call_under_a_known_head_passes_and_needs_no_parser() -
             assert heard[-1].body == body
         assert house.engine.stats.sync_calls == 2
         assert is_known()
-        assert Seen.made[0].parsed == 1
+        assert ResponseEnd.made[0].parsed == 1
 
 
 async def test_a_call_that_comes_while_a_known_one_has_a_task_is_answered_after_it() -> None:
@@ -261,7 +263,7 @@ async def test_nonsense_after_known_calls_is_refused() -> None:
 
 
 async def test_a_known_call_that_comes_too_slowly_is_refused_in_words() -> None:
-    slow = type("Slow", (Seen,), {"limits": ConnectionLimits(slow_sender_s=0.2)})
+    slow = type("Slow", (ResponseEnd,), {"limits": ConnectionLimits(slow_sender_s=0.2)})
     async with talking(slow) as (house, heard, (reader, writer)):
         writer.write(call(body=numbered(2))[:-5])
         answer = await read_message(reader)
@@ -273,10 +275,10 @@ async def test_a_known_call_that_comes_too_slowly_is_refused_in_words() -> None:
 async def test_a_client_that_leaves_amid_a_known_call_asks_nobody() -> None:
     async with talking() as (house, heard, (_, writer)):
         writer.write(call(body=numbered(2, size=1000))[:-10])
-        while Seen.made[0]._came is None:  # noqa: ASYNC110
+        while ResponseEnd.made[0]._came is None:  # noqa: ASYNC110
             await asyncio.sleep(0.001)
         writer.close()
-        while not Seen.made[0].transport.is_closing() or Seen.made[0]._came is not None:  # noqa: ASYNC110
+        while not ResponseEnd.made[0].transport.is_closing() or ResponseEnd.made[0]._came is not None:  # noqa: ASYNC110
             await asyncio.sleep(0.001)
         assert len(heard) == 1
         assert not house.proxy._guard.busy
@@ -286,9 +288,9 @@ async def test_a_known_call_that_has_begun_to_come_is_answered_before_the_connec
     async with talking() as (_, heard, (reader, writer)):
         sent = call(body=numbered(2))
         writer.write(sent[:-5])
-        while Seen.made[0]._came is None:  # noqa: ASYNC110
+        while ResponseEnd.made[0]._came is None:  # noqa: ASYNC110
             await asyncio.sleep(0.001)
-        Seen.made[0].shutdown()
+        ResponseEnd.made[0].shutdown()
         writer.write(sent[-5:])
         answer = await read_message(reader)
         assert (answer.body, answer.header("connection")) == (ANSWER, ["close"])
@@ -411,7 +413,7 @@ async def test_no_more_kinds_are_remembered_than_there_is_room_for() -> None:
 
 async def test_a_connection_that_rests_too_long_is_closed_and_one_that_is_used_is_not() -> None:
     async with talking() as (_, heard, (reader, writer)):
-        seen = Seen.made[0]
+        seen = ResponseEnd.made[0]
         assert seen.timeout_keep_alive_task is not None
         for number in range(2, 6):
             alarm, rests = seen.timeout_keep_alive_task, seen._rests
@@ -438,19 +440,19 @@ async def test_the_alarm_of_a_connection_at_rest_lets_a_call_be_answered() -> No
         await peer.say(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % len(ANSWER), ANSWER)
         await peer.gone()
 
-    Seen.made.clear()
+    ResponseEnd.made.clear()
     async with (
         asyncio.timeout(PATIENCE),
         provider(script) as (direct, _),
-        proxied(direct, Seen) as house,
+        proxied(direct, ResponseEnd) as house,
         dialled(house.url) as (reader, writer),
     ):
         for _ in range(2):
             writer.write(call())
-            if Seen.made and Seen.made[0]._rests:
+            if ResponseEnd.made and ResponseEnd.made[0]._rests:
                 await asked.wait()
-                Seen.made[0].timeout_keep_alive_handler(Seen.made[0]._rests)
-                assert Seen.made[0].timeout_keep_alive_task is None
+                ResponseEnd.made[0].timeout_keep_alive_handler(ResponseEnd.made[0]._rests)
+                assert ResponseEnd.made[0].timeout_keep_alive_task is None
                 go.set()
             assert (await read_message(reader)).body == ANSWER
-        assert Seen.made[0].timeout_keep_alive_task is not None
+        assert ResponseEnd.made[0].timeout_keep_alive_task is not None
