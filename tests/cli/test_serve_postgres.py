@@ -21,7 +21,7 @@ from carpool.planners.ledger import dollars
 from carpool.stores import peek
 from tests.support import post_webhook as hooking
 from tests.support.disconnecting import LARGE, answered, calling, lengthen
-from tests.support.postgres import HASTY, Server, schema_url
+from tests.support.postgres import FAST, Server, schema_url
 from tests.support.stage import ask
 
 CONFIG = "batching: {linger_ms: 700, poll_interval_s: 0.2, rpm: 100000}\n"
@@ -110,7 +110,7 @@ async def until(true: Callable[[], Any]) -> None:
 def postgres() -> Iterator[Server]:
     """A server of its own, because it is restarted; and up for a while, so that it tells the dead from the silent. Not
     in pytest's folder: that is closed to the user that it runs as whenever another run begins."""
-    server = Server(Path(tempfile.mkdtemp(prefix="carpool-pg-")), **HASTY)
+    server = Server(Path(tempfile.mkdtemp(prefix="carpool-pg-")), **FAST)
     with psycopg.connect(server.url, autocommit=True) as connection:
         connection.execute("SELECT pg_sleep(11)")
     yield server

@@ -26,7 +26,7 @@ from tests.support.crash import PATIENCE_S, POLICY, Call, World, check_books, gr
 from tests.support.deep import quick_and_deep
 
 GRACE_S = 3.0
-CREATE_SILENCE_S = 1.0
+CREATE_IDLE_TIMEOUT_S = 1.0
 SHORT_LAG_S = 1.0
 HIDDEN = 3600.0  # a lag that ends when the test says so
 AT_ONCE = 14  # cases that run side by side; they mostly wait
@@ -220,7 +220,7 @@ def outcomes(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
         if getattr(item, "originalname", "") == test_create.__name__ and hasattr(item, "callspec")
     ]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(carpool.engine.batch.buy, "CREATE_SILENCE_S", CREATE_SILENCE_S)
+        patch.setattr(carpool.engine.batch.buy, "CREATE_IDLE_TIMEOUT_S", CREATE_IDLE_TIMEOUT_S)
         patch.setattr(carpool.engine.batch.follow, "GRACE_S", GRACE_S)
         patch.setattr(carpool.engine.batch.follow, "watch_pace", lambda age: 0.3)
         return asyncio.run(run_all(asked, tmp_path_factory.mktemp("faults")))

@@ -27,7 +27,7 @@ from carpool.mock import Faults, MockAnthropic, MockConfig, fingerprint, serve
 from tests.support.crash import NEVER, POLICY, Call, World, check_books, make_call
 from tests.support.deep import quick_and_deep
 from tests.support.disks import Disk, Limited, Mounted, mounted, ways
-from tests.support.postgres import HASTY, Server, schema_url
+from tests.support.postgres import FAST, Server, schema_url
 
 PATIENCE_S = 90.0
 EARLY = 30  # calls that ride batches when the disk becomes full
@@ -35,7 +35,7 @@ WAVE = 20  # calls that come together then
 LARGE = 75_000  # random bytes in a body of theirs
 SEED = int(os.environ.get("CARPOOL_SEED", random.randrange(10**9)))
 # What was committed must outlive a server that breaks down.
-SMALL_LOG = HASTY | {"synchronous_commit": "on", "min_wal_size": "32MB", "max_wal_size": "48MB"}
+SMALL_LOG = FAST | {"synchronous_commit": "on", "min_wal_size": "32MB", "max_wal_size": "48MB"}
 
 
 @pytest.fixture(autouse=True)

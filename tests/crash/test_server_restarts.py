@@ -20,9 +20,9 @@ import pytest
 from carpool.mock import fingerprint
 from tests.support.crash import POLICY, Call, Child, World, check_answers, check_bought_once, children, make_call, world
 from tests.support.deep import quick_and_deep
-from tests.support.postgres import HASTY, Server, schema_url
+from tests.support.postgres import FAST, Server, schema_url
 
-LASTING = HASTY | {"synchronous_commit": "on"}  # what was committed outlives a server that is stopped at once
+LASTING = FAST | {"synchronous_commit": "on"}  # what was committed outlives a server that is stopped at once
 EACH = 6  # calls of each process
 # The pulse lasts longer than the clients take to come back.
 SHARED: dict[str, Any] = {"lease": [20.0, 6.0, 1.0], "create_silence_s": 1.0, "doubt_s": 5.0}

@@ -59,7 +59,7 @@ def early_stream(signs: int) -> list[dict[str, Any]]:
     stream = (
         events_of_kind.first()
         + b"".join(events_of_kind.again() for _ in range(signs))
-        + b"".join(events_of_kind.rest(replayed))
+        + b"".join(events_of_kind.remaining(replayed))
     )
     return told(stream)
 
@@ -94,7 +94,7 @@ def test_an_early_message_has_an_id_like_the_providers_own() -> None:
 def test_pings_leave_the_answer_as_it_is() -> None:
     events_of_kind = KeepAliveEvents(b"event: ping\ndata: {}\n\n")
     assert events_of_kind.first() == b""
-    assert list(events_of_kind.rest(iter([b"a", b"b"]))) == [b"a", b"b"]
+    assert list(events_of_kind.remaining(iter([b"a", b"b"]))) == [b"a", b"b"]
 
 
 def response_event(name: str, number: int, **more: Any) -> bytes:
@@ -110,7 +110,7 @@ def test_a_response_that_began_early_is_numbered_on() -> None:
         response_event("response.output_text.delta", 2, delta="hi", output_index=0),
         response_event("response.completed", 3, response={"id": "resp_true", "status": "completed"}),
     ]
-    events = told(stream + b"".join(events_of_kind.rest(iter(answer))))
+    events = told(stream + b"".join(events_of_kind.remaining(iter(answer))))
     assert [event["type"].removeprefix("response.") for event in events] == [
         "created",
         "in_progress",

@@ -14,7 +14,7 @@ from carpool.core.ports import Clock
 from carpool.core.prices import PriceBook
 from carpool.engine.context import EngineContext, Reply, Waiters
 from carpool.engine.events import EventHooks, Trouble, TroubleBegan, TroubleOver
-from carpool.engine.keyring import BELIEVED_S, Keyring, LaneRefusals
+from carpool.engine.keyring import REFUSAL_TTL_S, Keyring, LaneRefusals
 from carpool.planners.forecast import Forecast
 from carpool.planners.policy import RoutingPolicy
 from carpool.stores import open_store
@@ -137,7 +137,7 @@ async def test_a_write_that_must_not_be_forgotten_is_repeated() -> None:
             raise (StoreLocked("Somebody holds it.") if tries % 2 else StoreUnwritable("The disk is full."))
         return "written"
 
-    assert await desk.insist("writing", write) == "written"
+    assert await desk.retry_write("writing", write) == "written"
     assert [type(event) for event in told] == [*([Trouble, TroubleBegan] * 3), TroubleOver]
     assert (told[-1].doing, told[-1].since, told[-1].tries) == ("writing", 1_790_000_000.0, 3)
     assert clock.time > 1_790_000_000.0
@@ -146,7 +146,7 @@ async def test_a_write_that_must_not_be_forgotten_is_repeated() -> None:
         raise StoreError("The disk is gone.")
 
     with pytest.raises(StoreError):
-        await desk.insist("writing", is_permanent)
+        await desk.retry_write("writing", is_permanent)
 
 
 async def test_a_refusal_of_the_batch_road_is_believed_for_a_while() -> None:
@@ -162,6 +162,6 @@ async def test_a_refusal_of_the_batch_road_is_believed_for_a_while() -> None:
     again = LaneRefusals(desk.store, clock, desk.keyring)
     await again.recall()
     assert again.why_not(Lane.BATCH, "d", "m") == "the model m can't batch: Not this one."
-    clock.time += BELIEVED_S + 1
+    clock.time += REFUSAL_TTL_S + 1
     assert desk.learned.why_not(Lane.BATCH, "c", "m") is None
     await desk.store.aclose()

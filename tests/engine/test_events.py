@@ -9,7 +9,7 @@ import pytest
 from carpool.core.errors import NotConnected
 from carpool.core.model import Entry, EntryKind, Lane
 from carpool.engine.events import FORGOTTEN_S, EventHooks, Stats, Trouble, TroubleBegan, TroubleOver, Troubles
-from carpool.engine.events import MOST_TROUBLES as MOST
+from carpool.engine.events import MAX_TROUBLES as MOST
 
 
 class Told:

@@ -78,7 +78,7 @@ def test_it_is_bounded_and_forgets_the_most_silent_first(turns: list[tuple[int, 
     order: list[int] = []
     for conversation, pause in turns:
         now += pause
-        warmth.went("c", conversation, 1e9, now)
+        warmth.record("c", conversation, 1e9, now)
         order = [*(one for one in order if one != conversation), conversation][-3:]
-        assert {one for one in range(7) if warmth.warm("c", one, now)} == set(order)
+        assert {one for one in range(7) if warmth.is_warm("c", one, now)} == set(order)
         assert len(warmth) == len(order)

@@ -232,7 +232,8 @@ MUTANTS = (
     Mutant(
         "a store in trouble forgets a call whose rescue was refused",
         f"{ENGINE}/now/send.py",
-        '            await self._context.insist("writing off a purchase", lambda: self._context.store.record(free))\n',
+        '            await self._context.retry_write("writing off a purchase", lambda: '
+        "self._context.store.record(free))\n",
         "            await self._context.store.record(free)\n",
         test="tests/engine/batch/test_rescue.py",
     ),
@@ -527,8 +528,8 @@ MUTANTS = (
     Mutant(
         "a warm conversation leaves for a batch",
         "src/carpool/planners/routing.py",
-        "if chosen or turn.opening or not warmth.warm(",
-        "if chosen or turn.opening or warmth.warm(",
+        "if chosen or turn.opening or not warmth.is_warm(",
+        "if chosen or turn.opening or warmth.is_warm(",
         test="tests/planners/test_caching.py",
     ),
     Mutant(
@@ -806,8 +807,8 @@ MUTANTS = (
     Mutant(
         "an answer that broke off has a price",
         f"{ENGINE}/now/send.py",
-        "elif seen.final:",
-        "elif seen.usage:",
+        "elif end.final:",
+        "elif end.usage:",
         test="tests/frontends/proxy/test_disconnect.py",
     ),
     Mutant(

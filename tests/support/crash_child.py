@@ -127,7 +127,7 @@ class Life:
 def doubt_for(seconds: float) -> None:
     """How long a process whose connection is gone may be alive."""
     known = carpool.stores.postgres.session.statements(True)
-    for name in ("missing", "bury"):
+    for name in ("missing", "mark_dead_engines"):
         known[name] = known[name].replace("interval '5 seconds'", f"interval '{seconds} seconds'")
 
 
@@ -140,7 +140,7 @@ def run(line: bytes) -> None:
         carpool.engine.batch.collect.CHUNK = 400
         if "lease" in job:
             carpool.engine.engine.LEASE = Lease(*job["lease"])
-            carpool.engine.batch.buy.CREATE_SILENCE_S = job["create_silence_s"]
+            carpool.engine.batch.buy.CREATE_IDLE_TIMEOUT_S = job["create_silence_s"]
             doubt_for(job["doubt_s"])
         asyncio.run(Life(job).live())
         status = 0

@@ -14,9 +14,9 @@ from pathlib import Path
 from uuid import uuid4
 
 from carpool.sim import databases
-from carpool.sim.databases import HASTY, sweep
+from carpool.sim.databases import FAST, sweep
 
-__all__ = ["HASTY", "Server", "schema_url", "shared_url", "swept_url"]
+__all__ = ["FAST", "Server", "schema_url", "shared_url", "swept_url"]
 
 
 class Server(databases.PostgresServer):
@@ -62,7 +62,7 @@ def shared_url() -> str:
     if named:
         return named
     run = os.environ.get("PYTEST_XDIST_TESTRUNUID") or uuid4().hex
-    return Server(Path(tempfile.gettempdir()) / f"carpool-postgres-{run[:12]}", **HASTY).url
+    return Server(Path(tempfile.gettempdir()) / f"carpool-postgres-{run[:12]}", **FAST).url
 
 
 def schema_url(base: str | None = None) -> str:

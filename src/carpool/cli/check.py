@@ -283,8 +283,8 @@ def explain(config: Config, raw: RawRequest, options: Options, now: float) -> di
         verdicts = [{"name": row.rule, "matched": row.matched, "because": row.because} for row in ruling.explanation()]
         abilities = Capabilities({provider.name: provider.models for provider in config.providers})
         asked = (upstream.provider, upstream.dialect, parsed.model)
-        no_batch = parsed.unbatchable or abilities.against(Lane.BATCH, *asked)
-        no_flex = abilities.against(Lane.FLEX, *asked) if parsed.flexible and options.key is None else _NO_FLEX
+        no_batch = parsed.unbatchable or abilities.why_not(Lane.BATCH, *asked)
+        no_flex = abilities.why_not(Lane.FLEX, *asked) if parsed.flexible and options.key is None else _NO_FLEX
         call = call_of(upstream, parsed, options, now)
         routed = route(call, config.policy, Forecast(), now, can_batch=no_batch, can_flex=no_flex, default=Lane.NOW)
         lane, reason = noted(call, routed).lane, noted(call, routed).reason

@@ -71,7 +71,7 @@ def _unraisable(broken: sys.UnraisableHookArgs) -> None:
 
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # of mallopt(3)
 LARGE = 256 << 10  # bytes: few calls are larger
-MOST_UNUSED = 4 << 20  # bytes at the end of the heap
+MAX_UNUSED = 4 << 20  # bytes at the end of the heap
 TRIM_EVERY_S = 2.0
 WORTH_TRIMMING = 6 << 20  # bytes that are unused since the last trimming
 
@@ -91,7 +91,7 @@ def give_back_large_blocks() -> None:
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
     if mallopt is not None:
         mallopt(_M_MMAP_THRESHOLD, LARGE)
-        mallopt(_M_TRIM_THRESHOLD, MOST_UNUSED)
+        mallopt(_M_TRIM_THRESHOLD, MAX_UNUSED)
 
 
 async def trim_heap(clock: Clock) -> None:

@@ -47,7 +47,7 @@ from carpool.stores.remote import HubConnection, RemoteStore, SecretSharing, con
 log = logging.getLogger("carpool.serve")
 
 KEEP_ALIVE_S = 75  # longer than clients wait between retries, so that none uses a connection that is being closed
-LAST_WORDS_S = 5  # for responses that are still being written at shutdown
+SHUTDOWN_S = 5  # for responses that are still being written at shutdown
 
 
 def serve(
@@ -298,7 +298,7 @@ def _config(proxy: Proxy, limits: ConnectionLimits) -> uvicorn.Config:
         server_header=False,
         date_header=False,
         timeout_keep_alive=KEEP_ALIVE_S,
-        timeout_graceful_shutdown=LAST_WORDS_S,
+        timeout_graceful_shutdown=SHUTDOWN_S,
     )
 
 

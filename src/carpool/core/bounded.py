@@ -8,7 +8,7 @@ from typing import TypeVar
 K = TypeVar("K")
 V = TypeVar("V")
 
-_MOST_DOUBLINGS = 60  # well beyond any limit in use, and well below the exponent at which a float overflows
+_MAX_DOUBLINGS = 60  # well beyond any limit in use, and well below the exponent at which a float overflows
 
 
 class BoundedMap(OrderedDict[K, V]):
@@ -29,5 +29,5 @@ def backoff(failures: int, first: float, most: float, luck: float = 0.5) -> floa
     """Returns the seconds to wait after `failures` consecutive failures: `first` after one, doubled after each further
     one, at most `most`. `luck` (0 to 1) adds jitter of up to 25 % in either direction, so that clients that failed
     together do not retry together; 0.5 means no jitter."""
-    pause: float = min(first * 2.0 ** min(max(failures - 1, 0), _MOST_DOUBLINGS), most)
+    pause: float = min(first * 2.0 ** min(max(failures - 1, 0), _MAX_DOUBLINGS), most)
     return pause * (0.75 + luck / 2)

@@ -233,7 +233,7 @@ class DeadlineMissed(CallFailed):
 # Type and location, and the message only of carpool's own errors: the message of any other exception may quote the
 # value that caused it, and that may be a key or a prompt.
 
-MOST_FRAMES = 30
+MAX_FRAMES = 30
 
 
 def error_name(error: BaseException) -> str:
@@ -256,7 +256,7 @@ def safe_traceback(error: BaseException) -> str:
     current: BaseException | None = error
     while current is not None and id(current) not in seen:
         seen.add(id(current))
-        frames = traceback.extract_tb(current.__traceback__)[-MOST_FRAMES:]
+        frames = traceback.extract_tb(current.__traceback__)[-MAX_FRAMES:]
         lines = [f"  {frame.filename}:{frame.lineno} in {frame.name}" for frame in frames]
         texts.append("\n".join([*lines, error_name(current)]))
         current = current.__cause__ or (None if current.__suppress_context__ else current.__context__)

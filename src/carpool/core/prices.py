@@ -41,7 +41,7 @@ _CONTEXTS: Mapping[Lane, Mapping[str, str]] = {
     Lane.BATCH: {"processing": "batch"},
 }
 
-_UNHURRIED = (None, "", "standard")
+_NO_TIER = (None, "", "standard")
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,10 +185,10 @@ def _context(pricing: Pricing, lane: Lane, speed: str | None) -> Mapping[str, st
     priority, the table has prices per tier; the price of a tier that it lacks is unknown."""
     if pricing.flex_at_now and lane is not Lane.BATCH:
         return _STANDARD
-    if pricing.tiered and lane is Lane.NOW and speed not in _UNHURRIED:
+    if pricing.tiered and lane is Lane.NOW and speed not in _NO_TIER:
         return {"service_tier": str(speed)}
     if pricing.tiered and lane is Lane.FLEX and speed != _CONTEXTS[lane]["service_tier"]:
-        return _STANDARD if speed in _UNHURRIED else {"service_tier": str(speed)}  # flex was requested but not granted
+        return _STANDARD if speed in _NO_TIER else {"service_tier": str(speed)}  # flex was requested but not granted
     return _CONTEXTS[lane]
 
 

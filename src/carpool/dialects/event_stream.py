@@ -48,7 +48,7 @@ def opens(members: Members, name: str, sign: bytes) -> bool:
 # ------------------------------------------------------------ reading
 # Server-sent events in chunks of any size, or plain JSON.
 
-_MOST_HELD = 4 * 1024 * 1024  # a larger event is not parsed; of larger plain JSON only the tail is kept
+_MAX_HELD = 4 * 1024 * 1024  # a larger event is not parsed; of larger plain JSON only the tail is kept
 _TAIL = 64 * 1024
 _RAW = Decoder(Raw)
 
@@ -123,13 +123,13 @@ class Tap(Struct, eq=False):
             self.plain = start.startswith(b"{")
 
     def _keep(self, chunk: bytes) -> None:
-        if not self.rest and not self.one and len(chunk) <= _MOST_HELD:
+        if not self.rest and not self.one and len(chunk) <= _MAX_HELD:
             self.one = chunk
             return
         self.rest += self.one
         self.one = b""
         self.rest += chunk
-        if len(self.rest) > _MOST_HELD:
+        if len(self.rest) > _MAX_HELD:
             self.cut = True
             del self.rest[:-_TAIL]
 
@@ -137,7 +137,7 @@ class Tap(Struct, eq=False):
         if self.skipping:
             return
         self.rest += piece
-        if len(self.rest) + self.held > _MOST_HELD:
+        if len(self.rest) + self.held > _MAX_HELD:
             self.skipping = True
             self.rest.clear()
 

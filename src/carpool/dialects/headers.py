@@ -34,13 +34,13 @@ DROPPED_PREFIXES = ("cf-", "sec-", "x-b3-", "x-carpool-", "x-datadog-", "x-envoy
 class SortedHeaders(NamedTuple):
     """A client's headers, sorted by purpose."""
 
-    travelling: Headers  # sent upstream with the call, sorted by name
+    forwarded: Headers  # sent upstream with the call, sorted by name
     secret: Headers
     retry: bool  # the client's SDK marks the request as a retry
     unbatchable: tuple[str, ...] = ()  # why calls with these headers can't go into a batch, as sentences
 
     def __repr__(self) -> str:  # never the secret
-        return f"<Sorted {len(self.travelling)} headers>"
+        return f"<Sorted {len(self.forwarded)} headers>"
 
 
 def first(headers: Headers, name: str) -> str | None:
@@ -50,7 +50,7 @@ def first(headers: Headers, name: str) -> str | None:
     return None
 
 
-def travelling(
+def forwarded(
     headers: Headers, dropped: frozenset[str], prefixes: tuple[str, ...]
 ) -> tuple[list[tuple[str, str]], bool]:
     """The headers that are sent upstream with a call, sorted by name, and whether the client's SDK marks a retry.

@@ -2,7 +2,7 @@
 
 A call in a batch may wait for minutes or hours, but a streaming client gives up after some time without data. So the
 stream starts early: the proxy sends the response headers and `first()` at once, `again()` at intervals, and, once the
-response has arrived, `rest()` of its replay (`dialects.*.replay`). Clients differ in what they count as activity:
+response has arrived, `remaining()` of its replay (`dialects.*.replay`). Clients differ in what they count as activity:
 
 - The SDKs skip SSE comments and pings, and any bytes keep their connection alive: `KeepAliveEvents` sends those of the
   dialect. They carry no content, so the whole replay follows.
@@ -49,7 +49,7 @@ class KeepAliveEvents:
         """The next keep-alive."""
         return self._keep_alive
 
-    def rest(self, events: Iterator[bytes]) -> Iterator[bytes]:
+    def remaining(self, events: Iterator[bytes]) -> Iterator[bytes]:
         """The replayed response without what was already sent."""
         return events
 
@@ -83,7 +83,7 @@ class EarlyMessage(KeepAliveEvents):
         delta = {"stop_reason": None, "stop_sequence": None}
         return event("message_delta", delta=delta, usage={"output_tokens": 0})
 
-    def rest(self, events: Iterator[bytes]) -> Iterator[bytes]:
+    def remaining(self, events: Iterator[bytes]) -> Iterator[bytes]:
         usage: Members = {}
         for each in events:
             if each.startswith(b"event: message_start\n"):
@@ -133,7 +133,7 @@ class EarlyResponse(KeepAliveEvents):
     def again(self) -> bytes:
         return self._next_event("response.in_progress")
 
-    def rest(self, events: Iterator[bytes]) -> Iterator[bytes]:
+    def remaining(self, events: Iterator[bytes]) -> Iterator[bytes]:
         for each in events:
             if each.startswith(self._OPENING):
                 continue
@@ -161,8 +161,8 @@ def _data(each: bytes) -> dict[str, Any]:
 PATIENT_WITH_1XX = frozenset({"python", "js"})
 # SDKs that by default time out after five seconds of silence, and accept any number of 1xx responses. Their headers do
 # not say which timeout is configured.
-HASTY = ("mistral-client-python/", "speakeasy-sdk/python")  # mistralai
-HASTY_S = 5.0
+SHORT_TIMEOUT_AGENTS = ("mistral-client-python/", "speakeasy-sdk/python")  # mistralai
+SHORT_TIMEOUT_S = 5.0
 # How many seconds a client waits for the next bytes; some send a word such as NOT_GIVEN.
 LIMITS = ("x-stainless-read-timeout", "x-stainless-timeout")
 _RELEVANT = frozenset({"user-agent", "x-stainless-lang", "x-claude-code-session-id", "originator", "prefer", *LIMITS})
@@ -180,7 +180,7 @@ class Client(NamedTuple):
 
     kind: ClientKind
     name: str
-    bears_1xx: bool
+    accepts_1xx: bool
     prefer: str = ""
     limit: float = math.inf  # seconds of silence after which it times out, if known
 
@@ -194,11 +194,13 @@ def recognise(headers: Headers) -> Client:
         kind = ClientKind.CODEX
     else:
         kind = ClientKind.SDK if language else ClientKind.OTHER
-    hasty = agent.startswith(HASTY)
-    limit = min([HASTY_S if hasty else math.inf, *(_seconds(relevant.get(name, "")) for name in LIMITS)])
+    short_timeout = agent.startswith(SHORT_TIMEOUT_AGENTS)
+    limit = min(
+        [SHORT_TIMEOUT_S if short_timeout else math.inf, *(_seconds(relevant.get(name, "")) for name in LIMITS)]
+    )
     product = agent.partition("/")[0].partition(" ")[0][:40]  # `AsyncAnthropic/Python 2.8` is `AsyncAnthropic`
     name = product if product.isascii() and product.isprintable() else ""
-    return Client(kind, name, hasty or language in PATIENT_WITH_1XX, relevant.get("prefer", ""), limit)
+    return Client(kind, name, short_timeout or language in PATIENT_WITH_1XX, relevant.get("prefer", ""), limit)
 
 
 def _seconds(text: str) -> float:

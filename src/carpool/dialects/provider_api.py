@@ -105,14 +105,14 @@ _LATER = frozenset({408, 409, 429})
 _LONGEST = 1000
 
 
-def refused(status: int, headers: Headers, message: str, *, spent: bool) -> Refusal:
-    """`spent`: the account has no credit left, so the same request can't succeed later."""
+def refused(status: int, headers: Headers, message: str, *, no_credit: bool) -> Refusal:
+    """`no_credit`: the account has no credit left, so the same request can't succeed later."""
     should_retry = provider_wants_retry(headers)
     temporary = status in _LATER or status >= 500 if should_retry is None else should_retry
     return Refusal(
         status=status,
         message=message[:_LONGEST] or f"The provider answered {status}.",
-        retryable=temporary and not spent,
+        retryable=temporary and not no_credit,
         retry_after=retry_after(headers),
         cannot_batch=status in (401, 403, 404),
         too_large=status == 413,

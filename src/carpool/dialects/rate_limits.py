@@ -13,7 +13,7 @@ from carpool.core.ports import Allowance, Allowances
 
 _DURATION = re.compile(r"(?:(\d+)d)?(?:(\d+)h)?(?:(\d+)m(?!s))?(?:(\d+(?:\.\d+)?)s)?(?:(\d+(?:\.\d+)?)ms)?")
 _UNITS = (86_400.0, 3600.0, 60.0, 1.0, 0.001)
-_MOST_DIGITS = 12
+_MAX_DIGITS = 12
 
 _PARTS = ("limit", "remaining", "reset")
 _ANTHROPIC = [[f"anthropic-ratelimit-{what}-{part}" for part in _PARTS] for what in ("requests", "tokens")]
@@ -45,7 +45,7 @@ def _allowances(
 
 
 def _number(text: str | None) -> int | None:
-    if text is None or len(text) > _MOST_DIGITS or not (text.isascii() and text.isdigit()):
+    if text is None or len(text) > _MAX_DIGITS or not (text.isascii() and text.isdigit()):
         return None
     return int(text)
 

@@ -34,7 +34,7 @@ from carpool.planners.policy import RoutingPolicy
 
 T = TypeVar("T")
 
-INSIST_S, INSIST_MAX_S = 0.1, 30.0  # backoff of a write that must succeed
+WRITE_RETRY_S, WRITE_RETRY_MAX_S = 0.1, 30.0  # backoff of a write that must succeed
 TICKET_EPOCH_MS = 1_767_225_600_000  # 2026-01-01: keeps tickets within 63 bits for centuries
 LEAD_AGAIN_S = 1.0  # minimum time between two leadership checks
 HURRY_S = 0.1  # admitted calls wake the planner no more often than this
@@ -275,7 +275,7 @@ class EngineContext:
         """The only way a call ends: outcome and ledger entry in one transaction, then its waiters are woken."""
         if not settlements:
             return
-        used = await self.insist("settling", lambda: self.store.settle(settlements, self.now()))
+        used = await self.retry_write("settling", lambda: self.store.settle(settlements, self.now()))
         for settlement, won in zip(settlements, used, strict=True):
             outcome, entry = settlement.outcome, settlement.entry
             if entry is not None:
@@ -316,7 +316,7 @@ class EngineContext:
         self.event_hooks.emit(Trouble(self.now(), doing, error_name(error), credential=whose))
         self.troubles.failed(doing, error, provider, credential)
 
-    async def insist(self, doing: str, write: Callable[[], Awaitable[T]]) -> T:
+    async def retry_write(self, doing: str, write: Callable[[], Awaitable[T]]) -> T:
         """Retries a write that must not be lost until the store accepts it."""
         failures = 0
         while True:
@@ -327,7 +327,7 @@ class EngineContext:
                     raise
                 self.trouble(doing, error)
                 failures += 1
-                await self.clock.sleep(backoff(failures, INSIST_S, INSIST_MAX_S))
+                await self.clock.sleep(backoff(failures, WRITE_RETRY_S, WRITE_RETRY_MAX_S))
             else:
                 self.troubles.worked(doing)
                 return written

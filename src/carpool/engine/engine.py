@@ -18,7 +18,7 @@ from carpool.core.model import Call, Entry, EntryKind, Headers, Lane, Totals, ti
 from carpool.core.ports import Ask, Capability, Clock, Dialect, HttpResponse, ResponseReceiver, Store, WebhookReader
 from carpool.core.prices import PriceBook
 from carpool.core.upstream import Upstream
-from carpool.engine.batch.admit import Deliveries, Gone, PendingCall, Tickets
+from carpool.engine.batch.admit import Deliveries, OnDisconnect, PendingCall, Tickets
 from carpool.engine.batch.api import BatchApi
 from carpool.engine.batch.buy import Buyer
 from carpool.engine.batch.collect import Collector
@@ -191,10 +191,10 @@ class Engine:
     # ------------------------------------------------------------ calls
 
     async def submit(
-        self, call: Call, default: Lane = Lane.BATCH, gone: Gone = "keep"
+        self, call: Call, default: Lane = Lane.BATCH, on_disconnect: OnDisconnect = "keep"
     ) -> tuple[Reply, PendingCall | None]:
         """Processes one call to its outcome. A call on disk comes with its `PendingCall`: the caller must report
-        delivery, or leave it. `gone` says what to do with a waiting call if its caller is cancelled."""
+        delivery, or leave it. `on_disconnect` says what to do with a waiting call if its caller is cancelled."""
         self._direct += 1
         try:
             response = await self._respond(call, self.decide(call, default), default, None)
@@ -202,7 +202,7 @@ class Engine:
                 return await self._sender.read_reply(*response), None
         finally:
             self._direct -= 1
-        pending_call = self.tickets.admit(call, response, gone)
+        pending_call = self.tickets.admit(call, response, on_disconnect)
         try:
             reply = await pending_call.answer  # its outcome may have a more specific reason than the lane
             reason = reply.outcome.reason or pending_call.reason
@@ -280,7 +280,7 @@ class Engine:
         """Why a call's model or credential may not take a lane; None if it may."""
         if lane is Lane.FLEX and (not call.flexible or call.key is not None):
             return NO_FLEX
-        if incapable := self._capabilities.against(lane, call.provider, dialect, call.model):
+        if incapable := self._capabilities.why_not(lane, call.provider, dialect, call.model):
             return incapable
         if lane is Lane.FLEX and capability.flex_price >= 1 and call.lane is not Lane.FLEX:
             return NO_GAIN  # a client that requests flex by name has other reasons

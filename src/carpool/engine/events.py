@@ -321,7 +321,7 @@ class Stats:
 # changes or ends, but not for every attempt.
 
 FORGOTTEN_S = 600.0  # trouble without an attempt for this long counts as new
-MOST_TROUBLES = 1000  # troubles remembered; the oldest is dropped first
+MAX_TROUBLES = 1000  # troubles remembered; the oldest is dropped first
 
 
 @dataclass(slots=True)
@@ -340,7 +340,7 @@ class Troubles:
         self._event_hooks = event_hooks
         self._now = now
         self._account = account
-        self._known: BoundedMap[tuple[str, str, str], _OngoingTrouble] = BoundedMap(MOST_TROUBLES)
+        self._known: BoundedMap[tuple[str, str, str], _OngoingTrouble] = BoundedMap(MAX_TROUBLES)
 
     def __bool__(self) -> bool:
         return bool(self._known)

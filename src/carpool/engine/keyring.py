@@ -18,7 +18,7 @@ from carpool.core.keys import digest_of
 from carpool.core.model import Headers, Lane
 from carpool.core.ports import Clock, KeyStore
 
-BELIEVED_S = 3600.0  # how long a refused lane is not tried: an account may get the permission later
+REFUSAL_TTL_S = 3600.0  # how long a refused lane is not tried: an account may get the permission later
 _REFUSALS = {Lane.BATCH: ("cannot_batch", "can't batch"), Lane.FLEX: ("cannot_flex", "can't take the lane flex")}
 
 
@@ -122,7 +122,7 @@ class LaneRefusals:
     async def refused(self, lane: Lane, credential: str, model: str, message: str) -> None:
         """Remembers a refusal. `model` is empty if the whole account was refused."""
         account, now = self._keyring.account(credential), self._clock.now()
-        key, until = f"{account} {model}".rstrip(), now + BELIEVED_S
+        key, until = f"{account} {model}".rstrip(), now + REFUSAL_TTL_S
         self._note(lane, key, until, message)
         await self._store.remember(_REFUSALS[lane][0], key, f"{until} {message}", now)
 

@@ -66,7 +66,7 @@ class Capabilities:
         self._overrides = overrides or {}
         self.of = lru_cache(maxsize=4096)(self._of)
 
-    def against(self, lane: Lane, provider: str, dialect: Dialect, model: str) -> str | None:
+    def why_not(self, lane: Lane, provider: str, dialect: Dialect, model: str) -> str | None:
         """Why a model can't take a lane; None if it can."""
         able = self.of(provider, dialect, model)
         if able.batch if lane is Lane.BATCH else able.flex and dialect.flex is not None:
@@ -117,7 +117,7 @@ class Decision(Value, frozen=True, gc=False):
     rescue_at: float | None = None
 
 
-_UNHURRIED: Final = {
+_NO_DEADLINE_REASONS: Final = {
     **{lane: Decision(lane, "No budget was given, so it goes at once.") for lane in Lane},
     Lane.BATCH: Decision(Lane.BATCH, "No budget was given, so it can wait for a batch."),
 }
@@ -154,7 +154,7 @@ def route(
     if call.deadline is not None:
         return _within_deadline(call, call.deadline, policy, forecast, now, beta, q, flex=flex, no_batch=no_batch)
     if no_batch is None:
-        return _UNHURRIED[default]
+        return _NO_DEADLINE_REASONS[default]
     if flex and default is Lane.BATCH:
         return Decision(Lane.FLEX, f"It could wait, but not for a batch. {no_batch}")
     return Decision(Lane.NOW, no_batch)
@@ -274,24 +274,24 @@ def deadline_class(deadline: float | None, now: float) -> str:
 # next turn to a batch would save half the price but lose the cached prefix, which costs a tenth. Until the price of a
 # lane includes its cache, a warm conversation stays on `now`.
 
-MOST_WARM = 50_000  # conversations to remember; the least recently used is forgotten first
+MAX_WARM = 50_000  # conversations to remember; the least recently used is forgotten first
 
 
 class WarmConversations:
     """Remembers conversations and when their prompt cache expires. The caller passes the time."""
 
-    def __init__(self, most: int = MOST_WARM) -> None:
+    def __init__(self, most: int = MAX_WARM) -> None:
         self._until: BoundedMap[tuple[str, int], float] = BoundedMap(most)
 
     def __len__(self) -> int:
         return len(self._until)
 
-    def went(self, credential: str, conversation: int, life: float, now: float) -> None:
+    def record(self, credential: str, conversation: int, life: float, now: float) -> None:
         """A turn was sent on `now`: its prompt cache lives for `life` seconds."""
         key = (credential, conversation)
         self._until[key] = max(now + life, self._until.get(key, 0.0))
 
-    def warm(self, credential: str, conversation: int, now: float) -> bool:
+    def is_warm(self, credential: str, conversation: int, now: float) -> bool:
         return self._until.get((credential, conversation), 0.0) > now
 
 
@@ -302,8 +302,8 @@ def kept_warm(call: Call, decision: Decision, warmth: WarmConversations, now: fl
         return decision
     if decision.lane is not Lane.NOW:
         chosen = call.lane is not None  # a lane that the client or a rule chose is respected
-        if chosen or turn.opening or not warmth.warm(call.credential, turn.conversation, now):
+        if chosen or turn.opening or not warmth.is_warm(call.credential, turn.conversation, now):
             return decision
         decision = Decision(Lane.NOW, "Its conversation is warm on now.")
-    warmth.went(call.credential, turn.conversation, turn.cache_life, now)
+    warmth.record(call.credential, turn.conversation, turn.cache_life, now)
     return decision

@@ -20,7 +20,7 @@ from carpool.core.errors import ConfigError, StoreError
 from carpool.stores import shown
 
 # Data need not survive a power cut, so nothing has to be synced to disk.
-HASTY = {"fsync": "off", "full_page_writes": "off", "synchronous_commit": "off", "max_connections": "200"}
+FAST = {"fsync": "off", "full_page_writes": "off", "synchronous_commit": "off", "max_connections": "200"}
 NAMED_BY = "CARPOOL_TEST_POSTGRES"
 
 _PARTS = "SELECT relname FROM pg_class JOIN pg_namespace n ON n.oid = relnamespace WHERE nspname = %s AND relkind = %s"
@@ -90,7 +90,7 @@ class Database:
 def database(asked: str | None = None) -> Iterator[Database]:
     """The server at an address, else the one in the environment, else a temporary one."""
     named = asked or os.environ.get(NAMED_BY)
-    server = None if named else PostgresServer(Path(tempfile.mkdtemp(prefix="carpool-sim-")), **HASTY)
+    server = None if named else PostgresServer(Path(tempfile.mkdtemp(prefix="carpool-sim-")), **FAST)
     opened = Database(named or (server.url if server else ""), f"sim_{uuid4().hex[:8]}_")
     try:
         yield opened

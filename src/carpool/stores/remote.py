@@ -273,7 +273,7 @@ class RemoteStore(HintListeners):
         return False  # only the host knows when an entry is written
 
     def completed(self, entry: Entry, told: OnDone) -> None:
-        recording = self._connection.ask(_NOTHING.decode, "record", entry, True)  # unhurried
+        recording = self._connection.ask(_NOTHING.decode, "record", entry, True)  # deferred
         recording.add_done_callback(lambda done: told(None if done.cancelled() else done.exception()))
 
     async def aclose(self) -> None:

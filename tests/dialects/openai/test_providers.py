@@ -419,4 +419,4 @@ def test_endpoints(name: str, path: str, rides: bool) -> None:
     body = json.dumps({"model": "m", "input": "x", "prompt": "x"}).encode()
     parsed = dialect(name).parse(RawRequest("POST", path, "", (("authorization", "Bearer k"),), body))
     assert (parsed.unbatchable is None) is rides
-    assert rides or COMPATIBLE_PROVIDERS[name].said in str(parsed.unbatchable)
+    assert rides or COMPATIBLE_PROVIDERS[name].display_name in str(parsed.unbatchable)

@@ -324,7 +324,7 @@ def test_a_response_that_was_waited_for_is_told_on(items: list[dict[str, Any]]) 
     """`response.in_progress` again and again keeps Codex; the numbers rise through to the end."""
     early = EarlyResponse("gpt-6-luna", "ticket", 1_795_000_000.0)
     waited = [early.first(), early.again(), early.again()]
-    with told([*waited, *early.rest(OPENAI.replay(encoded(response(items))))]) as client:
+    with told([*waited, *early.remaining(OPENAI.replay(encoded(response(items))))]) as client:
         events = list(client.responses.create(model="m", input="x", stream=True))
     assert [event.sequence_number for event in events] == list(range(len(events)))
     assert [event.type for event in events].count("response.created") == 1

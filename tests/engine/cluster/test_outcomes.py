@@ -63,7 +63,7 @@ async def test_lost_hints_are_polled_for_at_once() -> None:
     context.waiters.add(1)
     for _ in range(2):
         await poll.step(START)
-        poll.hurry()
+        poll.poll_now()
     assert len(polls) == 2
 
 

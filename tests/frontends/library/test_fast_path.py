@@ -182,7 +182,7 @@ async def test_default_headers_that_change_are_obeyed() -> None:
 
 
 async def test_whoever_sends_other_headers_every_time_leaves_no_heap_behind(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(carpool.frontends.library.fast_path, "MOST_KINDS", 3)
+    monkeypatch.setattr(carpool.frontends.library.fast_path, "MAX_KINDS", 3)
     async with riding() as scene:
         for number in range(6):
             await scene.submit(**NOW, **ask(extra_headers={"x-number": str(number)}))

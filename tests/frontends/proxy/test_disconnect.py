@@ -275,7 +275,7 @@ async def test_a_client_that_leaves_in_the_moment_in_which_its_work_ends_cancels
         return await admitted
 
     async def request() -> str:
-        result = await guard.unless_gone(work(), leaving)
+        result = await guard.run_while_connected(work(), leaving)
         await asyncio.sleep(0.01)  # as `respond-async` holds its answer back
         return result
 

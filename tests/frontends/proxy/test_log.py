@@ -177,7 +177,7 @@ async def test_lines_are_written_by_a_thread_and_none_is_lost_at_the_end() -> No
 
 
 async def test_a_reader_that_is_too_slow_costs_lines_and_nothing_else(monkeypatch: Any) -> None:
-    monkeypatch.setattr(log, "MOST_WAITING", 100)
+    monkeypatch.setattr(log, "MAX_WAITING", 100)
     written: list[str] = []
     journal = LogWriter(written.append, as_text)
     for _ in range(500):

@@ -19,7 +19,7 @@ from carpool.mock import Constant, MockConfig, serve
 from tests.support.call_endings import LIMITS, WAYS, House, scripted, walk
 
 MB = 1_000_000
-MOST_GROWTH = 10 * MB  # two bodies
+MAX_GROWTH = 10 * MB  # two bodies
 CALLS = int(os.environ.get("CARPOOL_MEMORY_CALLS", "20"))  # of five megabytes each, in each way
 WARM_UP = 20  # fills what is kept on purpose: the cache of the store has 64 MB
 ROUNDS = 2  # a heap finds its size once, by as much as was held at a time; what is never given back grows every time
@@ -100,8 +100,8 @@ async def test_however_calls_end_their_bodies_are_given_back(names: tuple[str, .
             for _ in range(ROUNDS):
                 before = await settled(process)
                 await walk(house, name, CALLS)
-                growth[name] = (await settled(process, before + MOST_GROWTH) - before) / MB
+                growth[name] = (await settled(process, before + MAX_GROWTH) - before) / MB
                 print(f"{name:45} {before / MB:6.1f} MB {growth[name]:+6.1f}")
-                if growth[name] * MB <= MOST_GROWTH:
+                if growth[name] * MB <= MAX_GROWTH:
                     break
-    assert {name: by for name, by in growth.items() if by * MB > MOST_GROWTH} == {}
+    assert {name: by for name, by in growth.items() if by * MB > MAX_GROWTH} == {}

@@ -99,8 +99,8 @@ def test_memory_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     one = greeter()
     for number in range(100):
         one.facts_of_head(scope((b"x-api-key", b"%d" % number)))
-    one.facts_of_head(scope((b"x-api-key", b"k"), (b"x-long", b"x" * module.MOST_BYTES)))
-    one.facts_of_head(scope((b"x-api-key", b"k"), path=b"/v1/messages?" + b"x" * module.MOST_BYTES))
+    one.facts_of_head(scope((b"x-api-key", b"k"), (b"x-long", b"x" * module.MAX_BYTES)))
+    one.facts_of_head(scope((b"x-api-key", b"k"), path=b"/v1/messages?" + b"x" * module.MAX_BYTES))
     assert len(one._known) == 10
 
 

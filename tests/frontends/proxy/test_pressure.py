@@ -372,7 +372,7 @@ async def test_who_waits_when_carpool_closes_is_told(stage_with: Any) -> None:
 
 
 async def test_models_that_clients_make_up_are_forgotten(stage_with: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("carpool.engine.now.gate.MOST_GATES", 10)
+    monkeypatch.setattr("carpool.engine.now.gate.MAX_GATES", 10)
     async with stage_with(policy=QUICK) as stage:
         for number in range(40):
             await stage.post(ask(model=f"made-up-{number}"))

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from carpool.core.errors import StoreUnwritable
-from carpool.frontends.proxy.http.connection import MOST_AT_ONCE
+from carpool.frontends.proxy.http.connection import MAX_AT_ONCE
 from carpool.stores.sqlite import _AttemptFile
 from tests.support.sockets import PATIENCE, Peer, ask, dialled, provider, proxied, read_message
 from tests.support.stage import staged
@@ -79,7 +79,7 @@ async def test_calls_sent_without_waiting_are_answered_in_their_order() -> None:
             assert json.loads((await read_message(reader)).body) == {"said": number}
 
 
-@pytest.mark.parametrize("size", [10, 100_000, MOST_AT_ONCE - 1000, MOST_AT_ONCE + 1, 2_000_000])
+@pytest.mark.parametrize("size", [10, 100_000, MAX_AT_ONCE - 1000, MAX_AT_ONCE + 1, 2_000_000])
 async def test_a_call_of_any_length_arrives_as_it_was_sent(size: int) -> None:
     body = long_call(size)
     async with provider(said(ANSWER)) as (direct, heard), proxied(direct) as house:

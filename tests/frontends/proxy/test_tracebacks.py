@@ -187,7 +187,7 @@ def test_no_value_shows_the_body_or_the_secret_that_it_holds(kind: type) -> None
     values: dict[str, Any] = dict.fromkeys(fields(kind))
     private = {"body": SECRET.encode(), "headers": (("x-api-key", SECRET),), "secret": (("x-api-key", SECRET),)}
     values |= {name: value for name, value in private.items() if name in values}
-    values |= dict.fromkeys(values.keys() & {"travelling"}, ())
+    values |= dict.fromkeys(values.keys() & {"forwarded"}, ())
     if "upstream" in values:
         values["upstream"] = Upstream("p", "u", get_dialect("openai"), Http1Client())
     assert SECRET not in repr(kind(**values))

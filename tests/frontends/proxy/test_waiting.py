@@ -326,7 +326,7 @@ async def test_the_sdk_raises_a_late_failure(stage: Any) -> None:
 )
 async def test_kinds_of_clients(headers: dict[str, str], kind: ClientKind, bears: bool) -> None:
     client = recognise(tuple(headers.items()))
-    assert (client.kind, client.bears_1xx) == (kind, bears)
+    assert (client.kind, client.accepts_1xx) == (kind, bears)
 
 
 async def test_a_client_that_leaves_while_it_hears_102_is_noticed(stage: Any) -> None:

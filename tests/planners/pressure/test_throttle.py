@@ -92,7 +92,7 @@ def test_a_call_larger_than_the_limit_waits_for_the_whole_limit_and_no_longer() 
 def test_a_calm_account_never_waits() -> None:
     throttle = Throttle(NOW)
     for number in range(10_000):
-        assert throttle.may_go(NOW, 1000.0)
+        assert throttle.can_send(NOW, 1000.0)
         send(throttle, NOW, 1000.0)
         if number % 2:
             throttle.answered(NOW)
@@ -103,10 +103,10 @@ def test_a_calm_account_never_waits() -> None:
 def test_heads_that_show_no_room_hold_calls_back_before_anything_is_refused() -> None:
     throttle = Throttle(NOW)
     throttle.update(NOW, allowed(600, 0), send(throttle, NOW))
-    assert not throttle.may_go(NOW, 1.0)
+    assert not throttle.can_send(NOW, 1.0)
     assert NOW < throttle.ready_at(NOW, 1.0) <= NOW + GUESS_S
     throttle.update(NOW, allowed(600, 500), send(throttle, NOW))
-    assert throttle.may_go(NOW, 1.0)
+    assert throttle.can_send(NOW, 1.0)
 
 
 def test_the_first_of_many_heads_is_old_news_so_the_next_is_read_too() -> None:
@@ -129,8 +129,8 @@ def test_tokens_count_as_requests_do() -> None:
     throttle = Throttle(NOW)
     said = Allowances(requests=Allowance(600, 600), tokens=Allowance(100_000, 5000))
     throttle.update(NOW, said, send(throttle, NOW))
-    assert throttle.may_go(NOW, 1000.0)
-    assert not throttle.may_go(NOW, 20_000.0)
+    assert throttle.can_send(NOW, 1000.0)
+    assert not throttle.can_send(NOW, 20_000.0)
 
 
 def test_a_refusal_closes_the_gate_for_as_long_as_was_asked_and_it_opens_gradually() -> None:
@@ -190,9 +190,9 @@ def test_a_pause_of_an_hour_is_asked_about_sooner() -> None:
 def test_an_account_that_was_not_refused_for_a_while_is_calm_again() -> None:
     throttle = Throttle(NOW)
     throttle.refused(NOW, send(throttle, NOW), 1.0, 0.0)
-    assert not throttle.rest(NOW + 5.0)
-    assert throttle.rest(NOW + 1.0 + CALM_S)
-    assert throttle.may_go(NOW + 1.0 + CALM_S, 1.0)
+    assert not throttle.reset_if_idle(NOW + 5.0)
+    assert throttle.reset_if_idle(NOW + 1.0 + CALM_S)
+    assert throttle.can_send(NOW + 1.0 + CALM_S, 1.0)
 
 
 def test_the_limit_grows_without_any_answer() -> None:

@@ -21,7 +21,7 @@ from carpool.core.lifecycle import BatchState
 from carpool.core.model import Settlement
 from carpool.stores.postgres import PostgresStore
 from tests.support import ROOT
-from tests.support.postgres import HASTY, Server, schema_url, shared_url, swept_url
+from tests.support.postgres import FAST, Server, schema_url, shared_url, swept_url
 from tests.support.stores import CRED, LEASE, ME, OTHER, T0, admission, admit_one, attempt, board, outcome, settlement
 
 SECRET = b"a secret of the test"
@@ -45,7 +45,7 @@ def boss() -> Iterator[psycopg.Connection[Any]]:
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """One that may be stopped: nobody else is on it."""
-    started = Server(tmp_path_factory.mktemp("postgres") / "data", **(HASTY | {"max_connections": "14"}))
+    started = Server(tmp_path_factory.mktemp("postgres") / "data", **(FAST | {"max_connections": "14"}))
     yield started
     started.remove()
 

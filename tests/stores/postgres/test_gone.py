@@ -26,7 +26,7 @@ LEASE, PULSE = 180.0, 3600.0
 
 def grace(monkeypatch: pytest.MonkeyPatch, lasts: str) -> None:
     known = statements(True)
-    for name in ("missing", "bury"):
+    for name in ("missing", "mark_dead_engines"):
         monkeypatch.setitem(known, name, re.sub(r"interval '.*?'", f"interval '{lasts}'", known[name]))
 
 

@@ -27,7 +27,7 @@ from carpool.core.ports import (
 )
 from carpool.dialects import json_object
 from carpool.dialects.event_stream import Tap
-from carpool.dialects.headers import DROPPED, DROPPED_PREFIXES, travelling
+from carpool.dialects.headers import DROPPED, DROPPED_PREFIXES, forwarded
 from carpool.dialects.provider_api import refused
 
 ENDPOINT = "/v1/toys"
@@ -102,7 +102,7 @@ class Toy(Dialect):
         model = document.values.get("model")
         if not self.handles(raw.method, raw.path) or not isinstance(model, str):
             raise BadCall("This is no call of a toy.")
-        kept, retry = travelling(raw.headers, DROPPED | {KEY}, DROPPED_PREFIXES)
+        kept, retry = forwarded(raw.headers, DROPPED | {KEY}, DROPPED_PREFIXES)
         return Parsed(
             endpoint=ENDPOINT,
             model=model,

@@ -228,14 +228,14 @@ class LedgerStore(Protocol):
     def attempted(self, entry: Entry) -> bool:
         """As `attempt`, but synchronous. Returns False if the store does not support this; then nothing was written."""
 
-    def record(self, entry: Entry, *, unhurried: bool = False) -> Awaitable[None]:
+    def record(self, entry: Entry, *, deferred: bool = False) -> Awaitable[None]:
         """Writes an entry for a call that has no ticket in this store (plain `now`), as `settle` would. The write is
         queued immediately, so entries are written in the order of the calls to this method. Awaiting it waits until the
-        entry is written, and is optional. `unhurried`: the write may be delayed briefly, but stays ahead of any write
+        entry is written, and is optional. `deferred`: the write may be delayed briefly, but stays ahead of any write
         queued later."""
 
     def completed(self, entry: Entry, on_done: Callable[[BaseException | None], None]) -> None:
-        """An unhurried `record` that is not awaited: `on_done` is called on the event loop with None once the entry is
+        """A deferred `record` that is not awaited: `on_done` is called on the event loop with None once the entry is
         written, or with the error."""
 
     async def totals(self, credentials: Sequence[str] | None = None) -> list[Totals]:

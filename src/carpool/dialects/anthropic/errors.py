@@ -26,7 +26,7 @@ _STATUS = {
 }
 _TYPE = {status: kind for kind, status in _STATUS.items()}
 _UNKNOWN = 500
-_SPENT = "enforced_spend_limit_reached"  # a 429 for which a retry does not help
+_NO_CREDIT = "enforced_spend_limit_reached"  # a 429 for which a retry does not help
 
 
 class _Details(msgspec.Struct):
@@ -63,7 +63,7 @@ class AnthropicErrorBody:
     @property
     def is_temporary(self) -> bool:
         """Whether a retry of the same call may succeed."""
-        return (self.status == 429 or self.status >= 500) and self.code != _SPENT
+        return (self.status == 429 or self.status >= 500) and self.code != _NO_CREDIT
 
 
 def read(raw: bytes) -> AnthropicErrorBody | None:
@@ -80,8 +80,8 @@ def read(raw: bytes) -> AnthropicErrorBody | None:
 
 def refusal(status: int, headers: Headers, body: bytes) -> Refusal:
     error = read(body)
-    spent = error is not None and error.code == _SPENT
-    return refused(status, headers, error.message if error else "", spent=spent)
+    no_credit = error is not None and error.code == _NO_CREDIT
+    return refused(status, headers, error.message if error else "", no_credit=no_credit)
 
 
 def error(status: int, code: str, message: str) -> bytes:

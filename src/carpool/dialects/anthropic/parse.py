@@ -15,7 +15,7 @@ from carpool.core.keys import BEARER, bare
 from carpool.core.model import Headers, Turn
 from carpool.core.ports import Claim, Parsed, RawRequest
 from carpool.dialects import json_object
-from carpool.dialects.headers import DROPPED, DROPPED_PREFIXES, SortedHeaders, first, travelling
+from carpool.dialects.headers import DROPPED, DROPPED_PREFIXES, SortedHeaders, first, forwarded
 
 # ------------------------------------------------------------ headers
 # Which of a client's headers are sent to Anthropic with its call.
@@ -32,7 +32,7 @@ _DROPPED_PREFIXES = (*DROPPED_PREFIXES, "x-claude-code-")
 @lru_cache(maxsize=256)  # a client sends the same headers with every call
 def sort(headers: Headers) -> SortedHeaders:
     """Sort headers by purpose, all betas into one header. Raises `BadCall` for an unsupported content-encoding."""
-    kept, retry = travelling(headers, _DROPPED, _DROPPED_PREFIXES)
+    kept, retry = forwarded(headers, _DROPPED, _DROPPED_PREFIXES)
     listed = ",".join(value for name, value in headers if name == "anthropic-beta").split(",")
     betas = dict.fromkeys(beta.strip() for beta in listed if beta.strip())
     if betas:
@@ -60,7 +60,7 @@ def _obstacles(kept: list[tuple[str, str]], betas: Iterable[str]) -> Iterator[st
 ENDPOINT = "/v1/messages"
 _PATHS = frozenset({"complete", "messages", "organizations"})  # first segments below /v1/ that only Anthropic has
 
-_MOST_TOKENS = 2**31 - 1  # limit for estimates; the provider validates the number itself
+_MAX_TOKENS = 2**31 - 1  # limit for estimates; the provider validates the number itself
 _NEVER_IN_A_BATCH = frozenset(
     {"speed", "store", "previous_thread_event_id", "cache_hint", "context_hint", "research_preview_2026_02"}
 )
@@ -105,8 +105,8 @@ def parse(raw: RawRequest) -> Parsed:
         model=model,
         body=document.without("stream"),
         stream=document.stream(),
-        max_output_tokens=min(max(max_tokens, 0), _MOST_TOKENS),
-        headers=headers.travelling,
+        max_output_tokens=min(max(max_tokens, 0), _MAX_TOKENS),
+        headers=headers.forwarded,
         secret=headers.secret,
         unbatchable=_unbatchable(values, headers, raw.query),
         document=document,

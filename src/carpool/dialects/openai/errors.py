@@ -13,7 +13,7 @@ from carpool.core.ports import Refusal
 from carpool.dialects.openai.providers import CompatibleProvider
 from carpool.dialects.provider_api import decode_or_none, refused
 
-_SPENT = "insufficient_quota"  # a 429 for which a retry does not help
+_NO_CREDIT = "insufficient_quota"  # a 429 for which a retry does not help
 # carpool's own codes, mapped to OpenAI's where it has one.
 _CODES = {
     "api_error": None,
@@ -78,19 +78,19 @@ def read(body: bytes) -> OpenAIErrorBody | None:
 
 def is_temporary(status: int, error: OpenAIErrorBody | None) -> bool:
     """Whether a retry of the same call may succeed."""
-    return (status in (408, 409, 429) or status >= 500) and not _is_spent(error)
+    return (status in (408, 409, 429) or status >= 500) and not _has_no_credit(error)
 
 
-def _is_spent(error: OpenAIErrorBody | None) -> bool:
-    return error is not None and _SPENT in (error.code, error.type)
+def _has_no_credit(error: OpenAIErrorBody | None) -> bool:
+    return error is not None and _NO_CREDIT in (error.code, error.type)
 
 
 def refusal(provider: CompatibleProvider, status: int, headers: Headers, body: bytes) -> Refusal:
     error = read(body)
-    spent, message = _is_spent(error), error.message or "" if error else ""
-    plain = refused(status, headers, message, spent=spent)
+    no_credit, message = _has_no_credit(error), error.message or "" if error else ""
+    plain = refused(status, headers, message, no_credit=no_credit)
     if status in provider.busy:
-        return replace(plain, retryable=not spent)
+        return replace(plain, retryable=not no_credit)
     if status in _NOT_HERE or (status in provider.keyless and _KEY.search(message)):
         return replace(plain, cannot_batch=True, retryable=False)
     if error is None or status not in (400, 404):

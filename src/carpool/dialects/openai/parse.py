@@ -11,7 +11,7 @@ from carpool.core.keys import BEARER, bare
 from carpool.core.model import Headers
 from carpool.core.ports import Claim, Parsed, RawRequest
 from carpool.dialects import json_object
-from carpool.dialects.headers import DROPPED, DROPPED_PREFIXES, SortedHeaders, travelling
+from carpool.dialects.headers import DROPPED, DROPPED_PREFIXES, SortedHeaders, forwarded
 from carpool.dialects.openai.providers import (
     CHAT,
     COMPATIBLE_PROVIDERS,
@@ -38,7 +38,7 @@ _DROPPED_PREFIXES = (*DROPPED_PREFIXES, "x-codex-")
 @lru_cache(maxsize=256)  # a client sends the same headers with every call
 def sort(headers: Headers) -> SortedHeaders:
     """Sort headers by purpose. Raises `BadCall` for a content-encoding that carpool can't read."""
-    kept, retry = travelling(headers, _DROPPED, _DROPPED_PREFIXES)
+    kept, retry = forwarded(headers, _DROPPED, _DROPPED_PREFIXES)
     return SortedHeaders(tuple(kept), secret(headers), retry)
 
 
@@ -59,7 +59,7 @@ _LIMITS: Mapping[str, tuple[str, ...]] = {
     MODERATIONS: (),
 }
 _DEFAULT_MAX_TOKENS = 4096  # the assumed output limit when the client sets none
-_MOST_TOKENS = 2**31 - 1  # limit for estimates; the provider validates the number itself
+_MAX_TOKENS = 2**31 - 1  # limit for estimates; the provider validates the number itself
 
 # Fields that refer to state at the provider, or that ask for another mode of delivery.
 _NEVER_IN_A_BATCH = ("background", "conversation", "previous_response_id", "store")
@@ -124,7 +124,7 @@ def parse(raw: RawRequest, provider: CompatibleProvider = OPENAI) -> Parsed:
         body=document.without("stream"),
         stream=stream,
         max_output_tokens=_max_tokens(values, raw.path),
-        headers=headers.travelling,
+        headers=headers.forwarded,
         secret=headers.secret,
         unbatchable=" ".join((*_obstacles(values, model, _query(raw, provider)), *_not_offered(raw, provider))) or None,
         document=document,
@@ -141,7 +141,7 @@ def _max_tokens(values: dict[str, Any], endpoint: str) -> int:
     for name in names:
         limit = values.get(name)
         if isinstance(limit, int) and not isinstance(limit, bool):
-            return min(max(limit, 0), _MOST_TOKENS)
+            return min(max(limit, 0), _MAX_TOKENS)
     return _DEFAULT_MAX_TOKENS if names else 0
 
 

@@ -38,7 +38,7 @@ from carpool.engine.context import HURRY_S, EngineContext, Reply
 from carpool.engine.events import CallAdmitted
 from carpool.planners.routing import Decision, pool_key
 
-Gone = Literal["keep", "cancel"]
+OnDisconnect = Literal["keep", "cancel"]
 
 GROUP = 250  # calls written at once, while the next ones are still being parsed
 NO_TICKET: Final = -1
@@ -57,7 +57,7 @@ class PendingCall:
     provider: str
     lane: Lane
     reason: str
-    gone: Gone
+    on_disconnect: OnDisconnect
     answer: asyncio.Future[Reply]
     persisted: asyncio.Future[None] | None
     ticket: int = NO_TICKET
@@ -87,7 +87,9 @@ class Tickets:
         self.find = context.store.listed_call
         self.purchases = context.store.entries  # of a call; the ledger outlives the call and its answer
 
-    def admit(self, call: Call, decision: Decision, gone: Gone, *, wait_for_disk: bool = False) -> PendingCall:
+    def admit(
+        self, call: Call, decision: Decision, on_disconnect: OnDisconnect, *, wait_for_disk: bool = False
+    ) -> PendingCall:
         """Queues a call for the disk. With `wait_for_disk` the pending call has a future that says when it is there."""
         context = self._context
         if self._waiting_count >= context.policy.max_waiting_calls:
@@ -102,7 +104,7 @@ class Tickets:
         key = pool_key(call, context.upstreams[call.provider].dialect.mixes_models, context.now())
         admission = Admission(call, key, decision.lane, decision.rescue_at, context.name, decision.reason)
         future = asyncio.get_running_loop().create_future
-        keep_or_cancel: Gone = "keep" if call.key is not None else gone
+        keep_or_cancel: OnDisconnect = "keep" if call.key is not None else on_disconnect
         pending_call = PendingCall(
             call.provider, decision.lane, decision.reason, keep_or_cancel, future(), future() if wait_for_disk else None
         )
@@ -115,9 +117,9 @@ class Tickets:
             self._write_group()
         return pending_call
 
-    async def admit_to_disk(self, call: Call, decision: Decision, gone: Gone = "keep") -> PendingCall:
+    async def admit_to_disk(self, call: Call, decision: Decision, on_disconnect: OnDisconnect = "keep") -> PendingCall:
         """Puts a call on disk. `gone` says what to do with it if its client leaves; with a key it is always kept."""
-        pending_call = self.admit(call, decision, gone, wait_for_disk=True)
+        pending_call = self.admit(call, decision, on_disconnect, wait_for_disk=True)
         assert pending_call.persisted is not None
         try:
             await pending_call.persisted
@@ -304,7 +306,7 @@ class Tickets:
     async def _stop_awaiting(self, pending_call: PendingCall) -> None:
         context, ticket = self._context, pending_call.ticket
         try:
-            if pending_call.gone == "cancel":  # before it is adoptable: nobody must adopt a cancelled call
+            if pending_call.on_disconnect == "cancel":  # before it is adoptable: nobody must adopt a cancelled call
                 await self.take_back(ticket, pending_call.provider)
             await context.store.stop_awaiting(ticket, context.name)
             if ticket in context.waiters:  # a client came for it by ticket meanwhile

@@ -37,7 +37,7 @@ DEFAULT_PACE = 2.0
 QUOTA_CHECK_S = 1.0  # how often to check the quota while waiting for it
 PAUSE_S = 5.0  # after a 429 without `retry-after`
 LONGEST_PAUSE_S = 3600.0  # upper limit of a `retry-after`
-SILENCE_S = 60.0
+IDLE_TIMEOUT_S = 60.0
 
 
 class BatchApi:
@@ -51,13 +51,13 @@ class BatchApi:
 
     # ------------------------------------------------------------ requests
 
-    async def request(self, batch: Batch, ask: Ask, *, timeout: float = SILENCE_S) -> WholeResponse:
+    async def request(self, batch: Batch, ask: Ask, *, timeout: float = IDLE_TIMEOUT_S) -> WholeResponse:
         """Sends one request about a batch when it is its turn."""
         await self.turn(batch.key.credential)
         return await self.send(batch, ask, timeout=timeout)
 
     async def send(
-        self, batch: Batch, ask: Ask, *, timeout: float = SILENCE_S, body: StreamedBody | None = None
+        self, batch: Batch, ask: Ask, *, timeout: float = IDLE_TIMEOUT_S, body: StreamedBody | None = None
     ) -> WholeResponse:
         """Sends one request at once: a create, for which the planner has spent the quota, or a cancel at close."""
         response = await whole(await self._ask(batch, ask, timeout, body))
@@ -122,7 +122,7 @@ class BatchApi:
     async def released(self, batch: Batch, target: BatchState, reason: str) -> int | None:
         """Gives a batch up: its open calls wait for another batch. Returns how many, or None as in `moved`."""
         release, context = self._context.store.release, self._context
-        releasing = context.insist(
+        releasing = context.retry_write(
             "giving a batch up",
             lambda: release(batch.id, target, Lane.BATCH, context.now(), reason, owner=context.name),
         )

@@ -39,7 +39,7 @@ from carpool.engine.context import EngineContext
 from carpool.engine.events import BatchRefused, BatchSubmitted, BatchUnknown
 from carpool.planners.pooling import Flush, FlushPlan, plan
 
-CREATE_SILENCE_S = 120.0  # a create may be large, and the provider slow to read it
+CREATE_IDLE_TIMEOUT_S = 120.0  # a create may be large, and the provider slow to read it
 NOT_IMPLEMENTED = 501  # the only 5xx that proves that nothing was bought
 RECHECK_S = 5.0  # maximum age of the last lease check while the body of a create is sent
 FILE_TRIES = 7  # attempts at a create whose uploaded file is not visible yet
@@ -160,14 +160,14 @@ class Buyer:
         """Records on disk that the create is about to be sent. Returns False, and gives the batch up, if the lease
         might end before the response. A create that is not recorded was not sent, so nothing was bought."""
         context, now = self._context, self._context.now()
-        may_send = await context.store.depart(batch.id, context.name, now + CREATE_SILENCE_S, now)
+        may_send = await context.store.depart(batch.id, context.name, now + CREATE_IDLE_TIMEOUT_S, now)
         if not may_send:
             await self._refuse_unsent(batch)
         return may_send
 
     async def _still_mine(self, batch: Batch) -> bool:
         context = self._context
-        return await context.store.still_mine(batch.id, context.name, context.now() + CREATE_SILENCE_S)
+        return await context.store.still_mine(batch.id, context.name, context.now() + CREATE_IDLE_TIMEOUT_S)
 
     # ------------------------------------------------------------ upload, which buys nothing
 
@@ -178,7 +178,7 @@ class Buyer:
         try:
             body = self._body(batch, upstream)
             ask = uploads.upload(batch.key.headers, batch.nonce)
-            response = await self._api.send(batch, ask, timeout=CREATE_SILENCE_S, body=body)
+            response = await self._api.send(batch, ask, timeout=CREATE_IDLE_TIMEOUT_S, body=body)
             if response.ok:
                 context.troubles.worked("uploading a batch", upstream.provider, credential)
                 return uploads.file_id(response.body)
@@ -208,7 +208,7 @@ class Buyer:
         body = self._body(batch, upstream) if file_id is None else None
         files = () if file_id is None else (file_id,)
         try:
-            response = await self._api.send(batch, ask, timeout=CREATE_SILENCE_S, body=body)
+            response = await self._api.send(batch, ask, timeout=CREATE_IDLE_TIMEOUT_S, body=body)
         except NotConnected as error:
             context.troubles.failed(CREATING, error, upstream.provider, key.credential, WAITS)
             await self.refuse(batch, Refusal(0, str(error), retryable=True), files)
@@ -271,7 +271,7 @@ class Buyer:
     async def _record_bought(self, batch: Batch, provider_id: str, expires_at: float | None) -> None:
         context = self._context
         offset = self._api.offsets.get(batch.key.provider, 0.0)
-        await context.insist(
+        await context.retry_write(
             "writing down a bought batch",
             lambda: context.store.move(
                 batch.id,
@@ -290,7 +290,7 @@ class Buyer:
     async def _record_unknown(self, batch: Batch, reason: str) -> None:
         context = self._context
         offset = self._api.offsets.get(batch.key.provider, 0.0)
-        await context.insist(
+        await context.retry_write(
             "writing down an unknown create",
             lambda: context.store.move(
                 batch.id, BatchState.UNKNOWN, resolved_at=context.now(), clock_offset=offset, note=reason
@@ -311,7 +311,7 @@ class Buyer:
         context = self._context
         lane = await self._api.learn_refusal(batch, refusal)
         reason = f"the batch was refused: {refusal.message}"
-        await context.insist(
+        await context.retry_write(
             "writing down a refused batch",
             lambda: context.store.release(batch.id, BatchState.REFUSED, lane, context.now(), reason),
         )

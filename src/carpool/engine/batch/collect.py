@@ -53,7 +53,7 @@ CHUNK = 8192  # lines per transaction; more would write fewer pages, but delay t
 CHUNK_BYTES = 16_000_000
 IN_FLIGHT = 2  # chunks being written
 TIDY = 4000
-RESULTS_SILENCE_S = 120.0
+RESULTS_IDLE_TIMEOUT_S = 120.0
 RETRY_S = 2.0
 RETRY_MAX_S = 60.0
 
@@ -90,7 +90,7 @@ class Collector:
             self._retry_at[batch.id] = context.now() + wait  # whatever goes wrong, no immediate retry
             context.background.spawn(self._collect(batch, report), f"collect {batch.id}")
 
-    def hurry(self, batch: Batch) -> None:
+    def retry_now(self, batch: Batch) -> None:
         """Retries a failed download soon, however often it failed, because a call needs the results."""
         if batch.id in self._retry_at:
             self._retry_at[batch.id] = min(self._retry_at[batch.id], self._context.now() + RETRY_S)
@@ -114,7 +114,7 @@ class Collector:
             while after is not None:  # removes bodies in the order of the tickets, which is that of the disk
                 after = await context.store.tidy(batch.id, after, TIDY)
             doing = "writing down a collected batch"
-            if await context.insist(doing, lambda: self._api.moved(batch, BatchState.COLLECTED)) is not None:
+            if await context.retry_write(doing, lambda: self._api.moved(batch, BatchState.COLLECTED)) is not None:
                 await context.reached("collected")
                 self._finished(batch, tally)
                 await self._api.delete_files(batch, files)
@@ -146,7 +146,7 @@ class Collector:
             return places, ()
         if report is None or report.results is None:
             ask = upstream.dialect.retrieve(batch.key.headers, batch.provider_id)
-            response = await self._api.request(batch, ask, timeout=RESULTS_SILENCE_S)
+            response = await self._api.request(batch, ask, timeout=RESULTS_IDLE_TIMEOUT_S)
             if not response.ok:
                 error = ResultsGone if response.status in GONE else MalformedResponse
                 raise error(f"The provider answered {response.status} when asked where a batch's results are.")
@@ -195,7 +195,7 @@ class Collector:
             page: str | None = place
             while page is not None:
                 ask = dialect.results(batch.key.headers, page)
-                response = await self._api.open(batch, ask, timeout=RESULTS_SILENCE_S)
+                response = await self._api.open(batch, ask, timeout=RESULTS_IDLE_TIMEOUT_S)
                 if isinstance(response, WholeResponse):
                     error = ResultsGone if response.status in GONE else MalformedResponse
                     raise error(f"The provider answered {response.status} instead of a batch's results.")
@@ -318,7 +318,9 @@ class Collector:
         context.emit_batch_event(BatchLost, batch, batch.provider_id or "", reason, count)
         context.wake_now()
         at = context.now()
-        await context.insist("noting a lost batch", lambda: context.store.annotate(batch.id, note=reason, ended_at=at))
+        await context.retry_write(
+            "noting a lost batch", lambda: context.store.annotate(batch.id, note=reason, ended_at=at)
+        )
 
     async def readable(self, batch: Batch, upstream: Upstream, places: Sequence[str]) -> bool:
         """Whether the provider has results to collect."""

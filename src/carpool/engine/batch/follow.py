@@ -176,7 +176,7 @@ class Follower:
         for batch in self._context.batches:
             account = self._context.keyring.account(batch.key.credential)
             if batch.id in hinted and batch.state is BatchState.ENDED:
-                self._collector.hurry(batch)
+                self._collector.retry_now(batch)
             elif batch.id in hinted:
                 self._not_due_until.pop(batch.id, None)
                 self._reported_ended.add(account)

@@ -150,4 +150,4 @@ class Membership:
         if mine:
             context.background.spawn(context.fetch_outcomes(mine), "fetch")
         elif not tickets:
-            self._outcome_poller.hurry()
+            self._outcome_poller.poll_now()

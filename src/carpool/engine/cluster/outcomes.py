@@ -21,7 +21,7 @@ class OutcomePoller:
         self._waiting_before = 0
         self._last_polled = -1  # the last ticket of the previous poll
 
-    def hurry(self) -> None:
+    def poll_now(self) -> None:
         """Polls at once: some hints may have been lost."""
         self._polled_at, self._interval = 0.0, QUICK_POLL_S
         self._context.wake_now()

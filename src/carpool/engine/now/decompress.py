@@ -17,8 +17,8 @@ _ZSTD_WINDOW = 2**23  # the maximum that RFC 9659 allows for zstd over HTTP
 _PIECE = 64 * 1024  # maximum output of one step
 _ZSTD_STEP = 256  # input of one step: four bytes may expand to 128 KB, and the decoder has no output limit
 _ZLIB = ("gzip", "x-gzip", "deflate")
-_MOST_LAYERS = 3  # nested encodings are of no practical use
-_MOST_MEMBERS = 1000  # members of a gzip body: each costs more than it contains
+_MAX_LAYERS = 3  # nested encodings are of no practical use
+_MAX_MEMBERS = 1000  # members of a gzip body: each costs more than it contains
 _RATIO = 100  # text compresses to a tenth, seldom to a thirtieth
 _FREE = 4_000_000  # output allowed whatever the ratio
 
@@ -105,7 +105,7 @@ class _ZlibDecoder:
             while rest and (not self.ended or self._gzip):
                 if self.ended:
                     self._members += 1
-                    if self._members > _MOST_MEMBERS:
+                    if self._members > _MAX_MEMBERS:
                         raise Unreadable
                     self._decoder = zlib.decompressobj(_WINDOW)
                 yield from _pieces(self._decoder, rest)
@@ -144,7 +144,7 @@ class _ZstdDecoder:
 def read_whole(body: bytes, headers: Headers, limit: int) -> bytes:
     """Decompresses a client's body. A decompression bomb is rejected before it expands."""
     layers = encodings(headers)
-    if len(layers) > _MOST_LAYERS:
+    if len(layers) > _MAX_LAYERS:
         raise BadCall(f"This body is compressed {len(layers)} times. Compress it once, or not at all.")
     for encoding in reversed(layers):
         most = min(limit, max(_FREE, _RATIO * len(body)))
@@ -176,7 +176,7 @@ def reading(tap: UsageTap, headers: Headers) -> Callable[[bytes], None]:
     """Returns a function that feeds the tap with decompressed chunks. If they can't be read, usage stays unknown."""
     feed: Callable[[bytes], None] = tap.feed
     layers = encodings(headers)
-    if len(layers) > _MOST_LAYERS:
+    if len(layers) > _MAX_LAYERS:
         return _ignore
     for encoding in layers:
         try:

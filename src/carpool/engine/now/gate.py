@@ -23,7 +23,7 @@ from carpool.planners.pressure.throttle import Throttle
 PRESSING_S = 10.0  # a call with less slack than this, beyond its own duration, skips the queue
 KEPT_PATIENCE_S = 600.0  # how long a call on disk may wait: its outcome is final
 LONGEST_S = 30.0  # longest retry-after while the circuit breaker is open
-MOST_GATES = 1000  # clients choose model names, so idle gates beyond this are dropped
+MAX_GATES = 1000  # clients choose model names, so idle gates beyond this are dropped
 BYTES_PER_TOKEN = 4
 ANSWERING = "answering calls"
 
@@ -75,7 +75,7 @@ class Gate:
     throttle: Throttle
     line: FairQueue[asyncio.Future[Slot]] = field(default_factory=FairQueue)
     alarm: asyncio.Event = field(default_factory=asyncio.Event)
-    pumping: bool = False
+    granting: bool = False
 
     def ready_at(self, now: float, tokens: float) -> float:
         return max(self.account.breaker.ready_at(now), self.throttle.ready_at(now, tokens))
@@ -86,7 +86,7 @@ class Gate:
 
     @property
     def idle(self) -> bool:
-        return not (self.line or self.throttle.in_flight or self.throttle.pressed or self.pumping)
+        return not (self.line or self.throttle.in_flight or self.throttle.pressed or self.granting)
 
 
 class Slot:
@@ -122,7 +122,7 @@ class Slot:
             self._record_failure(now, f"it answered {status}")
         elif account.breaker.failing:
             self._record_success(now)
-        if self._probe or gate.pumping:
+        if self._probe or gate.granting:
             self._wake_queues()
 
     def _slowed_down(self, response: HttpResponse, now: float) -> bool:
@@ -132,7 +132,7 @@ class Slot:
         asked = status in REFUSALS or (status == 503 and refusal.retry_after is not None)
         if not asked or not refusal.retryable:
             return False
-        if gate.throttle.refused(now, self, refusal.retry_after, context.dice.random()):
+        if gate.throttle.refused(now, self, refusal.retry_after, context.rng.random()):
             context.stats.slowdowns += 1
             account, pause = gate.account, gate.throttle.paused_until - now
             context.event_hooks.emit(AccountSlowed(now, account.name[:8], account.provider, gate.model, status, pause))
@@ -155,7 +155,7 @@ class Slot:
 
     def _record_failure(self, now: float, why: str) -> None:
         context, account = self._gate.context, self._gate.account
-        if not account.breaker.failed(now, self._probe, context.dice.random()):
+        if not account.breaker.failed(now, self._probe, context.rng.random()):
             return
         context.stats.breaker_openings += 1
         if not context.troubles.unreached(account.provider):
@@ -202,12 +202,12 @@ class Gates:
         """Returns a slot if the call may be sent at once; None if it has to wait."""
         gate = self._gates.get((self._account(credential), model)) or self._gate(provider, credential, model)
         now, tokens = self._now(), size / BYTES_PER_TOKEN
-        if gate.pumping or not gate.account.breaker.closed:
+        if gate.granting or not gate.account.breaker.closed:
             return None
         throttle = gate.throttle
         if throttle.pressed:
-            throttle.rest(now)
-        if not throttle.may_go(now, tokens):
+            throttle.reset_if_idle(now)
+        if not throttle.can_send(now, tokens):
             return None
         throttle.take(now, tokens)
         return Slot(gate, now, probe=False)
@@ -229,7 +229,7 @@ class Gates:
         tokens = size / BYTES_PER_TOKEN
         if deadline is None and not kept and not gate.account.breaker.closed:
             if gate.line or gate.ready_at(now, tokens) > now:
-                raise self._unwell(gate.account, now)
+                raise self._provider_failing(gate.account, now)
             return gate.take(now, tokens)
         patience = KEPT_PATIENCE_S if kept else self._context.policy.max_wait_now_s
         until = now + patience if deadline is None else deadline
@@ -251,8 +251,8 @@ class Gates:
         turn: asyncio.Future[Slot] = asyncio.get_running_loop().create_future()
         place = gate.line.join(turn, tags, press_at, tokens)
         self._context.stats.held_calls += 1
-        if not gate.pumping:
-            gate.pumping = True
+        if not gate.granting:
+            gate.granting = True
             self._context.background.spawn(self._grant_slots(gate), "gate")
         try:
             async with asyncio.timeout(max(0.0, until - self._now())):
@@ -261,7 +261,7 @@ class Gates:
             self._release_unused(turn)
             now = self._now()
             if not gate.account.breaker.closed:
-                raise self._unwell(gate.account, now) from None
+                raise self._provider_failing(gate.account, now) from None
             raise self._too_busy(gate, now, "its turn did not come in time") from None
         except BaseException:
             self._release_unused(turn)
@@ -280,7 +280,7 @@ class Gates:
         after = max(1.0, gate.throttle.paused_until - now, len(gate.line) / gate.throttle.pace(now))
         return TooBusy(f"The account's rate limit is reached: {why}. Send this call again later.", after)
 
-    def _unwell(self, account: Account, now: float) -> ProviderFailing:
+    def _provider_failing(self, account: Account, now: float) -> ProviderFailing:
         self._context.stats.turned_away_calls += 1
         after = max(1.0, min(account.breaker.ready_at(now) - now, LONGEST_S))
         return ProviderFailing(
@@ -308,7 +308,7 @@ class Gates:
                     async with asyncio.timeout(min(ready - now, 3600.0)):
                         await gate.alarm.wait()
         finally:
-            gate.pumping = False
+            gate.granting = False
             for place in gate.line:  # only when the engine closes
                 if not place.item.done():
                     place.item.set_exception(Closed("This carpool is closed and takes no more calls."))
@@ -320,7 +320,7 @@ class Gates:
         gate = self._gates.get((name, model))
         if gate is not None:
             return gate
-        if len(self._gates) >= MOST_GATES:
+        if len(self._gates) >= MAX_GATES:
             self._drop_idle()
         if (account := self._accounts.get(name)) is None:
             dialect = self._context.upstreams[provider].dialect

@@ -36,7 +36,7 @@ from carpool.planners import ledger
 
 _RecordAttempt = Callable[[Entry], Awaitable[None]]
 
-SILENCE_S = 600.0
+IDLE_TIMEOUT_S = 600.0
 RELAY_TIMEOUT_S = 86_400.0  # timeout of a relayed call: its client decides how long to wait
 BACKOFF_S = 0.5
 BACKOFF_MAX_S = 30.0
@@ -176,7 +176,7 @@ class Sender:
 
     async def _leave_to_batch(self, request: SendRequest) -> bool:
         """Leaves the call to the batch that still contains it. False if there is none."""
-        return await self._context.insist(
+        return await self._context.retry_write(
             "leaving a call to its batch", lambda: self._context.store.stop_sending(request.call.ticket)
         )
 
@@ -185,7 +185,7 @@ class Sender:
         would count as being sent, and nobody else would send it."""
         free = ledger.free(entry)
         if request.kept:
-            await self._context.insist("writing off a purchase", lambda: self._context.store.record(free))
+            await self._context.retry_write("writing off a purchase", lambda: self._context.store.record(free))
         else:
             await self._context.store.record(free)
 
@@ -290,10 +290,10 @@ class Sender:
         call, upstream = request.call, self._upstream(request)
         if request.as_is is not None:  # it contains the client's own secret
             return await upstream.ask(
-                request.as_is, (), timeout=RELAY_TIMEOUT_S if call.deadline is None else SILENCE_S
+                request.as_is, (), timeout=RELAY_TIMEOUT_S if call.deadline is None else IDLE_TIMEOUT_S
             )
         ask = upstream.dialect.send(call.endpoint, call.headers, call.body)
-        return await upstream.ask(ask, self._context.keyring.secret(request.payer), timeout=SILENCE_S)
+        return await upstream.ask(ask, self._context.keyring.secret(request.payer), timeout=IDLE_TIMEOUT_S)
 
     def _upstream(self, request: SendRequest) -> Upstream:
         return self._context.upstreams[request.call.provider]

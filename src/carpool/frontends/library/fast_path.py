@@ -27,7 +27,7 @@ from carpool.core.ports import RawRequest
 from carpool.engine import Reply
 from carpool.planners.access.options import Options
 
-MOST_KINDS = 256  # a caller with new headers on every call would gain nothing
+MAX_KINDS = 256  # a caller with new headers on every call would gain nothing
 
 _ENCODER = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), allow_nan=False)  # with the SDK's settings
 _BESIDE_THE_BODY = frozenset({"betas", "extra_headers"})
@@ -120,7 +120,7 @@ class FastPath:
         try:
             kind = self._kind(params)
             unknown = self._patterns.get(kind) is None
-            if unknown and (kind in self._patterns or len(self._patterns) >= MOST_KINDS):
+            if unknown and (kind in self._patterns or len(self._patterns) >= MAX_KINDS):
                 return None
             return Draft(self._patterns, kind, params)
         except (TypeError, ValueError, RecursionError):  # not plain JSON: the SDK handles or refuses it

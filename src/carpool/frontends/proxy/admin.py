@@ -232,7 +232,7 @@ def _batch(batch: Batch, credential: str, now: float) -> dict[str, Any]:
 # ------------------------------------------------------------ events
 
 
-MOST_UNREAD = 1000  # events that a slow reader may lag behind
+MAX_UNREAD = 1000  # events that a slow reader may lag behind
 SILENCE_S = 15.0  # between keep-alive comments
 SLOWEST_READ_S = 30.0  # for the client to read a chunk
 
@@ -263,7 +263,7 @@ class EventStream:
             nonlocal missed
             if viewer is not None and event.credential not in viewer:
                 return
-            if len(unread) < MOST_UNREAD and not missed:
+            if len(unread) < MAX_UNREAD and not missed:
                 unread.append(event)
             else:
                 missed += 1

@@ -194,7 +194,9 @@ class Proxy:
         body = await upload.body()
         leaving = request.watch(upload.gone, self._guard.background)
         try:
-            await self._guard.unless_gone(forward_unchanged(request, upstream, raw, body), leaving, streamed=True)
+            await self._guard.run_while_connected(
+                forward_unchanged(request, upstream, raw, body), leaving, streamed=True
+            )
         finally:
             leaving.cancel()
 

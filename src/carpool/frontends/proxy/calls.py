@@ -138,20 +138,20 @@ class CallHandler:
         if decided is None:
             line.lane = PASSED
             forwarding = forward_unchanged(request, upstream, raw, raw.body)
-            await self.guard.unless_gone(forwarding, request.leaving, streamed=True)
+            await self.guard.run_while_connected(forwarding, request.leaving, streamed=True)
             return None
         call, decision = decided.call, decided.decision
         _describe_call(line, call, raw, request.client, request.address, decision)
         if decided.direct:
             passed = self._pass(request, call, raw, head, decision)
-            diverted = await self.guard.unless_gone(passed, request.leaving, streamed=True)
+            diverted = await self.guard.run_while_connected(passed, request.leaving, streamed=True)
             if diverted is None:
                 return None
             decision = diverted
         on_disconnect = "keep" if head.hold is not None else call.on_disconnect or self._on_disconnect
         admission = self._engine.tickets.admit_to_disk(call, decision, on_disconnect)
         try:
-            pending_call = await self.guard.unless_gone(admission, request.leaving)
+            pending_call = await self.guard.run_while_connected(admission, request.leaving)
         except (Disconnected, asyncio.CancelledError, CarpoolError) as error:
             self.request_log.call_failed(line, error, request.gone)
             raise
@@ -162,11 +162,11 @@ class CallHandler:
         if not call.stream or head.hold is not None:
             return WaitingCall(pending_call, upstream.dialect, None, head.hold)
         ticket, arrived = pending_call.ticket, call.arrived
-        signs = keep_alive_events(
+        events = keep_alive_events(
             upstream.dialect.keep_alive, call.endpoint, request.client, call.model, ticket, arrived
         )
         stream_options = upstream.dialect.stream_options(_decompressed(raw, head, self._max_body).body)
-        return WaitingCall(pending_call, upstream.dialect, signs, None, stream_options)
+        return WaitingCall(pending_call, upstream.dialect, events, None, stream_options)
 
     def _decide(self, head: HeadFacts, raw: RawRequest) -> DecidedCall | None:
         """None if the call can't be parsed. The parsed body is released here, before any wait."""

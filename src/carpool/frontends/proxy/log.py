@@ -30,7 +30,7 @@ from carpool.planners.access.providers import Hosts
 from carpool.planners.ledger import dollars
 
 GATHER_S = 0.05  # lines are handed to the thread in groups
-MOST_WAITING = 100_000  # queued lines; more are dropped
+MAX_WAITING = 100_000  # queued lines; more are dropped
 LONGEST_MODEL = 18  # characters of its name in a text line
 LONGEST_PATH = 100  # characters of it
 FAILED = 400  # lowest status of a failed request
@@ -131,11 +131,11 @@ class RequestLog:
         self._note(line)
 
     def call_failed(
-        self, line: LogLine, error: BaseException, gone: bool, streamed: StreamedResponse | None = None
+        self, line: LogLine, error: BaseException, left: bool, streamed: StreamedResponse | None = None
     ) -> None:
-        """Logs a call without a complete response: client disconnected (`gone`), carpool shutting down, or provider
+        """Logs a call without a complete response: client disconnected (`left`), carpool shutting down, or provider
         unreachable. `streamed` is the response, if it had begun."""
-        status = CLIENT_LEFT if gone else Closed.status
+        status = CLIENT_LEFT if left else Closed.status
         if isinstance(error, CarpoolError):
             line.error, status = redacted(str(error)), error.status
         if streamed is None:
@@ -197,7 +197,7 @@ class LogWriter:
         self._thread.start()
 
     def note(self, line: Noted) -> None:
-        if self._waiting + len(self._pending) >= MOST_WAITING:
+        if self._waiting + len(self._pending) >= MAX_WAITING:
             self.dropped += 1
             return
         self._pending.append(line)

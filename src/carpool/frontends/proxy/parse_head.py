@@ -35,7 +35,7 @@ PREFIX = "/carpool/"  # of carpool's own pages
 CALLS = "/carpool/calls/"
 LONGEST_HOLD_S = 600.0  # that a client may ask for with `Prefer: wait`
 MOST = 1024  # cached heads; the oldest is dropped first
-MOST_BYTES = 8192  # of path and headers of a cached head
+MAX_BYTES = 8192  # of path and headers of a cached head
 LOCAL_ONLY = Hosts()
 _PER_REQUEST = ONE_REQUEST | {"content-length"}
 _PER_REQUEST_BYTES = frozenset(name.encode() for name in _PER_REQUEST)
@@ -114,7 +114,7 @@ class HeadParser:
         head = self._known.get(cache_key)
         if head is None:
             head = replace(self._parse(scope, trusted), epoch=self._epoch)
-            if len(scope["raw_path"]) + sum(len(name) + len(value) for name, value in head.headers) <= MOST_BYTES:
+            if len(scope["raw_path"]) + sum(len(name) + len(value) for name, value in head.headers) <= MAX_BYTES:
                 self._known[cache_key] = head
         if head.key_holder is not None:
             head.key_holder.used = True

@@ -216,7 +216,7 @@ class DisconnectGuard:
         self.streamed: set[_ClientWork] = set()
         self._others: set[_ClientWork] = set()
 
-    async def unless_gone(self, work: Coroutine[Any, Any, T], leaving: Leaving, *, streamed: bool = False) -> T:
+    async def run_while_connected(self, work: Coroutine[Any, Any, T], leaving: Leaving, *, streamed: bool = False) -> T:
         """Runs the work; cancels it and its upstream request if the client disconnects first.
 
         It runs in the request's own task, because another task would be most of the cost of a quick call.

@@ -24,7 +24,7 @@ from carpool.planners.access.virtual_keys import virtual_key
 from carpool.planners.ledger import dollars
 from carpool.planners.policy import parse_budget
 
-COME_BACK_S = "1"  # retry-after: long-polling clients ask again at once; others choose their interval
+RETRY_AFTER_S = "1"  # retry-after: long-polling clients ask again at once; others choose their interval
 
 _MESSAGES: Mapping[TicketState, str] = {
     TicketState.QUEUED: "It waits for its batch.",
@@ -43,7 +43,7 @@ async def send_accepted(request: RequestContext, call: PendingCall | CallRow, mo
     message = f"{_MESSAGES[state]} Ask for it with GET {location}?wait=60s."
     body = {"ticket": text, "state": state, "lane": lane, "reason": call.reason, "location": location}
     headers: Headers = (("location", location), ("x-carpool-ticket", text), ("x-carpool-lane", str(lane)))
-    await request.send_json(body | {"message": message}, 202, (*headers, ("retry-after", COME_BACK_S), *more))
+    await request.send_json(body | {"message": message}, 202, (*headers, ("retry-after", RETRY_AFTER_S), *more))
 
 
 # ------------------------------------------------------------ requests by ticket

@@ -8,7 +8,7 @@ Three ways, chosen by the kind of client and of request (`_pauses`):
   comments. Claude Code gets an early start of the message and empty changes to it. On `/responses`, clients other than
   SDKs get an early response; SDKs get comments, because they check that all events have one response id, which is not
   known yet.
-- SDKs that accept any number of 1xx responses (`Client.bears_1xx`): `102 Processing` every `informational_s`. It
+- SDKs that accept any number of 1xx responses (`Client.accepts_1xx`): `102 Processing` every `informational_s`. It
   restarts the read timeout of the Python SDKs and Node's own 300 s limit. The response keeps its true status. It needs
   the ASGI extension of `http.connection`, so HTTP/1.0 clients do not get it.
 - All others: white space. They get nothing until `head_s`, then a `200` head, and a space every `space_s`, which JSON
@@ -75,7 +75,7 @@ class WaitingCall:
 
     pending_call: PendingCall
     dialect: Dialect
-    signs: KeepAliveEvents | None  # keep-alive events, if it streams
+    keep_alive_events: KeepAliveEvents | None  # keep-alive events, if it streams
     hold: float | None  # `respond-async`: how many seconds to wait before the `202`
     stream_options: str = ""  # the client's stream options
 
@@ -111,7 +111,7 @@ class Waiter:
         pending_call = waiting_call.pending_call
         headers = early_headers(request.line.ticket, pending_call.lane, pending_call.reason)
         try:
-            async with aclosing(_pauses(request, self._intervals, headers, waiting_call.signs)) as pauses:
+            async with aclosing(_pauses(request, self._intervals, headers, waiting_call.keep_alive_events)) as pauses:
                 async for pause in pauses:
                     await _wait_for_either(pending_call.answer, request.leaving, pause)
                     if request.gone or pending_call.answer.done():
@@ -164,7 +164,7 @@ def informed(
 ) -> Iterator[None]:
     """Sends `102 Processing` while the provider's head is awaited, until the deadline, if the client accepts it."""
     inform = request.inform
-    if inform is None or not request.client.bears_1xx or deadline is None:
+    if inform is None or not request.client.accepts_1xx or deadline is None:
         yield
         return
     loop, every = asyncio.get_running_loop(), intervals.within(request.client.limit).informational_s
@@ -206,21 +206,21 @@ async def _wait_for_either(answer: asyncio.Future[Reply], leaving: asyncio.Futur
 
 
 async def _pauses(
-    request: RequestContext, intervals: KeepAliveIntervals, said: Headers, signs: KeepAliveEvents | None
+    request: RequestContext, intervals: KeepAliveIntervals, said: Headers, keep_alive_events: KeepAliveEvents | None
 ) -> AsyncGenerator[float, None]:
     """Yields how long to wait before the next sign of life, and sends it when resumed."""
     intervals = intervals.within(request.client.limit)
-    if signs is not None:
-        every = intervals.early_s if signs.early else intervals.ping_s
+    if keep_alive_events is not None:
+        every = intervals.early_s if keep_alive_events.early else intervals.ping_s
         yield intervals.stream_head_s
         await request.send_head(200, [*STREAM_HEAD, *said])
-        if first := signs.first():
+        if first := keep_alive_events.first():
             await request.send_chunk(first, more=True)
         while True:
             yield every
-            await request.send_chunk(signs.again(), more=True)
+            await request.send_chunk(keep_alive_events.again(), more=True)
     inform = request.inform
-    if inform is not None and request.client.bears_1xx:
+    if inform is not None and request.client.accepts_1xx:
         while True:
             yield intervals.informational_s
             inform(PROCESSING, ())
@@ -235,13 +235,13 @@ async def _pauses(
 
 
 async def _send_reply(reply: Reply, waiting_call: WaitingCall, request: RequestContext) -> None:
-    outcome, dialect, signs = reply.outcome, waiting_call.dialect, waiting_call.signs
-    if not request.begun and (signs is None or outcome.status != 200):
+    outcome, dialect, keep_alive_events = reply.outcome, waiting_call.dialect, waiting_call.keep_alive_events
+    if not request.begun and (keep_alive_events is None or outcome.status != 200):
         headers = answer_headers(reply)
         if outcome.status in KEY_REFUSED and NO_RETRY[0] not in dict(headers):
             headers = (*headers, NO_RETRY)
         await request.send_whole(outcome.status, headers, outcome.body)
-    elif signs is None:
+    elif keep_alive_events is None:
         if outcome.status != 200:  # the 200 is sent, and an error body would be taken for an answer
             text = ticket_text(reply.ticket)
             raise CallFailed(f"Call {text} failed with status {outcome.status} while its client waited.", text)
@@ -249,16 +249,16 @@ async def _send_reply(reply: Reply, waiting_call: WaitingCall, request: RequestC
     elif outcome.status != 200:
         await request.send_chunk(dialect.stream_error(outcome.body), more=False)
     else:
-        await _send_stream(reply, dialect, signs, waiting_call.stream_options, request)
+        await _send_stream(reply, dialect, keep_alive_events, waiting_call.stream_options, request)
 
 
 async def _send_stream(
-    reply: Reply, dialect: Dialect, signs: KeepAliveEvents, stream_options: str, request: RequestContext
+    reply: Reply, dialect: Dialect, keep_alive_events: KeepAliveEvents, stream_options: str, request: RequestContext
 ) -> None:
     try:
         events = dialect.replay(reply.outcome.body, stream_options)
         if request.begun:
-            events = signs.rest(events)
+            events = keep_alive_events.remaining(events)
     except MalformedResponse as error:
         if not request.begun:
             raise

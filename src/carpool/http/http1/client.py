@@ -271,7 +271,7 @@ async def _upload(connection: Http1Connection, response: Http1Response, body: by
             await _write(connection, response, body)
     except TimeoutError:  # the response, or the end of the connection, came before the end of the upload
         response.check()
-        connection.spoil()
+        connection.forbid_reuse()
     except WireError:
         raise
     except BodyUnavailable as error:

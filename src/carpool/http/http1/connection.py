@@ -12,8 +12,8 @@ close that the event loop has not reported yet. A close that arrives even later 
 
 A connection is reused only if the last exchange is finished on both sides: response complete, request sent to its last
 byte. Otherwise it is aborted: the rest of an abandoned response would be read as the answer to the next request, and
-after a truncated upload the next request would be parsed as part of its body (`spoil`). `close` would not do: it first
-flushes unsent data to a peer that may not be reading, while `abort` also tells the provider at once to stop.
+after a truncated upload the next request would be parsed as part of its body (`forbid_reuse`). `close` would not do:
+it first flushes unsent data to a peer that may not be reading, while `abort` also tells the provider at once to stop.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ from carpool.core.errors import ConnectionBroken, TimedOut, WireError
 from carpool.core.model import Headers
 from carpool.core.ports import HttpRequest, ResponseReceiver
 
-MOST_HELD = 256 * 1024  # bytes of an unread response; above that, reading pauses
+MAX_HELD = 256 * 1024  # bytes of an unread response; above that, reading pauses
 LARGEST_HEAD = 256 * 1024
-MOST_INFORMED = 10_000  # 1xx responses before the final one: one every 50 s for most of a week
+MAX_INFORMED = 10_000  # 1xx responses before the final one: one every 50 s for most of a week
 KEEP_ALIVE_S = 60
 _IGNORED: deque[tuple[bytes, bytes]] = deque(maxlen=0)
 
@@ -149,7 +149,7 @@ class Http1Response:
     def add(self, chunk: bytes) -> None:
         self._held.append(chunk)
         self._size += len(chunk)
-        if self._size > MOST_HELD and self.exchange.uploaded:
+        if self._size > MAX_HELD and self.exchange.uploaded:
             self.exchange.pause(True)
 
     def flush_buffers(self) -> None:
@@ -230,7 +230,7 @@ class Http1Connection(asyncio.Protocol):
         self._informed = 0
         self._until_end = False  # the response ends with the connection
         self._reading = True
-        self._spoilt = False
+        self._no_reuse = False
         self.writable = True
 
     # ------------------------------------------------------------ used by the client
@@ -262,9 +262,9 @@ class Http1Connection(asyncio.Protocol):
         if self._exchange is not None:
             self._exchange.add_idle_time(seconds)
 
-    def spoil(self) -> None:
+    def forbid_reuse(self) -> None:
         """The current request was not sent completely, so the connection can't carry another one after it."""
-        self._spoilt = True
+        self._no_reuse = True
         if self._exchange is None:
             self.abort()
 
@@ -346,7 +346,7 @@ class Http1Connection(asyncio.Protocol):
         if status < 200:
             self._head_size = 0
             self._informed += 1
-            if self._informed > MOST_INFORMED:
+            if self._informed > MAX_INFORMED:
                 raise ValueError("The answer itself never comes.")
             if exchange.informed is not None and status != 101:
                 exchange.informed(status, headers)
@@ -374,7 +374,7 @@ class Http1Connection(asyncio.Protocol):
         self.pause(False)
         if keep and exchange.uploaded:
             self._free(self)
-        elif exchange.uploaded or self._spoilt:
+        elif exchange.uploaded or self._no_reuse:
             self.abort()
 
 

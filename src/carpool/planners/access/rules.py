@@ -27,7 +27,7 @@ from carpool.planners.access.virtual_keys import apply_profile
 
 NONE: Final[Mapping[str, str]] = MappingProxyType({})
 LONGEST_MODEL: Final = 256  # characters; it goes into the ledger and the log
-MOST_KINDS: Final = 64  # kinds of calls cached per head
+MAX_KINDS: Final = 64  # kinds of calls cached per head
 CallKind = tuple[str, str, bool, bool]  # endpoint, model, streaming, tool turn
 
 
@@ -267,7 +267,7 @@ class RuleApplier:
             ruled = apply_rules(self._book, upstream, raw, parsed, options, now).options if self._book else options
             ruled = ruled if key is None else apply_profile(key, options, ruled, now)
             if steady:
-                if len(cache) >= MOST_KINDS:  # clients choose the model names
+                if len(cache) >= MAX_KINDS:  # clients choose the model names
                     cache.clear()
                 cache[kind] = ruled
         return ruled

@@ -16,7 +16,7 @@ from typing import Generic, TypeVar
 T = TypeVar("T")
 Tags = tuple[tuple[str, str], ...]
 
-MOST_STALE = 64
+MAX_STALE = 64
 
 _UNTAGGED: Tags = ()
 
@@ -60,7 +60,7 @@ class FairQueue(Generic[T]):
         place = QueueEntry(item, tags, press_at, tokens)
         self._queues.setdefault(tags, OrderedDict())[place] = None
         if press_at is not None:
-            if len(self._pressing) > 2 * len(self) + MOST_STALE:
+            if len(self._pressing) > 2 * len(self) + MAX_STALE:
                 self._pressing = [entry for entry in self._pressing if entry[2] in self]
                 heapq.heapify(self._pressing)
             heapq.heappush(self._pressing, (press_at, next(self._number), place))

@@ -53,7 +53,7 @@ LATE_S: Final = 0.05  # timers fire late: the pace makes up for this much
 
 MINUTE_S: Final = 60.0
 RESERVE: Final = 0.02  # share of the limit that is not used: our copy of the provider's bucket is slightly stale
-MOST_RESERVE: Final = 20.0
+MAX_RESERVE: Final = 20.0
 GUESS_S: Final = 5.0  # the longest wait based on an estimate alone: then one call asks the provider itself
 STALE_S: Final = 1.0
 _MIN_RESET_S: Final = 5.0  # resets are in whole seconds, so a nearer one is too coarse, unless much is used
@@ -107,7 +107,7 @@ class Meter:
         if allowance.limit != self.limit:
             self.limit = float(allowance.limit)
             self.rate = self.limit / MINUTE_S
-            self._reserve = min(self.limit * RESERVE, MOST_RESERVE)
+            self._reserve = min(self.limit * RESERVE, MAX_RESERVE)
         used, full_in = allowance.limit - allowance.remaining, allowance.full_in or 0.0
         if (full_in >= _MIN_RESET_S and used > 0) or (full_in > 0.0 and used * 2 >= allowance.limit):
             self.rate = used / max(full_in, _SOONEST_S)  # not all limits are per minute
@@ -147,7 +147,7 @@ class Throttle:
 
     # ------------------------------------------------------------ sending
 
-    def may_go(self, now: float, tokens: float) -> bool:
+    def can_send(self, now: float, tokens: float) -> bool:
         """Whether a call at the head of the queue may be sent now."""
         if self.pressed:
             return self.ready_at(now, tokens) <= now
@@ -278,7 +278,7 @@ class Throttle:
         self._base = max(SLOWEST, rate if long_enough else max(rate, self._base))
         self._kept, self._counted_at = 0, now
 
-    def rest(self, now: float) -> bool:
+    def reset_if_idle(self, now: float) -> bool:
         """Called while no call waits: without a refusal for a while, become calm again. Returns whether it is calm."""
         if self.pressed and now >= max(self._refused_at, self.paused_until) + CALM_S:
             self.pressed = False

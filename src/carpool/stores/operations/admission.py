@@ -46,7 +46,7 @@ _SMALL_BODY = 65_536  # larger bodies are inserted one by one
 
 def admit(session: Session, groups: list[Sequence[Admission]]) -> list[list[Admitted | CarpoolError]]:
     """Admits in order. Calls that can't match a stored ticket are collected and inserted together."""
-    session.bury()  # frees the tickets of engines that are provably dead, so that their clients' retries can adopt them
+    session.mark_dead_engines()  # frees their tickets, so that their clients' retries can adopt them
     new_calls = _NewCalls(session, [admission for group in groups for admission in group])
     results = [
         [

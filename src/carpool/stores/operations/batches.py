@@ -35,7 +35,7 @@ def leave(session: Session, engine: str) -> None:
 
 
 def lead(session: Session, engine: str, accounts: Sequence[str], now: float) -> set[str]:
-    session.bury()
+    session.mark_dead_engines()
     session.alone()
     if not _alive(session, engine, now):
         return set()

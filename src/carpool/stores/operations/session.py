@@ -102,7 +102,7 @@ class Session(ABC):
         self.contents = PlainContents()
         self.pepper = b""  # the store's secret; `settle_secret` sets it
         self.awaiters: set[str] = set()  # every engine that this session ever wrote as awaiter of a call
-        self.doubted: frozenset[str] = frozenset()  # engines that may be dead or alive, as of the last `bury`
+        self.doubted: frozenset[str] = frozenset()  # may be dead or alive, as of the last `mark_dead_engines`
         self._credentials: dict[str, int] = {}
         self._words: dict[str, int] = {}
         self._numbers: dict[PoolKey, int] = {}
@@ -129,7 +129,7 @@ class Session(ABC):
 
     # A database that several processes share overrides these; with one process there is nothing to lock or to doubt.
 
-    def bury(self) -> None:  # noqa: B027
+    def mark_dead_engines(self) -> None:  # noqa: B027
         """Marks engines that are provably gone as dead and releases the tickets they await, if the database can tell.
         Engines that may be dead or alive are `doubted` until the next call."""
 

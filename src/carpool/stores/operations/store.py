@@ -222,8 +222,8 @@ class OperatedStore(HintListeners):
     def attempted(self, entry: Entry) -> bool:
         return False
 
-    def record(self, entry: Entry, *, unhurried: bool = False) -> Awaitable[None]:
-        return self.writer.do(ledger.record, entry, relaxed=True, unhurried=unhurried)
+    def record(self, entry: Entry, *, deferred: bool = False) -> Awaitable[None]:
+        return self.writer.do(ledger.record, entry, relaxed=True, deferred=deferred)
 
     def completed(self, entry: Entry, on_done: OnDone) -> None:
         self.writer.enqueue(ledger.record, entry, on_done)

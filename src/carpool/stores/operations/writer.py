@@ -15,8 +15,8 @@ What a caller may rely on:
 - If the transaction itself fails (disk full, I/O error), it is rolled back and every job of the group gets the error.
 
 `relaxed` jobs may be lost in a power failure, though not when only the process dies. A group of nothing but relaxed
-jobs commits without waiting for the disk; one strict job makes the whole group strict. `unhurried` jobs do not wake the
-thread, because waking it costs the caller more than the job itself: they wait up to `UNHURRIED_S` for other jobs, and
+jobs commits without waiting for the disk; one strict job makes the whole group strict. `deferred` jobs do not wake the
+thread, because waking it costs the caller more than the job itself: they wait up to `DEFER_S` for other jobs, and
 keep their place in the queue. `LARGEST_GROUP` limits how long the first job of a group waits for the last one.
 """
 
@@ -39,7 +39,7 @@ from carpool.stores.operations.session import Session
 Work = Callable[[Session, list[Any]], list[Any]]
 OnDone = Callable[[BaseException | None], None]  # called with None once written, or with the error
 
-UNHURRIED_S = 0.02  # how long an unhurried job may wait for other jobs
+DEFER_S = 0.02  # how long a deferred job may wait for other jobs
 LARGEST_GROUP = 10_000  # calls in a group; batch results arrive in chunks of 8,192
 
 
@@ -183,9 +183,9 @@ class Writer:
             self._thread.start()
 
     def do(
-        self, work: Work, item: Any, weight: int = 1, *, relaxed: bool = False, unhurried: bool = False
+        self, work: Work, item: Any, weight: int = 1, *, relaxed: bool = False, deferred: bool = False
     ) -> Awaitable[Any]:
-        """Queues a job. For an unhurried one the thread is not woken at once: that costs the caller more than the job
+        """Queues a job. For a deferred one the thread is not woken at once: that costs the caller more than the job
         itself."""
         job = Job(work, item, weight, relaxed)
         if self._thread is None:
@@ -193,17 +193,17 @@ class Writer:
             return _Done(job)
         loop = asyncio.get_running_loop()
         job.future = loop.create_future()
-        self._queue(job, loop, unhurried)
+        self._queue(job, loop, deferred)
         return job.future
 
     def enqueue(self, work: Work, item: Any, on_done: OnDone) -> None:
-        """Queues a relaxed, unhurried job that is not awaited; `on_done` is called on the event loop at its end."""
+        """Queues a relaxed, deferred job that is not awaited; `on_done` is called on the event loop at its end."""
         job = Job(work, item, relaxed=True, on_done=on_done)
         if self._thread is None:
             self._run_here(job)
             job.resolve()
         else:
-            self._queue(job, asyncio.get_running_loop(), unhurried=True)
+            self._queue(job, asyncio.get_running_loop(), deferred=True)
 
     def _run_here(self, job: Job) -> None:
         if self._closing:
@@ -211,7 +211,7 @@ class Writer:
         else:
             self._groups.run([job])
 
-    def _queue(self, job: Job, loop: asyncio.AbstractEventLoop, unhurried: bool) -> None:
+    def _queue(self, job: Job, loop: asyncio.AbstractEventLoop, deferred: bool) -> None:
         job.loop = loop
         with self._lock:
             if self._closing:
@@ -220,10 +220,10 @@ class Writer:
                 return
             self._waiting.append(job)
             first, called = len(self._waiting) == 1, self._called
-            self._called = called or not unhurried
-        if unhurried and first:
-            loop.call_later(UNHURRIED_S, self._wake.set)
-        elif not unhurried and not called:
+            self._called = called or not deferred
+        if deferred and first:
+            loop.call_later(DEFER_S, self._wake.set)
+        elif not deferred and not called:
             self._wake.set()
 
     async def aclose(self) -> None:

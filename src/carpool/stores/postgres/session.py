@@ -97,12 +97,12 @@ class PostgresSession(Session):
     def departed(self, now: float) -> list[str]:
         return [row[0] for row in self.rows("departed", {"now": now})]
 
-    def bury(self) -> None:
+    def mark_dead_engines(self) -> None:
         missing = self.rows("missing")
         if any(news or dead for _, news, dead in missing):
             self.alone()
             self.run("miss")
-            if dead := [row[0] for row in self.rows("bury")]:
+            if dead := [row[0] for row in self.rows("mark_dead_engines")]:
                 self.run("forget_awaiters", {"dead": to_json(dead)})
             missing = self.rows("missing")
         self.doubted = frozenset(row[0] for row in missing)

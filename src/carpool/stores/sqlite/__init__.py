@@ -69,8 +69,8 @@ class SqliteStore(OperatedStore):
             self._pending.add(entry)
         return self._pending is not None
 
-    def record(self, entry: Entry, *, unhurried: bool = False) -> Awaitable[None]:
-        writing = super().record(entry, unhurried=unhurried)
+    def record(self, entry: Entry, *, deferred: bool = False) -> Awaitable[None]:
+        writing = super().record(entry, deferred=deferred)
         if self._pending is not None and isinstance(writing, asyncio.Future):
             written = self._pending.followed(entry, _ignore)
             writing.add_done_callback(lambda done: written(None if done.cancelled() else done.exception()))

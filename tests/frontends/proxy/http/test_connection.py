@@ -12,10 +12,10 @@ import pytest
 from carpool.config import ConnectionLimits
 from carpool.core.keys import revoked
 from carpool.core.ports import RawRequest
-from carpool.frontends.proxy.http.connection import LARGEST, MOST, MOST_AT_ONCE, Connection, KnownHeads
+from carpool.frontends.proxy.http.connection import LARGEST, MAX_AT_ONCE, MOST, Connection, KnownHeads
 from carpool.frontends.proxy.log import LogLine
 from carpool.planners.access.read_rules import read_rules
-from carpool.planners.access.rules import MOST_KINDS, RuleBook
+from carpool.planners.access.rules import MAX_KINDS, RuleBook
 from tests.frontends.proxy.test_pass_through import ANSWER, call, said
 from tests.support.key_holders import give, hosting
 from tests.support.sockets import PATIENCE, House, Message, Peer, dialled, provider, proxied, read_message
@@ -208,7 +208,7 @@ async def test_known_calls_that_are_sent_together_are_answered_in_their_order() 
 
 async def test_a_known_call_may_be_longer_than_what_is_gathered() -> None:
     async with talking() as (_, heard, (reader, writer)):
-        body = numbered(2, size=MOST_AT_ONCE + 1)
+        body = numbered(2, size=MAX_AT_ONCE + 1)
         writer.write(call(body=body))
         assert (await read_message(reader)).body == ANSWER
         assert heard[-1].body == body
@@ -403,7 +403,7 @@ async def test_a_rule_about_the_length_looks_at_every_call(match: dict[str, Any]
 
 async def test_no_more_kinds_are_remembered_than_there_is_room_for() -> None:
     book = rules({"match": {"model": "m-7*"}, "tags": {"by": "seven"}})
-    models = [f"m-{number}" for number in range(2 * MOST_KINDS)]
+    models = [f"m-{number}" for number in range(2 * MAX_KINDS)]
     found = await tags_of(book, [numbered(9, model=model) for model in models])
     assert found == [{"by": "seven"} if model.startswith("m-7") else {} for model in models]
 

@@ -3,7 +3,7 @@
 1. Known head. The data start with the head of the previous call, apart from the content length (`KnownHeads`). The
    head is not parsed again. Once the body is complete, `RequestHead.relay` starts the answer.
 2. New head. uvicorn's parser reads it and `RelayingApp.parse_head` examines it. If the request may be relayed, the
-   body is collected here, up to `MOST_AT_ONCE`, and then passed to `relay`.
+   body is collected here, up to `MAX_AT_ONCE`, and then passed to `relay`.
 3. Everything else runs the application as a uvicorn task: other applications and protocol versions, larger bodies,
    requests that `parse_head` or `relay` declines, and exceptions of both, which uvicorn then reports.
 
@@ -36,7 +36,7 @@ from carpool.frontends.proxy.http.bounds import BoundedProtocol
 from carpool.frontends.proxy.http.liveness import DeliveryReceipts
 from carpool.frontends.proxy.http.responses import BODYLESS, CLIENT, Cycle, OldCycle, RequestRefused
 
-MOST_AT_ONCE = 256 * 1024  # bytes of a body that is buffered here
+MAX_AT_ONCE = 256 * 1024  # bytes of a body that is buffered here
 
 Application = Callable[[Any, Any, Any], Awaitable[None]]  # of ASGI
 
@@ -105,7 +105,7 @@ class Connection(BoundedProtocol):
         missing = start + length - len(data)
         if missing == 0:
             return self._answer_known(known, data[start:])
-        if missing < 0 or length > MOST_AT_ONCE:
+        if missing < 0 or length > MAX_AT_ONCE:
             return False
         self._idle = False
         self._came, self._missing = [data], missing
@@ -210,7 +210,7 @@ class Connection(BoundedProtocol):
     def on_body(self, body: bytes) -> None:
         super().on_body(body)
         if self._due is not None and self._due[0] is self.cycle:
-            if len(self.cycle.body) <= MOST_AT_ONCE:
+            if len(self.cycle.body) <= MAX_AT_ONCE:
                 self.flow.resume_reading()
             else:
                 (_, parsed_head, _), self._due = self._due, None

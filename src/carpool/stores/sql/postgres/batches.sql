@@ -28,7 +28,7 @@ UPDATE engines SET missed_at = clock_timestamp(),
                      ELSE greatest(pulse_until, {database_clock} + coalesce(pulse, 0)) END
 WHERE missed_at IS NULL AND {missing}
 
--- name: bury
+-- name: mark_dead_engines
 UPDATE engines SET pulse_until = 0 WHERE {missing} AND {dead}
 RETURNING name
 
