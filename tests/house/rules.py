@@ -28,6 +28,59 @@ SECRET_WORDS = {
 }
 
 
+# Words that once named a dozen things each, and the words to use instead.
+FIGURATIVE = {
+    "abroad": "the name of the provider",
+    "crowd": "queue",
+    "crowded": "queue_full",
+    "desk": "context",
+    "forsaken": "abandoned",
+    "hear": "on_event",
+    "heard": "on_event",
+    "house": "configured",
+    "lend": "add or spawn",
+    "lender": "lookup",
+    "look": "poll or check",
+    "looked": "polled or checked",
+    "outlet": "receiver",
+    "story": "log",
+    "tell": "emit, notify or send",
+    "tether": "handle",
+    "told": "on_done",
+    "wish": "options",
+}
+
+
+# ---------------------------------------------------------------- names
+
+
+def figurative_names(module: Module) -> list[str]:
+    if module.component == "mock":
+        return []
+    return [
+        f"{module.name}:{line} {name} has the word {word!r}; the plain one is {FIGURATIVE[word]}."
+        for line, name in _defined(module)
+        for word in re.findall("[a-z]+", re.sub("(?<=[a-z])(?=[A-Z])", "_", name).lower())
+        if word in FIGURATIVE
+    ]
+
+
+def _defined(module: Module) -> Iterator[tuple[int, str]]:
+    """The names that others see: of classes, functions, parameters, attributes and constants."""
+    for node in ast.walk(module.tree):
+        if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            yield node.lineno, node.name
+        elif isinstance(node, ast.arg):
+            yield node.lineno, node.arg
+        elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
+            yield node.lineno, node.attr
+        if isinstance(node, ast.ClassDef | ast.Module):
+            for statement in node.body:
+                targets = statement.targets if isinstance(statement, ast.Assign) else ()
+                targets = [statement.target] if isinstance(statement, ast.AnnAssign) else targets
+                yield from ((one.lineno, one.id) for one in targets if isinstance(one, ast.Name))
+
+
 # ---------------------------------------------------------------- length
 
 

@@ -16,6 +16,7 @@ sentences: Checker = partial(rules.unsaid, family=FAMILY)
 
 RULES = {
     "too_long": rules.too_long,
+    "figurative_names": rules.figurative_names,
     "banned_clocks": rules.banned_clocks,
     "bare_tasks": rules.bare_tasks,
     "unbounded_powers": rules.unbounded_powers,
@@ -41,6 +42,10 @@ BAD: list[tuple[str, str]] = [
     ("too_long", "def f():\n" + "    x = 1\n" * 50),
     ("too_long", "class C:\n    async def f(self):\n" + "        x = 1\n" * 50),
     ("too_long", "x = 1\n" * 501),
+    ("figurative_names", "class HouseKeys:\n    pass"),
+    ("figurative_names", "def f(lender: object) -> None: ..."),
+    ("figurative_names", "LOOK_S = 1.0"),
+    ("figurative_names", "self._outlet = receiver"),
     ("banned_clocks", "import time\nnow = time.time()"),
     ("banned_clocks", "import time as t\nnow = t.monotonic"),
     ("banned_clocks", "from time import perf_counter_ns as tick\ntick()"),
@@ -88,6 +93,8 @@ def test_a_bad_snippet_is_found(rule: str, text: str) -> None:
 
 GOOD: list[tuple[str, Module]] = [
     ("too_long", snippet("def f():\n" + "    x = 1\n" * 49)),
+    ("figurative_names", snippet("def lookup(key):\n    told = key")),
+    ("figurative_names", snippet("def tell(url): ...", "carpool.mock.core.provider")),
     ("banned_clocks", snippet("import time\nnow = time.time", "carpool.core.clock")),
     ("banned_clocks", snippet("import time\nnow = time.time", "carpool.mock.core.clock")),
     ("banned_clocks", snippet("import asyncio\nasyncio.sleep(1)", "carpool.mock.core.app")),

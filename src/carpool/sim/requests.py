@@ -48,26 +48,29 @@ def names(turn: TurnPlan, body: Body) -> Sequence[tuple[str, bool]]:
 
 
 def is_its_answer(turn: TurnPlan, body: Body, answer: bytes) -> bool:
-    told = msgspec.json.decode(answer)
+    response = msgspec.json.decode(answer)
     match turn.endpoint:
         case "/v1/messages":
-            said = "".join(block.get("text", "") for block in told["content"])
+            said = "".join(block.get("text", "") for block in response["content"])
             return "[tool]" in turn.text or said == expected_text(body)
         case "/v1/embeddings":
             spec = find_model(turn.model)
-            return spec is not None and bool(told["data"] == embeddings(body, spec)["data"])
+            return spec is not None and bool(response["data"] == embeddings(body, spec)["data"])
         case "/v1/completions":
-            return bool(told["choices"][0]["text"] == f"echo:{openai_fingerprint(body)} {turn.text}")
+            return bool(response["choices"][0]["text"] == f"echo:{openai_fingerprint(body)} {turn.text}")
         case "/v1/moderations":
-            return bool(told["results"][0]["flagged"] == ("[flag]" in body["input"]))
+            return bool(response["results"][0]["flagged"] == ("[flag]" in body["input"]))
         case _:
-            return _text_of(turn.endpoint, told) in (expected_openai_text(body), expected_openai_text(_flexed(body)))
+            return _text_of(turn.endpoint, response) in (
+                expected_openai_text(body),
+                expected_openai_text(_flexed(body)),
+            )
 
 
-def _text_of(endpoint: str, told: Body) -> str:
+def _text_of(endpoint: str, response: Body) -> str:
     if endpoint == CHAT:
-        return str(told["choices"][0]["message"]["content"])
-    parts = [part for item in told["output"] for part in item.get("content") or ()]
+        return str(response["choices"][0]["message"]["content"])
+    parts = [part for item in response["output"] for part in item.get("content") or ()]
     return "".join(part.get("text", "") for part in parts if part["type"] == "output_text")
 
 

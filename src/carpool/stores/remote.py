@@ -272,9 +272,9 @@ class RemoteStore(HintListeners):
     def attempted(self, entry: Entry) -> bool:
         return False  # only the host knows when an entry is written
 
-    def completed(self, entry: Entry, told: OnDone) -> None:
+    def completed(self, entry: Entry, on_done: OnDone) -> None:
         recording = self._connection.ask(_NOTHING.decode, "record", entry, True)  # deferred
-        recording.add_done_callback(lambda done: told(None if done.cancelled() else done.exception()))
+        recording.add_done_callback(lambda done: on_done(None if done.cancelled() else done.exception()))
 
     async def aclose(self) -> None:
         await self._connection.aclose()

@@ -37,7 +37,7 @@ class _Target(NamedTuple):
     """The target of an INSERT, for COPY."""
 
     copy: str
-    look: str
+    query: str
     columns: int
 
 
@@ -73,7 +73,7 @@ class PostgresSession(Session):
         with self.connection.cursor() as cursor:
             types = self._types.get(statement)
             if types is None:
-                described = cursor.execute(for_driver(target.look)).description or ()
+                described = cursor.execute(for_driver(target.query)).description or ()
                 types = self._types[statement] = [column.type_code for column in described]
             with cursor.copy(for_driver(target.copy)) as copy:
                 copy.set_types(types)
