@@ -17,7 +17,7 @@ import pytest
 import carpool
 from carpool import cli, dialects
 from carpool.core.errors import ConfigError
-from carpool.core.keys import new_key, sent_in
+from carpool.core.keys import header_forms, new_key
 from carpool.core.model import Usage, ticket_number
 from carpool.planners.access.read_rules import read_rules
 from tests.support.fleets import QUICK, soon
@@ -79,7 +79,7 @@ async def test_its_key_header_carries_a_virtual_key_and_stays_secret() -> None:
         store, virtual_keys = house.engine._context.store, house.engine.virtual_key_cache
         key, secret = new_key(store.pepper, "ci", "toy", "TOY_KEY", house.engine._context.now())
         await store.write_keys([key])
-        await virtual_keys.open(lambda provider, variable: sent_in(TOY.key_headers, "of-the-house"))
+        await virtual_keys.open(lambda provider, variable: header_forms(TOY.key_headers, "of-the-house"))
         sent = await http.post(house.url + ENDPOINT, json=BODY, headers={"x-toy-key": secret} | BATCH)
         assert (sent.status_code, sent.json(), provider.keys) == (200, said(BODY), {"of-the-house"})
         models = await http.get(f"{house.url}/@provider=toy{TOY.models_path}", headers={"x-toy-key": secret})

@@ -42,12 +42,14 @@ def test_ten_thousand_failures_in_a_row_wait_no_longer_than_the_limit() -> None:
 
 
 def test_luck_spreads_it_by_a_quarter_to_either_side() -> None:
-    assert [backoff(1, 4.0, 60.0, luck) for luck in (0.0, 0.5, 1.0)] == [3.0, 4.0, 5.0]
+    assert [backoff(1, 4.0, 60.0, jitter) for jitter in (0.0, 0.5, 1.0)] == [3.0, 4.0, 5.0]
 
 
 @given(st.integers(-10, 10**9), st.floats(0.001, 1e6), st.floats(0.001, 1e6), st.floats(0.0, 1.0))
-def test_a_backoff_is_bounded_for_any_number_of_failures(failures: int, first: float, most: float, luck: float) -> None:
-    pause = backoff(failures, first, most, luck)
+def test_a_backoff_is_bounded_for_any_number_of_failures(
+    failures: int, first: float, most: float, jitter: float
+) -> None:
+    pause = backoff(failures, first, most, jitter)
     assert math.isfinite(pause)
     assert 0.75 * min(first, most) <= pause <= 1.25 * most
-    assert pause <= backoff(failures + 1, first, most, luck) <= 2 * pause
+    assert pause <= backoff(failures + 1, first, most, jitter) <= 2 * pause

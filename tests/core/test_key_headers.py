@@ -2,7 +2,7 @@
 
 import pytest
 
-from carpool.core.keys import forms, plain, the_key
+from carpool.core.keys import forms, plain, single_key
 from carpool.core.model import Headers
 from carpool.dialects import ANTHROPIC, OPENAI, configured_dialect
 
@@ -47,7 +47,7 @@ def test_a_key_has_the_same_forms_whatever_header_it_comes_in(secret: Headers, s
 )
 def test_what_is_not_one_key_has_no_other_form(secret: Headers) -> None:
     assert forms(secret, NAMES, NOBODY) == [secret] == [plain(secret, NOBODY)]
-    assert the_key(secret) is None
+    assert single_key(secret) is None
 
 
 def test_who_pays_stays_beside_the_key() -> None:

@@ -877,7 +877,7 @@ MUTANTS = (
     Mutant(
         "a kept call on now has one try",
         f"{ENGINE}/now/send.py",
-        "self._context.now() + KEPT_PATIENCE_S if waits_long else call.deadline",
+        "self._context.now() + KEPT_MAX_WAIT_S if waits_long else call.deadline",
         "call.deadline",
         test="tests/sim/test_seeds.py",
     ),

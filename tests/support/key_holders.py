@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
-from carpool.core.keys import Profile, new_key, sent_in
+from carpool.core.keys import Profile, header_forms, new_key
 from carpool.core.model import Headers
 from carpool.dialects import get as get_dialect
 from tests.support.stage import Stage, staged
@@ -16,7 +16,7 @@ VARIABLES = {"HOUSE_KEY": HOUSE, "OTHER_KEY": "sk-ant-of-others"}
 
 
 def find_secrets(provider: str, variable: str) -> list[Headers]:
-    return sent_in(get_dialect("anthropic").key_headers, VARIABLES[variable]) if variable in VARIABLES else []
+    return header_forms(get_dialect("anthropic").key_headers, VARIABLES[variable]) if variable in VARIABLES else []
 
 
 async def give(stage: Stage, name: str, profile: Profile | None = None, env: str = "HOUSE_KEY", **more: Any) -> str:

@@ -11,7 +11,7 @@ from typer.completion import completion_init  # type: ignore[attr-defined]
 
 from carpool._version import __version__
 from carpool.cli import flags
-from carpool.cli.console import complain
+from carpool.cli.console import print_errors
 from carpool.cli.demo import demo
 from carpool.cli.keys import keys
 from carpool.cli.mock import mock
@@ -70,7 +70,7 @@ def main() -> None:
     try:
         app()
     except CarpoolError as error:
-        complain([error])
+        print_errors([error])
         sys.exit(2)
     except Exception as error:  # noqa: BLE001  printed here, because the interpreter would also show its message
         sys.stderr.write(f"This is a bug in carpool:\n{safe_traceback(error)}\n")

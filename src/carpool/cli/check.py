@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from carpool.cli.console import complain, console, print_json
+from carpool.cli.console import console, print_errors, print_json
 from carpool.cli.listen import exposed
 from carpool.cli.setup import defaults_of, upstreams_of
 from carpool.config import Config, ConnectionLimits, ServerSettings, Tls
@@ -74,7 +74,7 @@ def run_check(
             _print_explained(out, explained)
         for note in notes:
             out.print(Text.assemble(("note: ", "yellow"), note), soft_wrap=True)
-        complain(errors)
+        print_errors(errors)
         if not errors:
             sound = "The config is sound, and carpool can start with it here."
             out.print(Text(sound, style="bold green"), soft_wrap=True)

@@ -52,7 +52,7 @@ def print_json(document: object) -> None:
     typer.echo(msgspec.json.format(msgspec.json.encode(document), indent=2).decode())
 
 
-def complain(errors: Iterable[Exception]) -> None:
+def print_errors(errors: Iterable[Exception]) -> None:
     """Print one line per error to stderr."""
     for error in errors:
         console(stderr=True).print(Text.assemble(("carpool: ", "bold red"), str(error)), soft_wrap=True)

@@ -18,7 +18,7 @@ import uvloop
 
 from carpool.cli import flags, listen, process, setup
 from carpool.cli.check import refuse_json, run_check
-from carpool.cli.console import StoreContents, complain, in_memory, say, started, stopped, store_location
+from carpool.cli.console import StoreContents, in_memory, print_errors, say, started, stopped, store_location
 from carpool.cli.flags import LogFormat
 from carpool.cli.workers import supervise
 from carpool.config import Config, ConnectionLimits
@@ -90,7 +90,7 @@ def serve(
         run_check(settings, errors, host, request, everything=everything, as_json=in_json)
         return
     if errors:
-        complain(errors)
+        print_errors(errors)
         raise typer.Exit(2)
     options = ServeOptions(host, log_format, drain, KeepAliveIntervals().scaled(patience), hub)
     process.give_back_large_blocks()

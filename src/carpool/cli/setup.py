@@ -12,7 +12,7 @@ from carpool.cli.listen import admin_token, check_keys, listen, tls_context
 from carpool.config import Config, Flag, Provider, ServerSettings, read_config, secret_in
 from carpool.core.clock import SystemClock
 from carpool.core.errors import CarpoolError, ConfigError
-from carpool.core.keys import sent_in
+from carpool.core.keys import header_forms
 from carpool.core.model import Headers
 from carpool.core.ports import Dialect, HttpClient
 from carpool.dialects import COMPATIBLE_PROVIDERS, DEFAULT_DIALECT, DIALECTS, configured_dialect
@@ -144,7 +144,7 @@ def secret_lookup_of(config: Config, environ: Mapping[str, str]) -> SecretLookup
 
     def find_secrets(provider: str, variable: str) -> list[Headers]:
         key = secret_in(variable, environ)
-        return sent_in(dialects[provider].key_headers, key) if key and provider in dialects else []
+        return header_forms(dialects[provider].key_headers, key) if key and provider in dialects else []
 
     return find_secrets
 
@@ -152,7 +152,7 @@ def secret_lookup_of(config: Config, environ: Mapping[str, str]) -> SecretLookup
 def configured_keys(config: Config, environ: Mapping[str, str]) -> dict[str, Headers]:
     """The keys in `api_key_env` variables, as secrets of their providers."""
     keys = [(provider, secret_in(provider.api_key_env, environ)) for provider in config.providers]
-    return {provider.name: sent_in(dialect_of(provider).key_headers, key)[0] for provider, key in keys if key}
+    return {provider.name: header_forms(dialect_of(provider).key_headers, key)[0] for provider, key in keys if key}
 
 
 def hook_secrets_of(config: Config, environ: Mapping[str, str]) -> dict[str, str]:

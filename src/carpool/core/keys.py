@@ -197,21 +197,21 @@ def _live_keys_named(keys: Iterable[VirtualKey], name: str, now: float) -> list[
 # ---------------------------------------------------------------- headers that carry a key
 
 
-def bare(name: str, value: str) -> str | None:
+def strip_bearer(name: str, value: str) -> str | None:
     """Returns the key in a key header; None for an authorization scheme other than Bearer."""
     if name != BEARER:
         return value.strip()
     return value[7:].strip() if value[:7].lower() == "bearer " else None
 
 
-def the_key(headers: Headers) -> str | None:
+def single_key(headers: Headers) -> str | None:
     """Returns the key in these key headers if there is exactly one, possibly in several of them; None if there is none,
     or if they carry different keys."""
-    keys = {bare(name, value) for name, value in headers} - {""}
+    keys = {strip_bearer(name, value) for name, value in headers} - {""}
     return keys.pop() if len(keys) == 1 else None
 
 
-def sent_in(names: Sequence[str], key: str) -> list[Headers]:
+def header_forms(names: Sequence[str], key: str) -> list[Headers]:
     """Returns one set of headers per name, each carrying the key."""
     return [((name, f"Bearer {key}" if name == BEARER else key),) for name in names]
 
@@ -219,8 +219,8 @@ def sent_in(names: Sequence[str], key: str) -> list[Headers]:
 def plain(secret: Headers, payer_headers: Set[str]) -> Headers:
     """Returns the secret in normal form: the same headers, the key written the same way, empty key headers removed."""
     keys, payers = _split(secret, payer_headers)
-    key = the_key(keys)
-    return secret if key is None else _in_all({name for name, value in keys if bare(name, value)}, key) + payers
+    key = single_key(keys)
+    return secret if key is None else _in_all({name for name, value in keys if strip_bearer(name, value)}, key) + payers
 
 
 def forms(secret: Headers, names: Sequence[str], payer_headers: Set[str]) -> list[Headers]:
@@ -228,15 +228,15 @@ def forms(secret: Headers, names: Sequence[str], payer_headers: Set[str]) -> lis
 
     Headers that select who pays are kept in each form. A secret with several different keys has only its own form."""
     keys, payers = _split(secret, payer_headers)
-    key = the_key(keys)
+    key = single_key(keys)
     if key is None:
         return [secret]
-    in_each = [headers + payers for headers in (*sent_in(names, key), _in_all(names, key))]
+    in_each = [headers + payers for headers in (*header_forms(names, key), _in_all(names, key))]
     return list(dict.fromkeys((*in_each, plain(secret, payer_headers))))
 
 
 def _in_all(names: Iterable[str], key: str) -> Headers:
-    return tuple([header for headers in sent_in(sorted(names), key) for header in headers])
+    return tuple([header for headers in header_forms(sorted(names), key) for header in headers])
 
 
 def _split(secret: Headers, payer_headers: Set[str]) -> tuple[Headers, Headers]:

@@ -42,7 +42,7 @@ _REGISTERED: dict[str, Dialect] = {dialect.name: dialect for dialect in (ANTHROP
 DIALECTS = MappingProxyType(_REGISTERED)
 
 _PREFIX = "/openai"  # which some SDKs and base URLs put before OpenAI's paths
-_UNSPOKEN = {"x-goog-api-key": "gemini"}  # key headers of providers without a dialect
+_WITHOUT_DIALECT = {"x-goog-api-key": "gemini"}  # key headers of providers without a dialect
 
 
 def get(name: str) -> Dialect:
@@ -59,7 +59,7 @@ def below(path: str) -> str:
 def key_headers() -> frozenset[str]:
     """The headers in which clients send a key, of whichever provider."""
     of_providers = [row.key_headers for row in COMPATIBLE_PROVIDERS.values()]
-    return frozenset(_UNSPOKEN).union(*of_providers, *[dialect.key_headers for dialect in DIALECTS.values()])
+    return frozenset(_WITHOUT_DIALECT).union(*of_providers, *[dialect.key_headers for dialect in DIALECTS.values()])
 
 
 def dialect_of_request(path: str, headers: Headers) -> str | None:
@@ -68,8 +68,8 @@ def dialect_of_request(path: str, headers: Headers) -> str | None:
     name = max(claims, key=claims.__getitem__)
     if claims[name] is not Claim.OWN:
         for header, _ in headers:
-            if header in _UNSPOKEN:
-                return _UNSPOKEN[header]
+            if header in _WITHOUT_DIALECT:
+                return _WITHOUT_DIALECT[header]
     return name if claims[name] else None
 
 

@@ -207,7 +207,7 @@ class EngineContext:
     lead_at: float = 0.0  # when to check it again
     closing: bool = False
     wake: float = 0.0
-    alarm: asyncio.Event = field(default_factory=asyncio.Event)
+    wake_event: asyncio.Event = field(default_factory=asyncio.Event)
     _last_ticket: int = 0
 
     def __post_init__(self) -> None:
@@ -222,7 +222,7 @@ class EngineContext:
         """Schedules the next step of the engine for this time or earlier."""
         if at is not None and at < self.wake:
             self.wake = at
-            self.alarm.set()
+            self.wake_event.set()
 
     def wake_now(self) -> None:
         self.wake_by(0.0)
@@ -265,7 +265,7 @@ class EngineContext:
         elif any(self.leads(credential) for credential in credentials):
             self.wake_by(self.now() + min(self.policy.linger_ms / 1000, HURRY_S))
 
-    def whose(self, batch: Batch) -> str:
+    def credential_of(self, batch: Batch) -> str:
         """The credential of a batch's calls, whichever form of the key buys it."""
         return self.keyring.credential(batch.key.credential)
 
@@ -303,7 +303,7 @@ class EngineContext:
 
     def emit_batch_event(self, kind: Callable[..., Event], batch: Batch, *facts: object) -> None:
         """Reports an event of a batch."""
-        self.event_hooks.emit(kind(self.now(), batch.id, *facts, credential=self.whose(batch)))
+        self.event_hooks.emit(kind(self.now(), batch.id, *facts, credential=self.credential_of(batch)))
 
     async def reached(self, point: str) -> None:
         """A named point in the processing of a call, where a test may stop the process."""

@@ -161,7 +161,7 @@ class Engine:
         context = self._context
         while True:
             context.wake = float("inf")
-            context.alarm.clear()
+            context.wake_event.clear()
             try:
                 context.wake_by(await self.step(context.now()))
                 context.troubles.worked("planning")
@@ -174,10 +174,10 @@ class Engine:
     async def _sleep(self) -> None:
         context = self._context
         while (delay := context.wake - context.now()) > 0:
-            context.alarm.clear()
+            context.wake_event.clear()
             with suppress(TimeoutError):
                 async with asyncio.timeout(min(delay, 3600.0)):  # unlike wait_for, it never swallows a cancellation
-                    await context.alarm.wait()
+                    await context.wake_event.wait()
 
     async def step(self, now: float) -> float | None:
         """Advances the batch side by one plan. Returns when to plan again."""

@@ -10,7 +10,7 @@ import httpx2
 import openai
 import pytest
 
-from carpool.core.keys import Profile, new_key, sent_in
+from carpool.core.keys import Profile, header_forms, new_key
 from carpool.dialects import get as get_dialect
 from carpool.mock import MockConfig, expected_openai_text
 
@@ -28,7 +28,7 @@ async def hosting(**profile: Any) -> AsyncIterator[tuple[Any, str]]:
         )
         await stage.store.write_keys([key])
         await stage.engine.virtual_key_cache.open(
-            lambda provider, variable: sent_in(get_dialect(provider).key_headers, HOUSE[variable])
+            lambda provider, variable: header_forms(get_dialect(provider).key_headers, HOUSE[variable])
         )
         yield stage, secret
 

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from carpool.core.ports import Allowance, Allowances
-from carpool.planners.pressure.throttle import CALM_S, CLOSED_MOST_S, GUESS_S, Meter, Throttle
+from carpool.planners.pressure.throttle import GUESS_S, MAX_CLOSED_S, RECOVERY_S, Meter, Throttle
 
 NOW = 1_794_000_000.0
 
@@ -184,15 +184,15 @@ def test_hours_of_refusals_in_a_row_do_no_harm() -> None:
 def test_a_pause_of_an_hour_is_asked_about_sooner() -> None:
     throttle = Throttle(NOW)
     throttle.refused(NOW, send(throttle, NOW), 3600.0, 1.0)
-    assert throttle.ready_at(NOW, 1.0) <= NOW + CLOSED_MOST_S * 1.25
+    assert throttle.ready_at(NOW, 1.0) <= NOW + MAX_CLOSED_S * 1.25
 
 
 def test_an_account_that_was_not_refused_for_a_while_is_calm_again() -> None:
     throttle = Throttle(NOW)
     throttle.refused(NOW, send(throttle, NOW), 1.0, 0.0)
     assert not throttle.reset_if_idle(NOW + 5.0)
-    assert throttle.reset_if_idle(NOW + 1.0 + CALM_S)
-    assert throttle.can_send(NOW + 1.0 + CALM_S, 1.0)
+    assert throttle.reset_if_idle(NOW + 1.0 + RECOVERY_S)
+    assert throttle.can_send(NOW + 1.0 + RECOVERY_S, 1.0)
 
 
 def test_the_limit_grows_without_any_answer() -> None:

@@ -97,7 +97,7 @@ class PushClient(HttpClient, Protocol):
     somewhat longer than the request's `timeout`."""
 
     @property
-    def most(self) -> int:
+    def max_push_bytes(self) -> int:
         """The largest body, in bytes, that can be pushed; a larger one needs `send`."""
 
     def push(self, request: HttpRequest, receiver: ResponseReceiver) -> RequestHandle | None:

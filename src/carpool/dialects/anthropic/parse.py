@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from carpool.core.errors import BadCall
-from carpool.core.keys import BEARER, bare
+from carpool.core.keys import BEARER, strip_bearer
 from carpool.core.model import Headers, Turn
 from carpool.core.ports import Claim, Parsed, RawRequest
 from carpool.dialects import json_object
@@ -71,7 +71,7 @@ def claim(path: str, headers: Headers) -> Claim:
     below_v1 = path[4:].partition("/")[0] if path.startswith("/v1/") else ""
     if below_v1 in _PATHS or any(name.startswith("anthropic-") for name in names):
         return Claim.OWN
-    keys = (bare(name, value) or "" for name, value in headers if name == BEARER)
+    keys = (strip_bearer(name, value) or "" for name, value in headers if name == BEARER)
     return Claim.KEY if "x-api-key" in names or any(key.startswith("sk-ant-") for key in keys) else Claim.NONE
 
 

@@ -7,7 +7,7 @@ from functools import lru_cache
 from typing import Any
 
 from carpool.core.errors import BadCall
-from carpool.core.keys import BEARER, bare
+from carpool.core.keys import BEARER, strip_bearer
 from carpool.core.model import Headers
 from carpool.core.ports import Claim, Parsed, RawRequest
 from carpool.dialects import json_object
@@ -84,7 +84,9 @@ def claim(path: str, headers: Headers) -> Claim:
         return Claim.PATH
     if below_v1 in _SHARED_SEGMENTS:
         return Claim.POSSIBLE
-    keyed = any(name == "api-key" or (name == BEARER and bare(name, value) is not None) for name, value in headers)
+    keyed = any(
+        name == "api-key" or (name == BEARER and strip_bearer(name, value) is not None) for name, value in headers
+    )
     return Claim.POSSIBLE if keyed and (below_v1 or completed(path) != path) else Claim.NONE
 
 

@@ -16,7 +16,7 @@ from carpool.dialects.provider_api import Count, decode_or_none
 _STANDARD = (None, "auto", "default")
 # Tools of the provider with a fee that the response does not state.
 _WITH_FEES = frozenset({"file_search_call", "code_interpreter_call", "image_generation_call", "shell_call"})
-_DEARER_SEARCH = "web_search_preview"
+_EXPENSIVE_SEARCH = "web_search_preview"
 _FREE = "moderation"
 
 
@@ -95,7 +95,7 @@ class _Answer(msgspec.Struct):
             count = self.tool_usage.web_search.num_requests
         else:
             count = sum(item.type == "web_search_call" for item in self.output or ())
-        dearer = any(tool.type.startswith(_DEARER_SEARCH) for tool in self.tools or ())
+        dearer = any(tool.type.startswith(_EXPENSIVE_SEARCH) for tool in self.tools or ())
         return None if count and dearer else count
 
 

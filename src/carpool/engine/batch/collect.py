@@ -119,13 +119,13 @@ class Collector:
                 self._finished(batch, tally)
                 await self._api.delete_files(batch, files)
         except CarpoolError as error:
-            context.trouble(f"collecting batch {batch.id}", error, upstream.provider, context.whose(batch))
+            context.trouble(f"collecting batch {batch.id}", error, upstream.provider, context.credential_of(batch))
             self._failures[batch.id] += 1
             if isinstance(error, ResultsGone) and self._denials.add(batch.id, context.now()):
                 await self.lose(row, BatchState.ABANDONED, "the provider no longer has its results")
                 self._forget(batch)
         else:
-            context.troubles.worked(f"collecting batch {batch.id}", upstream.provider, context.whose(batch))
+            context.troubles.worked(f"collecting batch {batch.id}", upstream.provider, context.credential_of(batch))
             self._forget(batch)
         finally:
             self._collecting.discard(batch.id)
@@ -265,7 +265,7 @@ class Collector:
                 upstream.dialect, model, usage, Lane.BATCH, now
             )
         kind = EntryKind.PURCHASE
-        bought = ticket, batch.id, now, Lane.BATCH, kind, key.provider, self._context.whose(batch), model
+        bought = ticket, batch.id, now, Lane.BATCH, kind, key.provider, self._context.credential_of(batch), model
         return Entry(*bought, usage, paid, would_have_paid, reason)
 
     async def settle_unmentioned(
@@ -290,7 +290,7 @@ class Collector:
         self, batch: Batch, ticket: int, reason: str, view: TicketView | None, staying: bool
     ) -> Settlement:
         key, now, kind = batch.key, self._context.now(), EntryKind.PURCHASE
-        bought = ticket, batch.id, now, Lane.BATCH, kind, key.provider, self._context.whose(batch), key.model
+        bought = ticket, batch.id, now, Lane.BATCH, kind, key.provider, self._context.credential_of(batch), key.model
         entry = Entry(*bought, reason=reason)
         if view is None or view.state is TicketState.SENDING:
             return Settlement(ticket, entry=entry)
@@ -340,5 +340,5 @@ class Collector:
         limit = context.policy.alert_on_batch_failure_rate
         rate = 1 - tally["succeeded"] / max(1, batch.count)
         if limit is not None and rate > limit:
-            high = FailureRateHigh(context.now(), rate, limit, batch.count, credential=context.whose(batch))
+            high = FailureRateHigh(context.now(), rate, limit, batch.count, credential=context.credential_of(batch))
             context.event_hooks.emit(high)

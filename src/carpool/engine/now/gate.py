@@ -21,7 +21,7 @@ from carpool.planners.pressure.fair_queue import FairQueue, Tags, tag_set
 from carpool.planners.pressure.throttle import Throttle
 
 PRESSING_S = 10.0  # a call with less slack than this, beyond its own duration, skips the queue
-KEPT_PATIENCE_S = 600.0  # how long a call on disk may wait: its outcome is final
+KEPT_MAX_WAIT_S = 600.0  # how long a call on disk may wait: its outcome is final
 LONGEST_S = 30.0  # longest retry-after while the circuit breaker is open
 MAX_GATES = 1000  # clients choose model names, so idle gates beyond this are dropped
 BYTES_PER_TOKEN = 4
@@ -74,7 +74,7 @@ class Gate:
     model: str
     throttle: Throttle
     line: FairQueue[asyncio.Future[Slot]] = field(default_factory=FairQueue)
-    alarm: asyncio.Event = field(default_factory=asyncio.Event)
+    wake_event: asyncio.Event = field(default_factory=asyncio.Event)
     granting: bool = False
 
     def ready_at(self, now: float, tokens: float) -> float:
@@ -171,12 +171,12 @@ class Slot:
         context.event_hooks.emit(BreakerClosed(now, account.name[:8], account.provider))
         for gate in account.gates.values():
             gate.throttle.reopened(now)
-            gate.alarm.set()
+            gate.wake_event.set()
 
     def _wake_queues(self) -> None:
         """Wakes the queue of this gate; after a probe, the queues of all gates of the account."""
         for woken in self._gate.account.gates.values() if self._probe else (self._gate,):
-            woken.alarm.set()
+            woken.wake_event.set()
 
     def retry_wait(self) -> float:
         """How long the retry budget delays a retry."""
@@ -231,7 +231,7 @@ class Gates:
             if gate.line or gate.ready_at(now, tokens) > now:
                 raise self._provider_failing(gate.account, now)
             return gate.take(now, tokens)
-        patience = KEPT_PATIENCE_S if kept else self._context.policy.max_wait_now_s
+        patience = KEPT_MAX_WAIT_S if kept else self._context.policy.max_wait_now_s
         until = now + patience if deadline is None else deadline
         if kept and not tried:  # better late than never: rejected at once, it would be retried at once, for ever
             until = max(until, now + PRESSING_S)
@@ -268,7 +268,7 @@ class Gates:
             raise
         finally:
             gate.line.leave(place)
-            gate.alarm.set()
+            gate.wake_event.set()
 
     def _release_unused(self, turn: asyncio.Future[Slot]) -> None:
         """Releases a slot that was granted just when its call stopped waiting."""
@@ -293,7 +293,7 @@ class Gates:
         """Grants slots to queued calls, one by one, until the queue is empty."""
         try:
             while gate.line:
-                gate.alarm.clear()
+                gate.wake_event.clear()
                 now = self._now()
                 place = gate.line.next(now)
                 if place.item.done():  # its client has just disconnected
@@ -306,7 +306,7 @@ class Gates:
                     continue
                 with suppress(TimeoutError):
                     async with asyncio.timeout(min(ready - now, 3600.0)):
-                        await gate.alarm.wait()
+                        await gate.wake_event.wait()
         finally:
             gate.granting = False
             for place in gate.line:  # only when the engine closes

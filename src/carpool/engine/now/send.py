@@ -30,7 +30,7 @@ from carpool.core.model import Call, Entry, EntryKind, Lane, Outcome, OutcomeKin
 from carpool.core.ports import Ask, Dialect, HttpResponse, Refusal, ResponseEnd, ResponseReceiver
 from carpool.core.upstream import Upstream, WholeResponse, whole
 from carpool.engine.context import EngineContext, Reply
-from carpool.engine.now.gate import KEPT_PATIENCE_S, Gates, Slot
+from carpool.engine.now.gate import KEPT_MAX_WAIT_S, Gates, Slot
 from carpool.engine.now.relay import Purchase, StreamedResponse, TappedChunks, local_refusal
 from carpool.planners import ledger
 
@@ -104,7 +104,7 @@ class Sender:
         None if the call needs more than that, such as retries: then use `forward`."""
         context, upstream = self._context, self._context.upstreams[call.provider]
         http_client = upstream.push_client
-        if http_client is None or call.deadline is not None or len(ask.body) > http_client.most:
+        if http_client is None or call.deadline is not None or len(ask.body) > http_client.max_push_bytes:
             return None
         slot = self.gates.enter(call.provider, call.credential, call.model, len(ask.body))
         if slot is None:
@@ -225,7 +225,7 @@ class Sender:
         call, kept = request.call, request.kept
         number = await self._context.store.attempts(call.ticket) if kept else request.tried
         waits_long = kept and call.deadline is None  # its outcome is final, and a short outage should not become it
-        until = self._context.now() + KEPT_PATIENCE_S if waits_long else call.deadline
+        until = self._context.now() + KEPT_MAX_WAIT_S if waits_long else call.deadline
         dialect = self._upstream(request).dialect
         while True:
             number += 1

@@ -233,7 +233,7 @@ def _batch(batch: Batch, credential: str, now: float) -> dict[str, Any]:
 
 
 MAX_UNREAD = 1000  # events that a slow reader may lag behind
-SILENCE_S = 15.0  # between keep-alive comments
+KEEP_ALIVE_S = 15.0  # between keep-alive comments
 SLOWEST_READ_S = 30.0  # for the client to read a chunk
 
 KEEP_ALIVE = b": still here\n\n"
@@ -283,7 +283,7 @@ class EventStream:
                     await _send_in_time(request, last, more=False)
                     return
                 with suppress(TimeoutError):
-                    async with asyncio.timeout(SILENCE_S):
+                    async with asyncio.timeout(KEEP_ALIVE_S):
                         await woken.wait()
                     woken.clear()
             raise Disconnected

@@ -11,7 +11,7 @@ from typing import Any
 from urllib.parse import parse_qs
 
 from carpool.core.errors import BadCall
-from carpool.core.keys import sent_in, the_key
+from carpool.core.keys import header_forms, single_key
 from carpool.core.lifecycle import TicketState
 from carpool.core.model import CallRow, Entry, Headers, ticket_number, ticket_text
 from carpool.core.ports import Dialect
@@ -90,11 +90,11 @@ class TicketRoutes:
     def _secret(self, headers: Headers, dialect: Dialect) -> Headers:
         """The secret of a request. For tickets, any key header is accepted, even one that the provider ignores."""
         names = key_headers()
-        key = the_key(tuple([pair for pair in headers if pair[0] in names]))
+        key = single_key(tuple([pair for pair in headers if pair[0] in names]))
         secret = dialect.secret(headers)
         if secret or key is None:
             return secret
-        [usual, *_] = sent_in(dialect.key_headers, key)
+        [usual, *_] = header_forms(dialect.key_headers, key)
         return dialect.secret((*usual, *headers))
 
     async def collect(self, row: CallRow, query: str, request: RequestContext) -> None:

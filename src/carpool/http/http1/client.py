@@ -53,7 +53,7 @@ class Http1Client:
     A response with a status of 300 or more ends the upload; any other waits until the upload is complete.
     """
 
-    most = 4 * BLOCK  # the largest body that is sent in one piece
+    max_push_bytes = 4 * BLOCK  # the largest body that is sent in one piece
 
     def __init__(
         self,
@@ -77,7 +77,7 @@ class Http1Client:
         connection = self._idle_connection(origin) or await self._connect(origin, request.timeout)
         response = Http1Response(connection, origin.host, request)
         try:
-            if isinstance(request.body, bytes) and len(request.body) <= self.most:
+            if isinstance(request.body, bytes) and len(request.body) <= self.max_push_bytes:
                 response.exchange.uploaded = True
                 connection.begin(response.exchange, head + request.body)
             else:

@@ -55,8 +55,8 @@ class Breaker:
         self._probed_at = -math.inf
         return news
 
-    def failed(self, now: float, probe: bool, luck: float) -> bool:
-        """The provider failed or could not be reached. `luck`, from 0 to 1, is the jitter of the next probe. Returns
+    def failed(self, now: float, probe: bool, jitter: float) -> bool:
+        """The provider failed or could not be reached. `jitter`, from 0 to 1, is that of the next probe. Returns
         whether the breaker opens now."""
         self.failing = self.failing + 1 if now - self._failed_at <= RECENT_S else 1
         self._failed_at = now
@@ -66,7 +66,7 @@ class Breaker:
         if news or probe:
             self.closed = False
             self._openings += 1
-            self.open_until = now + backoff(self._openings, OPEN_S, OPEN_MAX_S, luck)
+            self.open_until = now + backoff(self._openings, OPEN_S, OPEN_MAX_S, jitter)
             self._probed_at = -math.inf
         return news
 

@@ -19,8 +19,8 @@ the rate that was measured before the refusal, then faster from second to second
 would be sent in the moment when the gate opens, and be refused again. The pace may exceed the stated rate (`CATCH_UP`),
 because the rate is an estimate: if it is too low, calls that never go faster would never find out.
 
-After `CALM_S` without a refusal and without waiting calls the throttle is calm again, and every limit but the meters is
-lifted. After an outage (`reopened`) a few calls go first, and the limit doubles with the responses.
+After `RECOVERY_S` without a refusal and without waiting calls the throttle is calm again, and every limit but the meters
+is lifted. After an outage (`reopened`) a few calls go first, and the limit doubles with the responses.
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ SPEND_S: Final = 4.0  # over which the remaining allowance may be spent
 CATCH_UP: Final = 2.0  # maximum pace relative to the stated rate, to make up for the time when the gate was closed
 BACKOFF_S: Final = 0.5
 BACKOFF_MAX_S: Final = 30.0
-CLOSED_MOST_S: Final = 60.0  # then one call tries again, whatever `retry-after` said
-CALM_S: Final = 10.0  # without a refusal and without waiting calls for so long, the throttle is calm again
+MAX_CLOSED_S: Final = 60.0  # then one call tries again, whatever `retry-after` said
+RECOVERY_S: Final = 10.0  # without a refusal and without waiting calls for so long, the throttle is calm again
 UPDATE_S: Final = 1.0
 LATE_S: Final = 0.05  # timers fire late: the pace makes up for this much
 
@@ -136,7 +136,7 @@ class Throttle:
     _grown_at: float = 0.0
     _refused_at: float = -math.inf
     _opened_at: float = 0.0
-    _strikes: int = 0  # refusals in a row
+    _refusals_in_a_row: int = 0  # refusals in a row
     _share: float = FIRST
     _base: float = SLOWEST  # calls per second that the provider was measured to accept
     _kept: int = 0  # requests not refused since `_counted_at`
@@ -235,23 +235,23 @@ class Throttle:
         self.in_flight -= 1
         if self.pressed:
             self._grow(now)
-            self._strikes = 0
+            self._refusals_in_a_row = 0
             self.limit += 1.0 if self.limit < self._was else GROWTH_SHARE
 
-    def refused(self, now: float, mark: Mark, retry_after: float | None, luck: float) -> bool:
-        """The provider refused (429, 529). `luck`, from 0 to 1, is the jitter. Returns whether this is a new event:
+    def refused(self, now: float, mark: Mark, retry_after: float | None, jitter: float) -> bool:
+        """The provider refused (429, 529). `jitter` is from 0 to 1. Returns whether this is a new event:
         calls sent before the gate closed belong to the refusal that closed it."""
         news = mark.at > self._refused_at or not self.pressed
         self._grow(now)
         if news:
-            self._strikes += 1
+            self._refusals_in_a_row += 1
             self._measure(now)
             self._press(now, min(self.limit, float(self.in_flight)))
             self._refused_at = now
         self.in_flight -= 1
         self._kept -= 1
-        pause = backoff(self._strikes, BACKOFF_S, BACKOFF_MAX_S) if retry_after is None else retry_after
-        until = now + min(max(pause, 0.05), CLOSED_MOST_S) * (1.0 + luck / 4)
+        pause = backoff(self._refusals_in_a_row, BACKOFF_S, BACKOFF_MAX_S) if retry_after is None else retry_after
+        until = now + min(max(pause, 0.05), MAX_CLOSED_S) * (1.0 + jitter / 4)
         if until > self.paused_until:
             self.paused_until = self._opened_at = self._next_at = until
         return news
@@ -280,9 +280,9 @@ class Throttle:
 
     def reset_if_idle(self, now: float) -> bool:
         """Called while no call waits: without a refusal for a while, become calm again. Returns whether it is calm."""
-        if self.pressed and now >= max(self._refused_at, self.paused_until) + CALM_S:
+        if self.pressed and now >= max(self._refused_at, self.paused_until) + RECOVERY_S:
             self.pressed = False
             self.limit = math.inf
-            self._strikes = 0
+            self._refusals_in_a_row = 0
             self._kept, self._counted_at = 0, now
         return not self.pressed

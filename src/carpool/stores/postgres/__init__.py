@@ -26,7 +26,7 @@ from carpool.stores.operations import calls, ledger
 from carpool.stores.operations.session import Row, no_store
 from carpool.stores.operations.session import migrations as numbered_migrations
 from carpool.stores.operations.store import OperatedStore, open_in_thread
-from carpool.stores.postgres.groups import PATIENCE_S, PostgresGroups
+from carpool.stores.postgres.groups import MAX_OUTAGE_S, PostgresGroups
 from carpool.stores.postgres.notify import NotifyChannel
 from carpool.stores.postgres.session import PostgresSession, for_driver, is_permanent, translate
 from carpool.stores.secret import find_secret, find_store_secret, settle_secret
@@ -74,7 +74,7 @@ class PostgresStore(OperatedStore):
         own_clock: bool = True,
         secret: bytes | None = None,
         encrypt: bool = False,
-        patience: float = PATIENCE_S,
+        patience: float = MAX_OUTAGE_S,
     ) -> Self:
         """Opens or creates the store. `threaded` False runs in the caller's thread. `own_clock` False uses the callers'
         time for leases instead of the database's clock. `patience`: how many seconds to wait for a server that can't be

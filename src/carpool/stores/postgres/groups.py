@@ -41,7 +41,7 @@ from carpool.stores.operations.session import BIGGEST, Row, to_json
 from carpool.stores.operations.writer import Groups, Job, Work, each, runs, work
 from carpool.stores.postgres.session import PostgresSession, again, lost, state_of, translate
 
-PATIENCE_S = 30.0  # how long a group waits for a server that can't be reached
+MAX_OUTAGE_S = 30.0  # how long a group waits for a server that can't be reached
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.02, 1.0
 _TRIES = 20  # of a group that loses races against other transactions
 
@@ -84,7 +84,7 @@ class PostgresGroups(Groups):
     _session: PostgresSession
 
     def __init__(
-        self, session: PostgresSession, connect: Callable[[], psycopg.Connection[Row]], patience: float = PATIENCE_S
+        self, session: PostgresSession, connect: Callable[[], psycopg.Connection[Row]], patience: float = MAX_OUTAGE_S
     ) -> None:
         super().__init__(session)
         self._connect = connect

@@ -30,7 +30,7 @@ _VERSIONS = frozenset({"1.0", "1.1"})
 class BoundedProtocol(HttpToolsProtocol):
     cycle: Cycle  # of the newest request
     limits: ClassVar[ConnectionLimits] = ConnectionLimits()
-    _most: ClassVar[int] = ConnectionLimits().max_head  # cached: read many times per request
+    _max_head: ClassVar[int] = ConnectionLimits().max_head  # cached: read many times per request
     _trailers: _Trailers | None = None
 
     _received = 0  # bytes since the last complete message
@@ -48,7 +48,7 @@ class BoundedProtocol(HttpToolsProtocol):
     @classmethod
     def within(cls, limits: ConnectionLimits) -> type[Self]:
         """A subclass with other limits."""
-        return type(cls.__name__, (cls,), {"limits": limits, "_most": limits.max_head})
+        return type(cls.__name__, (cls,), {"limits": limits, "_max_head": limits.max_head})
 
     # ------------------------------------------------------------ the connection
 
@@ -69,7 +69,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self._received += len(data)
         try:
             self.parser.feed_data(data)
-            if self._received > self._most:
+            if self._received > self._max_head:
                 self._check_framing()
         except httptools.HttpParserUpgrade as upgrade:
             self._resume_http(data[upgrade.args[0] :])
@@ -82,7 +82,7 @@ class BoundedProtocol(HttpToolsProtocol):
         """Bounds everything that is not body: the head, chunk framing and trailers."""
         if self._in_head:
             raise self._too_long()
-        if self._received - self._body > self._most + _TURN + _PER_BYTE * self._body:
+        if self._received - self._body > self._max_head + _TURN + _PER_BYTE * self._body:
             raise RequestRefused(400, "This body is nearly all framing. Send it in larger chunks, without extensions.")
 
     def _too_long(self) -> RequestRefused:
@@ -99,7 +99,7 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def on_url(self, url: bytes) -> None:
         self.url += url
-        if len(self.url) > self._most:
+        if len(self.url) > self._max_head:
             raise RequestRefused(414, f"The address of this request has more than {self.limits.max_head_kb} KB.")
 
     def on_headers_complete(self) -> None:
@@ -110,7 +110,7 @@ class BoundedProtocol(HttpToolsProtocol):
             self._check_room()
         self.begin_cycle()
         if self._trailers is None:
-            self._trailers = _Trailers(self._most)
+            self._trailers = _Trailers(self._max_head)
         self.headers = self._trailers  # type: ignore[assignment]  # later fields are trailers, not headers
         self._in_head = False
 
@@ -121,7 +121,7 @@ class BoundedProtocol(HttpToolsProtocol):
             raise RequestRefused(431, f"This request has more than {most} headers. Send fewer.")
         if names and max(map(len, names)) > LONGEST_NAME:
             raise RequestRefused(431, f"A header of this request has a name of more than {LONGEST_NAME} characters.")
-        if self._received > self._most and _size(headers) + len(self.url) > self._most:
+        if self._received > self._max_head and _size(headers) + len(self.url) > self._max_head:
             raise self._too_long()  # otherwise the excess is body that arrived with the head
         version = self.parser.get_http_version()
         if version not in _VERSIONS or (b"transfer-encoding" in names and not _is_chunked(headers, version)):
@@ -149,7 +149,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self._received = self._body = self._stalls = self._seen = 0
         self._in_head, self._mid_message = True, False
         if self._trailers is not None:
-            self._trailers.left = self._most
+            self._trailers.left = self._max_head
         cycle = self.cycle
         if not cycle.response_complete:
             cycle.more_body = False
