@@ -22,10 +22,11 @@ _CLOSE = re.compile(rb"[ \t\r\n]*\}[ \t\r\n]*")
 
 
 class JsonObject(msgspec.Struct, frozen=True):
-    """A JSON object: its original bytes and its decoded values."""
+    """A JSON object: its original bytes, its decoded values, and each member as the client sent it."""
 
     text: bytes
     values: dict[str, Any]
+    members: dict[str, msgspec.Raw]
     exact: bool  # False when a number is too big to decode; the member that holds it is UNSET
 
     def mistake(self, name: str, expected: str) -> BadCall:
@@ -41,7 +42,7 @@ class JsonObject(msgspec.Struct, frozen=True):
     @property
     def spans(self) -> dict[str, tuple[int, int]]:
         """The position of each member, from the first byte of its name to the last of its value."""
-        return _spans(self.text, _SHALLOW.decode(self.text))
+        return _spans(self.text, self.members)
 
     def without(self, name: str) -> bytes:
         """The body without one member."""
@@ -93,12 +94,13 @@ def read(body: bytes) -> JsonObject:
             values, exact = _decode_members(body), False
         if not isinstance(values, dict):
             raise BadCall("The request body must be a JSON object.")
-        _check_once(body)
+        members = _SHALLOW.decode(body)
+        _check_once(body, members)
     except RecursionError:
         raise BadCall("The request body is nested too deeply.") from None
     except ValueError as error:
         raise BadCall(f"The request body is not JSON in UTF-8: {error}.") from None
-    return JsonObject(body, values, exact)
+    return JsonObject(body, values, members, exact)
 
 
 def _decode_members(body: bytes) -> dict[str, Any] | None:
@@ -116,10 +118,9 @@ def _decode_members(body: bytes) -> dict[str, Any] | None:
     return values
 
 
-def _check_once(body: bytes) -> None:
+def _check_once(body: bytes, members: dict[str, msgspec.Raw]) -> None:
     """Refuse repeated names. msgspec keeps only one of their values, so a compact body without repetitions is exactly
     as long as its members. Nearly all clients send compact JSON; other bodies are scanned."""
-    members = _SHALLOW.decode(body)
     kept = sum(map(len, members)) + sum(map(len, members.values()))
     if 1 + kept + 4 * len(members) == len(body):  # braces, and per member two quotes, a colon and (but one) a comma
         return

@@ -13,6 +13,7 @@ from carpool.core.errors import BadCall, CallCancelled, CallExpired, CallFailed,
 from carpool.core.keys import BEARER
 from carpool.core.model import Call, Headers, Lane, OutcomeKind, ticket_text
 from carpool.core.ports import Clock, Parsed, RawRequest
+from carpool.dialects.keep_alive import client_label
 from carpool.engine import Engine, Reply, StreamedResponse, Upstream
 from carpool.planners.access.options import Options
 from carpool.planners.access.rules import call_of, understand
@@ -44,8 +45,8 @@ _PIECE = 2047  # hashlib releases the GIL above this, and getting it back takes 
 
 def make_call(engine: Engine, upstream: Upstream, clock: Clock, raw: RawRequest, options: Options) -> Call:
     """The call of a request, with its credential and fingerprint. Raises `BadCall` if the request is invalid."""
-    parsed = understand(upstream, raw)
-    return with_fingerprint(identify(engine, upstream, parsed, options, clock.now()), parsed)
+    parsed, client = understand(upstream, raw), client_label(raw.headers, upstream.dialect.subagent_headers)
+    return with_fingerprint(identify(engine, upstream, parsed, options, clock.now(), client), parsed)
 
 
 def identify(
@@ -54,9 +55,11 @@ def identify(
     parsed: Parsed,
     options: Options,
     arrived: float,
+    client: str,
     payer: str | None = None,
 ) -> Call:
-    """The call of a parsed request, with its ticket and credential. `payer` is the name of the secret that pays, if it
+    """The call of a parsed request, with its ticket and credential, and with the shape to be recorded, for which
+    `client` is the kind of client. `payer` is the name of the secret that pays, if it
     is known already; otherwise it is taken from the key in the request. It has no fingerprint: that is
     expensive, and not needed on `now`."""
     if not parsed.secret:
@@ -67,7 +70,8 @@ def identify(
             raise BadCall(f"An API key has at most {LONGEST_KEY} characters; this one has more.")
         payer = engine.add_secret(upstream.provider, parsed.secret)
     credential, ticket = engine.credential(payer), engine.new_ticket()
-    return call_of(upstream, parsed, options, arrived, ticket=ticket, credential=credential, payer=payer)
+    shape = engine.recorder.shape_of(upstream, parsed, client, ticket, credential, arrived, options.until(arrived))
+    return call_of(upstream, parsed, options, arrived, ticket=ticket, credential=credential, payer=payer, shape=shape)
 
 
 def with_fingerprint(call: Call, parsed: Parsed) -> Call:

@@ -7,7 +7,7 @@ from urllib.parse import quote
 
 from carpool.core.model import Headers
 from carpool.core.ports import Ask, BatchLimits, Capability
-from carpool.dialects import rate_limits
+from carpool.dialects import prefixes, rate_limits
 from carpool.dialects.anthropic import responses
 from carpool.dialects.anthropic.errors import error, refusal
 from carpool.dialects.anthropic.parse import (
@@ -64,6 +64,7 @@ class Anthropic(RestDialect):
     endpoint_of = staticmethod(endpoint_of)
     handles = staticmethod(handles)
     parse = staticmethod(parse)
+    prompt_sums = staticmethod(prefixes.anthropic)
     secret = staticmethod(secret)
     key_header = staticmethod(key_header)
 

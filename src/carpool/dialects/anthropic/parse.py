@@ -137,7 +137,7 @@ def _unbatchable(values: dict[str, Any], headers: SortedHeaders, query: str) -> 
 _SHORT = 2_000
 _END = 800
 _LATEST = 4  # messages: cache marks of an ongoing conversation are at its end
-_VOLATILE = "x-anthropic-billing-header"  # a block that changes with every request of a conversation
+VOLATILE = "x-anthropic-billing-header"  # a block that changes with every request of a conversation
 
 
 def _turn(values: dict[str, Any], messages: list[Any]) -> Turn | None:
@@ -182,7 +182,7 @@ def _texts(content: Any) -> list[str]:
         return [_ends(content)]
     blocks = _objects(content)
     texts = [text if isinstance(text := block.get("text"), str) else str(block.get("type")) for block in blocks]
-    return [_ends(text) for text in texts if not text.startswith(_VOLATILE)]
+    return [_ends(text) for text in texts if not text.startswith(VOLATILE)]
 
 
 def _ends(text: str) -> str:

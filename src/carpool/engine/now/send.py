@@ -26,12 +26,13 @@ from msgspec.structs import replace
 from carpool.core.bounded import backoff
 from carpool.core.errors import DeadlineMissed, NotConnected, ProviderFailing, TooBusy, WireError
 from carpool.core.lifecycle import TicketState
-from carpool.core.model import Call, Entry, EntryKind, Lane, Outcome, OutcomeKind, Settlement, Value
+from carpool.core.model import Call, CallShape, Entry, EntryKind, Lane, Outcome, OutcomeKind, Settlement, Value
 from carpool.core.ports import Ask, Dialect, HttpResponse, Refusal, ResponseReceiver, Seen
 from carpool.core.upstream import Upstream, WholeResponse, whole
 from carpool.engine.context import EngineContext, Reply
 from carpool.engine.now.gate import KEPT_PATIENCE_S, Gates, Slot
 from carpool.engine.now.relay import Purchase, StreamedResponse, Tapped, local_refusal
+from carpool.engine.recording import CallRecorder
 from carpool.planners import ledger
 
 _RecordAttempt = Callable[[Entry], Awaitable[None]]
@@ -72,8 +73,9 @@ class Sent(Enum):
 
 
 class Sender:
-    def __init__(self, context: EngineContext) -> None:
+    def __init__(self, context: EngineContext, recorder: CallRecorder) -> None:
         self._context = context
+        self._recorder = recorder
         self.gates = Gates(context)
         # Writes the attempt to the ledger before the request is sent: a crash then leaves an unknown, not a gap.
         self.record = context.store.attempt
@@ -89,12 +91,14 @@ class Sender:
         whole_response = await whole(response)
         entry = self._priced(request, entry, whole_response)
         self._complete(entry)
+        if whole_response.ok:
+            self._recorder.answered(request.call.shape, entry, whole=True)
         return Reply(request.call.ticket, _outcome(whole_response, request, self._context.now()), entry)
 
     def passing(self, request: SendRequest, response: HttpResponse, entry: Entry) -> StreamedResponse:
         """Streams the response. Closing the passage aborts the request."""
         dialect = self._upstream(request).dialect
-        finish = partial(self.close, entry, response.status, dialect)
+        finish = partial(self.close, request.call.shape, entry, response.status, dialect)
         chunks = Tapped(response, dialect.usage_tap(), finish)
         ticket = request.call.ticket if entry.sent else None
         return StreamedResponse(ticket, response.status, response.headers, chunks, request.reason, request.lane)
@@ -118,12 +122,13 @@ class Sender:
         except BaseException as error:
             slot.failed(error)
             raise
-        purchase = Purchase(self.close, self.void, upstream.dialect, entry, outlet, slot)
+        purchase = Purchase(partial(self.close, call.shape), self.void, upstream.dialect, entry, outlet, slot)
         purchase.start(http_client, upstream.request(ask, (), PASSING_S), context.background)
         return purchase
 
-    def close(self, entry: Entry, status: int, dialect: Dialect, seen: Seen) -> Entry:
-        """Prices a finished purchase: an error is not billed, and a response that broke off has no known price."""
+    def close(self, shape: CallShape | None, entry: Entry, status: int, dialect: Dialect, seen: Seen) -> Entry:
+        """Prices and records a finished purchase: an error is not billed, and a response that broke off has no known
+        price."""
         if status >= 400:
             finished = ledger.free(entry)
         elif seen.final:
@@ -131,6 +136,8 @@ class Sender:
         else:
             finished = replace(entry, usage=seen.usage)
         self._complete(finished)
+        if status < 400:
+            self._recorder.answered(shape, finished, whole=seen.answered)
         return finished
 
     def void(self, entry: Entry) -> None:

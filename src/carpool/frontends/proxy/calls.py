@@ -186,7 +186,7 @@ class CallHandler:
             parsed, arrived = understand(upstream, stable), self._clock.now()
             key = None if head.key_holder is None else head.key_holder.key
             ruled = self._rules.apply(head.cache.options, key, upstream, plain, parsed, options, arrived)
-            return identify(self._engine, upstream, parsed, ruled, arrived, head.cache.payer), parsed
+            return identify(self._engine, upstream, parsed, ruled, arrived, head.label, head.cache.payer), parsed
         except CallTooLarge:  # its size shows only when decompressed
             raise
         except BadCall:

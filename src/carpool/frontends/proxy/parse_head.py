@@ -21,7 +21,7 @@ from carpool.core.keys import KeyHolder
 from carpool.core.model import Headers
 from carpool.dialects import below, key_headers
 from carpool.dialects.headers import ONE_REQUEST
-from carpool.dialects.keep_alive import Client, recognise
+from carpool.dialects.keep_alive import Client, client_label, recognise
 from carpool.engine import Upstream
 from carpool.engine.now.decompress import encodings
 from carpool.frontends.intake import end_to_end
@@ -57,6 +57,7 @@ class HeadFacts(Struct, frozen=True):
     path: str  # without the leading options
     options: Options
     client: Client
+    label: str  # the kind of client, for the record of calls
     upstream: Upstream | None  # None: for carpool itself
     understood: bool  # a call to parse; otherwise it passes through
     compressed: bool  # its body is compressed
@@ -172,6 +173,7 @@ def _head_facts(
         path=path,
         options=options,
         client=client,
+        label="" if upstream is None else client_label(headers, upstream.dialect.subagent_headers),
         upstream=upstream,
         understood=understood,
         compressed=bool(encodings(headers)),

@@ -19,7 +19,7 @@ from msgspec.structs import replace
 
 from carpool.core.errors import BadCall
 from carpool.core.keys import VirtualKey
-from carpool.core.model import Call, Lane
+from carpool.core.model import Call, CallShape, Lane
 from carpool.core.ports import Parsed, RawRequest
 from carpool.core.upstream import Upstream
 from carpool.planners.access.options import Options, capped
@@ -48,6 +48,7 @@ def call_of(
     ticket: int = 0,
     credential: str = "",
     payer: str = "",
+    shape: CallShape | None = None,
 ) -> Call:
     """The call of a parsed request, after the rules."""
     return Call(
@@ -74,6 +75,7 @@ def call_of(
         on_disconnect=options.on_disconnect,
         flexible=parsed.flexible,
         payer=payer,
+        shape=shape,
     )
 
 

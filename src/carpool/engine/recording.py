@@ -1,0 +1,102 @@
+"""The record of calls: sizes, times and prefix hashes, from which one's own traffic can be replayed under other
+policies.
+
+Every call leaves one `CallShape`, on every lane; what was bought for it stands in the ledger. A call that goes straight
+to `now` or `flex` is recorded when its answer has ended, one that waits on disk when it is admitted. Shapes are written
+together every few seconds, so a crash loses the last ones: they are statistics, and no call waits for them.
+
+Nothing of a body is kept. The hashes of prefixes are keyed with the store's secret, so nobody without it can test a
+guess of what was asked, and with the credential, so calls of two credentials never seem to share anything.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import struct
+from functools import lru_cache
+from hashlib import blake2b
+
+from msgspec.structs import replace
+
+from carpool.core.errors import CarpoolError
+from carpool.core.model import CallShape, Entry, Prefixes
+from carpool.core.ports import Parsed
+from carpool.core.upstream import Upstream
+from carpool.engine.context import EngineContext
+
+WRITE_S = 5.0  # what a crash may lose
+GROUP = 1024  # shapes written earlier, if so many come
+MOST_WAITING = 100_000  # shapes kept while the store can't be written; more are dropped
+_HASHES = 8192  # cached: nearly every root, and most parents, were met before
+_NUMBERS = struct.Struct("<QIq")
+
+
+class CallRecorder:
+    def __init__(self, context: EngineContext) -> None:
+        self._context = context
+        self._records = context.policy.record_calls
+        self._key = context.keyring.derived("prefixes of prompts")
+        self._hash = lru_cache(maxsize=_HASHES)(self._keyed_hash)
+        self._shapes: list[CallShape] = []
+        self._writing: asyncio.Task[None] | None = None
+
+    def shape_of(
+        self,
+        upstream: Upstream,
+        parsed: Parsed,
+        client: str,
+        ticket: int,
+        credential: str,
+        arrived: float,
+        deadline: float | None,
+    ) -> CallShape | None:
+        """The shape of a call that has just arrived; None if nothing is recorded."""
+        if not self._records:
+            return None
+        whose, prefixes = (credential, parsed.endpoint), None
+        sums = upstream.dialect.prompt_sums(parsed)
+        if sums is not None:
+            root = self._hash(whose, 0, sums.root, sums.root_bytes)
+            parent = self._hash(whose, root, sums.parent, sums.parent_bytes) if sums.parent_bytes else None
+            end = self._hash(whose, root, sums.end, sums.end_bytes)
+            prefixes = Prefixes(root, sums.root_bytes, parent, sums.parent_bytes, end, sums.end_bytes)
+        size, most = len(parsed.body), parsed.max_output_tokens
+        return CallShape(ticket, arrived, client, parsed.stream, parsed.tool_turn, deadline, most, size, prefixes)
+
+    def _keyed_hash(self, whose: tuple[str, str], root: int, checksum: int, size: int) -> int:
+        """63 bits, which every database can store."""
+        text = "\n".join(whose).encode() + _NUMBERS.pack(root, checksum, size)
+        return int.from_bytes(blake2b(text, digest_size=8, key=self._key).digest(), "big") >> 1
+
+    def admitted(self, shape: CallShape | None) -> None:
+        """A call is on disk, under its own ticket."""
+        if shape is not None:
+            self._add(shape)
+
+    def answered(self, shape: CallShape | None, entry: Entry, *, whole: bool) -> None:
+        """The answer to a call that is not on disk has ended. Unless it is `whole`, its time says nothing."""
+        if shape is not None:
+            self._add(replace(shape, seconds=self._context.now() - entry.at) if whole else shape)
+
+    def _add(self, shape: CallShape) -> None:
+        self._shapes.append(shape)
+        if self._writing is None:
+            self._writing = self._context.background.spawn(self._write_later(), "record")
+        if len(self._shapes) % GROUP == 0:
+            self._context.background.spawn(self.flush(), "record")
+
+    async def _write_later(self) -> None:
+        while self._shapes:
+            await self._context.clock.sleep(WRITE_S)
+            await self.flush()
+        self._writing = None
+
+    async def flush(self) -> None:
+        """Writes what has come so far. What the store does not take now is tried again."""
+        shapes, self._shapes = self._shapes, []
+        try:
+            if shapes:
+                await self._context.store.record_shapes(shapes)
+        except CarpoolError as error:
+            self._context.trouble("recording calls", error)
+            self._shapes = [*shapes, *self._shapes][:MOST_WAITING]
