@@ -32,6 +32,7 @@ from carpool.dialects.anthropic.parse import VOLATILE
 _ITEMS = msgspec.json.Decoder(list[msgspec.Raw])
 _MARK_NAME = b'"cache_control"'
 _MARK = re.compile(rb'"cache_control"\s*:\s*(?:null|\{[^{}]*\})\s*')
+_COMMA = re.compile(rb",\s*")
 _BEFORE_MARK = 8  # bytes in which the comma before a mark is looked for; clients write it with one space at most
 _PIECE = 5_000  # `crc32` releases the GIL above 5 KB, and getting it back may take longer than the sum
 
@@ -171,8 +172,8 @@ def _without_marks(text: bytes) -> bytes:
             before = text[max(0, at - _BEFORE_MARK) : at]
             if before.rstrip().endswith(b","):
                 start -= len(before) - len(before.rstrip()) + 1
-            elif text[after : after + 1] == b",":
-                after += 1
+            elif (comma := _COMMA.match(text, after)) is not None:
+                after = comma.end()
             pieces.append(text[done:start])
             done = after
         at = text.find(_MARK_NAME, after)

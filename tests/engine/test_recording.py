@@ -1,0 +1,118 @@
+"""The record of calls is written behind them, and bounded whatever the store does."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from carpool.core.errors import StoreAway
+from carpool.core.model import CallShape
+from carpool.core.ports import RawRequest
+from carpool.core.upstream import Upstream
+from carpool.dialects import OPENAI, Dialect
+from carpool.engine import recording
+from carpool.engine.context import EngineContext, Keyring
+from carpool.engine.recording import GROUP, CallRecorder
+from carpool.planners.policy import RoutingPolicy
+from tests.support.engine_context import PLACE, AlikeClient, engine_context
+
+UPSTREAM = Upstream("openai", PLACE, OPENAI, AlikeClient())
+BODY = b'{"model":"m","messages":[{"role":"user","content":"a"},{"role":"assistant","content":"b"}]}'
+
+
+def scene(**changes: Any) -> tuple[EngineContext, CallRecorder]:
+    context, _ = engine_context(**changes)
+    return context, CallRecorder(context)
+
+
+def shape(recorder: CallRecorder, credential: str = "c", ticket: int = 1) -> CallShape:
+    parsed = OPENAI.parse(RawRequest("POST", "/v1/chat/completions", "", (("authorization", "Bearer k"),), BODY))
+    found = recorder.shape_of(UPSTREAM, parsed, "curl", ticket, credential, 1000.0, None)
+    assert found is not None
+    return found
+
+
+# ---------------------------------------------------------------- hashes
+
+
+def test_hashes_are_keyed_with_the_secret_and_the_credential() -> None:
+    first, again = scene()[1], scene()[1]
+    other = scene(keyring=Keyring(b"q" * 32))[1]
+    assert shape(first) == shape(again)
+    for one in (shape(other), shape(first, credential="another")):
+        mine = shape(first).prefixes
+        assert mine is not None
+        assert one.prefixes is not None
+        assert {one.prefixes.root, one.prefixes.parent, one.prefixes.end}.isdisjoint({mine.root, mine.parent, mine.end})
+        assert one.prefixes.end_bytes == mine.end_bytes
+
+
+def test_no_hash_is_the_checksum_itself() -> None:
+    parsed = OPENAI.parse(RawRequest("POST", "/v1/chat/completions", "", (("authorization", "Bearer k"),), BODY))
+    sums, prefixes = OPENAI.prompt_sums(parsed), shape(scene()[1]).prefixes
+    assert sums is not None
+    assert prefixes is not None
+    assert {prefixes.root, prefixes.parent, prefixes.end}.isdisjoint({sums.root, sums.parent, sums.end})
+    assert all(0 <= number < 2**63 for number in (prefixes.root, prefixes.end))
+
+
+def test_a_dialect_that_can_not_tell() -> None:
+    class Silent(type(OPENAI)):  # type: ignore[misc]
+        prompt_sums = Dialect.prompt_sums
+
+    parsed = OPENAI.parse(RawRequest("POST", "/v1/chat/completions", "", (("authorization", "Bearer k"),), BODY))
+    upstream = Upstream("openai", PLACE, Silent(), AlikeClient())
+    found = scene()[1].shape_of(upstream, parsed, "curl", 1, "c", 1000.0, None)
+    assert found is not None
+    assert found.prefixes is None
+
+
+# ---------------------------------------------------------------- writing
+
+
+def test_off_means_off() -> None:
+    context, recorder = scene(policy=RoutingPolicy(record_calls=False))
+    parsed = OPENAI.parse(RawRequest("POST", "/v1/chat/completions", "", (("authorization", "Bearer k"),), BODY))
+    assert recorder.shape_of(UPSTREAM, parsed, "curl", 1, "c", 1000.0, None) is None
+    recorder.admitted(None)
+    assert not context.background.busy
+
+
+async def test_what_comes_is_written_together_later() -> None:
+    context, recorder = scene()
+    shapes = [shape(recorder, ticket=number) for number in (1, 2)]
+    for one in shapes:
+        recorder.admitted(one)
+    context.store.record_shapes.assert_not_called()  # type: ignore[attr-defined]
+    await context.background.rest(5)
+    context.store.record_shapes.assert_called_once_with(shapes)  # type: ignore[attr-defined]
+    assert not context.background.busy
+    recorder.admitted(shapes[0])  # and again after the first ones
+    await context.background.rest(5)
+    assert context.store.record_shapes.call_count == 2  # type: ignore[attr-defined]
+
+
+async def test_many_are_written_sooner(monkeypatch: pytest.MonkeyPatch) -> None:
+    context, recorder = scene()
+    context.clock.sleep = lambda seconds: asyncio.sleep(3600)  # type: ignore[method-assign]
+    for _ in range(GROUP + 1):
+        recorder.admitted(shape(recorder))
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    [written] = context.store.record_shapes.call_args.args  # type: ignore[attr-defined]
+    assert len(written) == GROUP + 1
+    context.background.abort()
+
+
+async def test_what_the_store_does_not_take_is_tried_again_and_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(recording, "MOST_WAITING", 3)
+    context, recorder = scene()
+    context.store.record_shapes.side_effect = [StoreAway("gone"), StoreAway("gone"), None]  # type: ignore[attr-defined]
+    for number in range(5):
+        recorder.admitted(shape(recorder, ticket=number))
+    await context.background.rest(5)
+    [written] = context.store.record_shapes.call_args.args  # type: ignore[attr-defined]
+    assert [one.ticket for one in written] == [0, 1, 2]
+    assert context.background.failures == 0
