@@ -14,7 +14,7 @@ from carpool.core.upstream import Upstream
 from carpool.dialects import OPENAI, Dialect
 from carpool.engine import recording
 from carpool.engine.context import EngineContext, Keyring
-from carpool.engine.recording import GROUP, CallRecorder
+from carpool.engine.recording import ANY_CALL, GROUP, MOST_PER_S, CallRecorder, Sample
 from carpool.planners.policy import RoutingPolicy
 from tests.support.engine_context import PLACE, AlikeClient, engine_context
 
@@ -116,3 +116,61 @@ async def test_what_the_store_does_not_take_is_tried_again_and_bounded(monkeypat
     [written] = context.store.record_shapes.call_args.args  # type: ignore[attr-defined]
     assert [one.ticket for one in written] == [0, 1, 2]
     assert context.background.failures == 0
+
+
+# ---------------------------------------------------------------- samples
+
+
+def second(sample: Sample, start: float, calls: int, size: int = 0) -> list[int]:
+    """The weights of calls that arrive evenly within a second."""
+    return [sample.weight(start + number / calls, number, size) for number in range(calls)]
+
+
+FEW = MOST_PER_S // ANY_CALL
+
+
+def test_everything_is_recorded_while_little_comes() -> None:
+    sample = Sample()
+    for start in range(1000, 1005):
+        assert second(sample, start, FEW) == [1] * FEW
+
+
+@pytest.mark.parametrize("times", [2, 3, 16, 100])
+def test_much_is_recorded_as_a_sample_that_stands_for_all(times: int) -> None:
+    sample = Sample()
+    for start in range(1000, 1004):
+        weights = second(sample, start, FEW * times)
+    taken = [weight for weight in weights if weight]
+    assert len(taken) <= FEW * 1.01
+    assert sum(weights) == pytest.approx(FEW * times, rel=0.01)
+
+
+def test_a_burst_is_bounded_in_its_first_second() -> None:
+    weights = second(Sample(), 1000.0, FEW * 100)
+    assert len([weight for weight in weights if weight]) < FEW * 3
+    assert weights[:FEW] == [1] * FEW
+
+
+def test_large_bodies_count_more() -> None:
+    sample = Sample()
+    second(sample, 1000.0, 10, MOST_PER_S)
+    assert sum(map(bool, second(sample, 1001.0, 16, 0))) == 1
+
+
+def test_a_lull_ends_the_sample_and_a_clock_that_jumps_does_no_harm() -> None:
+    sample = Sample()
+    second(sample, 1000.0, FEW * 4)
+    assert max(second(sample, 1001.0, 8)) == 4
+    assert second(sample, 1002.0, 8) == [1] * 8
+    assert second(sample, 10.0, 8) == [1] * 8
+
+
+def test_a_conversation_is_recorded_whole_or_not_at_all() -> None:
+    sample = Sample()
+    second(sample, 1000.0, FEW * 8)
+    numbers = [sample.weight(1001.0, conversation, 0) for conversation in range(64) for _ in range(3)]
+    assert all(len(set(numbers[start : start + 3])) == 1 for start in range(0, len(numbers), 3))
+    smaller = Sample()
+    second(smaller, 1000.0, FEW * 2)
+    for conversation in range(64):
+        assert not sample.weight(1001.5, conversation, 0) or smaller.weight(1001.5, conversation, 0)

@@ -156,6 +156,7 @@ class CallShape(Value, frozen=True, gc=False, array_like=True):
     bytes: int  # of its body
     prefixes: Prefixes | None = None  # None where the dialect can't tell
     seconds: float | None = None  # how long its answer took, if it went straight to `now` or `flex`
+    weight: int = 1  # it stands for so many calls: under heavy load only a sample is recorded
 
 
 class Call(Value, frozen=True, gc=False):

@@ -27,8 +27,44 @@ from carpool.engine.context import EngineContext
 WRITE_S = 5.0  # what a crash may lose
 GROUP = 1024  # shapes written earlier, if so many come
 MOST_WAITING = 100_000  # shapes kept while the store can't be written; more are dropped
+MOST_PER_S = 4_000_000  # bytes of bodies, of which every one is read
+ANY_CALL = 5_000  # as many bytes could be read in the time that any call takes besides
 _HASHES = 8192  # cached: nearly every root, and most parents, were met before
 _NUMBERS = struct.Struct("<QIq")
+
+
+class Sample:
+    """Which calls are recorded, so that recording takes about one per cent of a process's time at most.
+
+    Where more comes than `MOST_PER_S` allows, only one in 2, 4, 8, … conversations is recorded, and its calls stand for
+    so many. Those recorded at one share are among those recorded at a larger one, so few conversations are cut. A call
+    that belongs to no cached conversation is drawn by itself.
+    """
+
+    def __init__(self) -> None:
+        self._weight = 1
+        self._since = 0.0
+        self._offered = 0
+        self._taken = 0
+        self._most = MOST_PER_S
+
+    def weight(self, now: float, number: int, size: int) -> int:
+        """How many calls this one stands for; 0 if it is not recorded. `number` is the same for all calls that should
+        be recorded together."""
+        if not 0 <= now - self._since < 1.0:
+            self._weight = 1
+            while self._weight * MOST_PER_S * max(1.0, now - self._since) < self._offered:
+                self._weight *= 2
+            self._since, self._offered, self._taken, self._most = now, 0, 0, MOST_PER_S
+        self._offered += size + ANY_CALL
+        weight = self._weight
+        if number & (weight - 1):
+            return 0
+        self._taken += size + ANY_CALL
+        if self._taken > self._most:  # more comes than in the second before
+            self._weight *= 2
+            self._most += MOST_PER_S // 4
+        return weight
 
 
 class CallRecorder:
@@ -37,6 +73,7 @@ class CallRecorder:
         self._records = context.policy.record_calls
         self._key = context.keyring.derived("prefixes of prompts")
         self._hash = lru_cache(maxsize=_HASHES)(self._keyed_hash)
+        self._sample = Sample()
         self._shapes: list[CallShape] = []
         self._writing: asyncio.Task[None] | None = None
 
@@ -50,8 +87,13 @@ class CallRecorder:
         arrived: float,
         deadline: float | None,
     ) -> CallShape | None:
-        """The shape of a call that has just arrived; None if nothing is recorded."""
+        """The shape of a call that has just arrived; None if it is not recorded."""
         if not self._records:
+            return None
+        size, most = len(parsed.body), parsed.max_output_tokens
+        number = ticket if parsed.turn is None else parsed.turn.conversation
+        weight = self._sample.weight(arrived, number, size)
+        if not weight:
             return None
         whose, prefixes = (credential, parsed.endpoint), None
         sums = upstream.dialect.prompt_sums(parsed)
@@ -60,8 +102,8 @@ class CallRecorder:
             parent = self._hash(whose, root, sums.parent, sums.parent_bytes) if sums.parent_bytes else None
             end = self._hash(whose, root, sums.end, sums.end_bytes)
             prefixes = Prefixes(root, sums.root_bytes, parent, sums.parent_bytes, end, sums.end_bytes)
-        size, most = len(parsed.body), parsed.max_output_tokens
-        return CallShape(ticket, arrived, client, parsed.stream, parsed.tool_turn, deadline, most, size, prefixes)
+        asked = client, parsed.stream, parsed.tool_turn, deadline, most, size
+        return CallShape(ticket, arrived, *asked, prefixes, weight=weight)
 
     def _keyed_hash(self, whose: tuple[str, str], root: int, checksum: int, size: int) -> int:
         """63 bits, which every database can store."""
