@@ -8,18 +8,21 @@ from typing import Any
 import pytest
 
 from carpool.core.errors import StoreAway
-from carpool.core.model import CallShape
+from carpool.core.model import Call, CallShape
 from carpool.core.ports import RawRequest
 from carpool.core.upstream import Upstream
 from carpool.dialects import OPENAI, Dialect
 from carpool.engine import recording
 from carpool.engine.context import EngineContext, Keyring
 from carpool.engine.recording import ANY_CALL, GROUP, MOST_PER_S, CallRecorder, Sample
+from carpool.planners.access.options import Options
+from carpool.planners.access.rules import call_of
 from carpool.planners.policy import RoutingPolicy
 from tests.support.engine_context import PLACE, AlikeClient, engine_context
 
 UPSTREAM = Upstream("openai", PLACE, OPENAI, AlikeClient())
 BODY = b'{"model":"m","messages":[{"role":"user","content":"a"},{"role":"assistant","content":"b"}]}'
+PARSED = OPENAI.parse(RawRequest("POST", "/v1/chat/completions", "", (("authorization", "Bearer k"),), BODY))
 
 
 def scene(**changes: Any) -> tuple[EngineContext, CallRecorder]:
@@ -28,10 +31,13 @@ def scene(**changes: Any) -> tuple[EngineContext, CallRecorder]:
 
 
 def shape(recorder: CallRecorder, credential: str = "c", ticket: int = 1) -> CallShape:
-    parsed = OPENAI.parse(RawRequest("POST", "/v1/chat/completions", "", (("authorization", "Bearer k"),), BODY))
-    found = recorder.shape_of(UPSTREAM, parsed, "curl", ticket, credential, 1000.0, None)
+    found = recorder.shape_of(OPENAI, PARSED, call(ticket, credential), "curl")
     assert found is not None
     return found
+
+
+def call(ticket: int = 1, credential: str = "c") -> Call:
+    return call_of(UPSTREAM, PARSED, Options(), 1000.0, ticket=ticket, credential=credential)
 
 
 # ---------------------------------------------------------------- hashes
@@ -50,8 +56,7 @@ def test_hashes_are_keyed_with_the_secret_and_the_credential() -> None:
 
 
 def test_no_hash_is_the_checksum_itself() -> None:
-    parsed = OPENAI.parse(RawRequest("POST", "/v1/chat/completions", "", (("authorization", "Bearer k"),), BODY))
-    sums, prefixes = OPENAI.prompt_sums(parsed), shape(scene()[1]).prefixes
+    sums, prefixes = OPENAI.prompt_sums(PARSED), shape(scene()[1]).prefixes
     assert sums is not None
     assert prefixes is not None
     assert {prefixes.root, prefixes.parent, prefixes.end}.isdisjoint({sums.root, sums.parent, sums.end})
@@ -62,9 +67,7 @@ def test_a_dialect_that_can_not_tell() -> None:
     class Silent(type(OPENAI)):  # type: ignore[misc]
         prompt_sums = Dialect.prompt_sums
 
-    parsed = OPENAI.parse(RawRequest("POST", "/v1/chat/completions", "", (("authorization", "Bearer k"),), BODY))
-    upstream = Upstream("openai", PLACE, Silent(), AlikeClient())
-    found = scene()[1].shape_of(upstream, parsed, "curl", 1, "c", 1000.0, None)
+    found = scene()[1].shape_of(Silent(), PARSED, call(), "curl")
     assert found is not None
     assert found.prefixes is None
 
@@ -74,8 +77,7 @@ def test_a_dialect_that_can_not_tell() -> None:
 
 def test_off_means_off() -> None:
     context, recorder = scene(policy=RoutingPolicy(record_calls=False))
-    parsed = OPENAI.parse(RawRequest("POST", "/v1/chat/completions", "", (("authorization", "Bearer k"),), BODY))
-    assert recorder.shape_of(UPSTREAM, parsed, "curl", 1, "c", 1000.0, None) is None
+    assert recorder.shape_of(OPENAI, PARSED, call(), "curl") is None
     recorder.admitted(None)
     assert not context.background.busy
 
@@ -94,11 +96,12 @@ async def test_what_comes_is_written_together_later() -> None:
     assert context.store.record_shapes.call_count == 2  # type: ignore[attr-defined]
 
 
-async def test_many_are_written_sooner(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_many_are_written_sooner() -> None:
     context, recorder = scene()
     context.clock.sleep = lambda seconds: asyncio.sleep(3600)  # type: ignore[method-assign]
+    one = shape(recorder)
     for _ in range(GROUP + 1):
-        recorder.admitted(shape(recorder))
+        recorder.admitted(one)
     await asyncio.sleep(0)
     await asyncio.sleep(0)
     [written] = context.store.record_shapes.call_args.args  # type: ignore[attr-defined]

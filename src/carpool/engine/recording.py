@@ -19,9 +19,8 @@ from hashlib import blake2b
 from msgspec.structs import replace
 
 from carpool.core.errors import CarpoolError
-from carpool.core.model import CallShape, Entry, Prefixes
-from carpool.core.ports import Parsed
-from carpool.core.upstream import Upstream
+from carpool.core.model import Call, CallShape, Entry, Prefixes
+from carpool.core.ports import Dialect, Parsed
 from carpool.engine.context import EngineContext
 
 WRITE_S = 5.0  # what a crash may lose
@@ -77,33 +76,27 @@ class CallRecorder:
         self._shapes: list[CallShape] = []
         self._writing: asyncio.Task[None] | None = None
 
-    def shape_of(
-        self,
-        upstream: Upstream,
-        parsed: Parsed,
-        client: str,
-        ticket: int,
-        credential: str,
-        arrived: float,
-        deadline: float | None,
-    ) -> CallShape | None:
-        """The shape of a call that has just arrived; None if it is not recorded."""
+    def shape_of(self, dialect: Dialect, parsed: Parsed, call: Call, client: str) -> CallShape | None:
+        """The shape of a call that has just arrived from this kind of client; None if it is not recorded."""
         if not self._records:
             return None
-        size, most = len(parsed.body), parsed.max_output_tokens
-        number = ticket if parsed.turn is None else parsed.turn.conversation
-        weight = self._sample.weight(arrived, number, size)
+        size, most = len(call.body), call.max_output_tokens
+        weight = self._sample.weight(call.arrived, call.ticket if call.turn is None else call.turn.conversation, size)
         if not weight:
             return None
-        whose, prefixes = (credential, parsed.endpoint), None
-        sums = upstream.dialect.prompt_sums(parsed)
-        if sums is not None:
-            root = self._hash(whose, 0, sums.root, sums.root_bytes)
-            parent = self._hash(whose, root, sums.parent, sums.parent_bytes) if sums.parent_bytes else None
-            end = self._hash(whose, root, sums.end, sums.end_bytes)
-            prefixes = Prefixes(root, sums.root_bytes, parent, sums.parent_bytes, end, sums.end_bytes)
-        asked = client, parsed.stream, parsed.tool_turn, deadline, most, size
-        return CallShape(ticket, arrived, *asked, prefixes, weight=weight)
+        prefixes = self._prefixes(dialect, parsed, call)
+        asked = client, call.stream, parsed.tool_turn, call.deadline, most, size
+        return CallShape(call.ticket, call.arrived, *asked, prefixes, weight=weight)
+
+    def _prefixes(self, dialect: Dialect, parsed: Parsed, call: Call) -> Prefixes | None:
+        sums = dialect.prompt_sums(parsed)
+        if sums is None:
+            return None
+        whose = (call.credential, call.endpoint)
+        root = self._hash(whose, 0, sums.root, sums.root_bytes)
+        parent = self._hash(whose, root, sums.parent, sums.parent_bytes) if sums.parent_bytes else None
+        end = self._hash(whose, root, sums.end, sums.end_bytes)
+        return Prefixes(root, sums.root_bytes, parent, sums.parent_bytes, end, sums.end_bytes)
 
     def _keyed_hash(self, whose: tuple[str, str], root: int, checksum: int, size: int) -> int:
         """63 bits, which every database can store."""

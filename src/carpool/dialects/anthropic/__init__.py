@@ -7,7 +7,7 @@ from urllib.parse import quote
 
 from carpool.core.model import Headers
 from carpool.core.ports import Ask, BatchLimits, Capability
-from carpool.dialects import prefixes, rate_limits
+from carpool.dialects import rate_limits
 from carpool.dialects.anthropic import responses
 from carpool.dialects.anthropic.errors import error, refusal
 from carpool.dialects.anthropic.parse import (
@@ -18,6 +18,7 @@ from carpool.dialects.anthropic.parse import (
     handles,
     key_header,
     parse,
+    prompt_sums,
     secret,
 )
 from carpool.dialects.anthropic.replay import PING, replay, stream_error
@@ -64,7 +65,7 @@ class Anthropic(RestDialect):
     endpoint_of = staticmethod(endpoint_of)
     handles = staticmethod(handles)
     parse = staticmethod(parse)
-    prompt_sums = staticmethod(prefixes.anthropic)
+    prompt_sums = staticmethod(prompt_sums)
     secret = staticmethod(secret)
     key_header = staticmethod(key_header)
 

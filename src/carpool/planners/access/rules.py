@@ -19,7 +19,7 @@ from msgspec.structs import replace
 
 from carpool.core.errors import BadCall
 from carpool.core.keys import VirtualKey
-from carpool.core.model import Call, CallShape, Lane
+from carpool.core.model import Call, Lane
 from carpool.core.ports import Parsed, RawRequest
 from carpool.core.upstream import Upstream
 from carpool.planners.access.options import Options, capped
@@ -48,9 +48,9 @@ def call_of(
     ticket: int = 0,
     credential: str = "",
     payer: str = "",
-    shape: CallShape | None = None,
 ) -> Call:
     """The call of a parsed request, after the rules."""
+    untimed = options.budget is None and options.deadline is None  # so are most calls on `now`
     return Call(
         ticket=ticket,
         provider=upstream.provider,
@@ -61,7 +61,7 @@ def call_of(
         credential=credential,
         model=parsed.model,
         arrived=arrived,
-        deadline=options.until(arrived),
+        deadline=None if untimed else options.until(arrived),
         stream=parsed.stream,
         max_output_tokens=parsed.max_output_tokens,
         unbatchable=parsed.unbatchable,
@@ -75,7 +75,6 @@ def call_of(
         on_disconnect=options.on_disconnect,
         flexible=parsed.flexible,
         payer=payer,
-        shape=shape,
     )
 
 

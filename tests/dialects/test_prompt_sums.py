@@ -176,6 +176,7 @@ def test_a_response_continues_after_calls_and_reasoning() -> None:
         ("/v1/completions", {"prompt": "p"}),
         ("/v1/responses", {"prompt": {"id": "stored"}}),
         ("/v1/chat/completions", {"messages": 12345678901234567890123}),
+        ("/v1/chat/completions", {"messages": [1, None, {"role": []}, {"type": {}}]}),
     ],
 )
 def test_a_prompt_that_is_no_conversation_has_an_end(path: str, body: dict[str, Any]) -> None:
