@@ -108,10 +108,9 @@ class CallRecorder:
         if shape is not None:
             self._add(shape)
 
-    def answered(self, shape: CallShape | None, entry: Entry, *, whole: bool) -> None:
+    def answered(self, shape: CallShape, entry: Entry, *, whole: bool) -> None:
         """The answer to a call that is not on disk has ended. Unless it is `whole`, its time says nothing."""
-        if shape is not None:
-            self._add(replace(shape, seconds=self._context.now() - entry.at) if whole else shape)
+        self._add(replace(shape, seconds=self._context.now() - entry.at) if whole else shape)
 
     def _add(self, shape: CallShape) -> None:
         self._shapes.append(shape)

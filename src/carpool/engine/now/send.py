@@ -91,14 +91,14 @@ class Sender:
         whole_response = await whole(response)
         entry = self._priced(request, entry, whole_response)
         self._complete(entry)
-        if whole_response.ok:
+        if request.call.shape is not None and whole_response.ok:
             self._recorder.answered(request.call.shape, entry, whole=True)
         return Reply(request.call.ticket, _outcome(whole_response, request, self._context.now()), entry)
 
     def passing(self, request: SendRequest, response: HttpResponse, entry: Entry) -> StreamedResponse:
         """Streams the response. Closing the passage aborts the request."""
         dialect = self._upstream(request).dialect
-        finish = partial(self.close, request.call.shape, entry, response.status, dialect)
+        finish = partial(self.close, entry, response.status, dialect, shape=request.call.shape)
         chunks = Tapped(response, dialect.usage_tap(), finish)
         ticket = request.call.ticket if entry.sent else None
         return StreamedResponse(ticket, response.status, response.headers, chunks, request.reason, request.lane)
@@ -122,11 +122,12 @@ class Sender:
         except BaseException as error:
             slot.failed(error)
             raise
-        purchase = Purchase(partial(self.close, call.shape), self.void, upstream.dialect, entry, outlet, slot)
+        record = self.close if call.shape is None else partial(self.close, shape=call.shape)
+        purchase = Purchase(record, self.void, upstream.dialect, entry, outlet, slot)
         purchase.start(http_client, upstream.request(ask, (), PASSING_S), context.background)
         return purchase
 
-    def close(self, shape: CallShape | None, entry: Entry, status: int, dialect: Dialect, seen: Seen) -> Entry:
+    def close(self, entry: Entry, status: int, dialect: Dialect, seen: Seen, shape: CallShape | None = None) -> Entry:
         """Prices and records a finished purchase: an error is not billed, and a response that broke off has no known
         price."""
         if status >= 400:
@@ -136,7 +137,7 @@ class Sender:
         else:
             finished = replace(entry, usage=seen.usage)
         self._complete(finished)
-        if status < 400:
+        if shape is not None and status < 400:
             self._recorder.answered(shape, finished, whole=seen.answered)
         return finished
 
