@@ -19,6 +19,7 @@ from carpool.sim.checks import (
     mistakes_come_back,
     nobody_buys_again_by_coming_back,
     nothing_mixes,
+    purchases_are_recorded_once,
     read_records,
     replies_are_the_providers,
     second_purchases_are_recorded,
@@ -216,3 +217,19 @@ def test_a_day_costs_nothing() -> None:
     timeline = Timeline()
     assert run(asyncio.sleep(86_400, "rested"), timeline) == "rested"
     assert timeline.time() >= 86_400
+
+
+def test_a_purchase_that_is_recorded_twice_is_seen() -> None:
+    def change(world: World, books) -> None:
+        assert len(books.recorded) > 10
+        books.recorded.append(books.recorded[0])
+
+    assert "recorded 2 times" in _sentences(purchases_are_recorded_once, change)[0]
+
+
+def test_a_record_without_its_ledger_line_is_seen() -> None:
+    def change(world: World, books) -> None:
+        ticket = books.recorded[0].entry.ticket
+        books.entries[ticket] = []
+
+    assert "the ledger lacks" in _sentences(purchases_are_recorded_once, change)[0]

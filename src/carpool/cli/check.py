@@ -34,7 +34,18 @@ from carpool.planners.routing import Capabilities, noted, route
 from carpool.stores import shown
 
 DEFAULT = "default"
-_SECTIONS = ("providers", "server", "keys", "routing", "batching", "caching", "limits", "observability", "store")
+_SECTIONS = (
+    "providers",
+    "server",
+    "keys",
+    "routing",
+    "batching",
+    "caching",
+    "limits",
+    "observability",
+    "store",
+    "recording",
+)
 _INHERITED = {"proxy": "server.outgoing_proxy", "ca_file": "server.ca_file"}  # providers inherit these
 _SPANS = ("default_budget", "window")  # in seconds here, with a unit in a file
 _MAY = "It may take this lane."

@@ -130,6 +130,35 @@ class Turn(Value, frozen=True, gc=False):
     opening: bool  # no earlier turn of the conversation was answered
 
 
+class Prefixes(Value, frozen=True, gc=False, array_like=True):
+    """The prefixes of a prompt that calls may share, each as a keyed hash of everything up to its end, and its size in
+    bytes. Equal hashes mean equal prefixes at one provider with one credential; without the store's secret they say
+    nothing about the content."""
+
+    root: int  # ends with the tools and the system prompt
+    root_bytes: int
+    parent: int | None  # ends where the prompt of the turn before probably ended; None: this is a first turn
+    parent_bytes: int
+    end: int  # the whole prompt
+    end_bytes: int
+
+
+class CallShape(Value, frozen=True, gc=False, array_like=True):
+    """What is recorded of a call besides its ledger entries: sizes and times, no content."""
+
+    ticket: int
+    arrived: float
+    client: str  # the kind of client, such as `claude-code/subagent`
+    stream: bool
+    tool_turn: bool  # the last message carries tool results
+    deadline: float | None
+    max_output_tokens: int
+    bytes: int  # of its body
+    prefixes: Prefixes | None = None  # None where the dialect can't tell
+    seconds: float | None = None  # how long its answer took, if it went straight to `now` or `flex`
+    weight: int = 1  # it stands for so many calls: under heavy load only a sample is recorded
+
+
 class Call(Value, frozen=True, gc=False):
     """One model request as received from a client. `body` is what the client sent, without `stream`."""
 
@@ -157,6 +186,7 @@ class Call(Value, frozen=True, gc=False):
     on_disconnect: Literal["keep", "cancel"] | None = None  # when the client disconnects; None: the frontend's default
     flexible: bool = False  # the request leaves the service tier open
     payer: str = ""  # hash of the secret in the form in which it was sent; empty: the same as `credential`
+    shape: CallShape | None = None  # to be recorded; None if nothing is
 
     @property
     def budget(self) -> float | None:
@@ -363,6 +393,15 @@ class Entry(Value, frozen=True, gc=False):
     @property
     def sent(self) -> bool:
         return self.purchase != 0
+
+
+class RecordedPurchase(Value, frozen=True, gc=False):
+    """One purchase of a recorded call: what was asked, and what was bought. `answered` is None if it is not known: the
+    answer never came, or is not kept any more."""
+
+    call: CallShape
+    entry: Entry
+    answered: float | None
 
 
 class Settled(Value, frozen=True, gc=False):

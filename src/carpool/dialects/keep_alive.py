@@ -25,6 +25,7 @@ import hashlib
 import math
 from collections.abc import Iterator
 from enum import StrEnum
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 from carpool.core.model import Headers, ticket_text
@@ -201,6 +202,15 @@ def recognise(headers: Headers) -> Client:
     product = agent.partition("/")[0].partition(" ")[0][:40]  # `AsyncAnthropic/Python 2.8` is `AsyncAnthropic`
     name = product if product.isascii() and product.isprintable() else ""
     return Client(kind, name, short_timeout or language in PATIENT_WITH_1XX, relevant.get("prefer", ""), limit)
+
+
+@lru_cache(maxsize=256)  # a client sends the same headers with every call
+def client_label(headers: Headers, subagent_headers: frozenset[str]) -> str:
+    """The kind of client in a word, for the record of calls: `claude-code/subagent`, `AsyncOpenAI`, `curl`."""
+    client = recognise(headers)
+    known = client.kind in (ClientKind.CLAUDE_CODE, ClientKind.CODEX)
+    label = client.kind.value if known else client.name or client.kind.value
+    return label if subagent_headers.isdisjoint([name for name, _ in headers]) else f"{label}/subagent"
 
 
 def _seconds(text: str) -> float:

@@ -32,6 +32,7 @@ from carpool.engine.now.flex import FlexRefused, FlexSender
 from carpool.engine.now.gate import GateDelay, Gates
 from carpool.engine.now.relay import Purchase, StreamedResponse
 from carpool.engine.now.send import Sender, SendRequest
+from carpool.engine.recording import CallRecorder
 from carpool.engine.virtual_keys import VirtualKeyCache
 from carpool.planners.forecast import Forecast
 from carpool.planners.policy import RoutingPolicy
@@ -91,7 +92,8 @@ class Engine:
             name=f"engine-{rng.getrandbits(48):012x}",
             probe=probe,
         )
-        self._sender = Sender(context)
+        self.recorder = CallRecorder(context)
+        self._sender = Sender(context, self.recorder)
         self._flex_sender = FlexSender(context, self._sender)
         self._capabilities = capabilities or Capabilities()
         self._api = api = BatchApi(context)
@@ -101,7 +103,7 @@ class Engine:
         self._rescuer = Rescuer(context, api, self._sender, self._follower.poll_soon)
         self.overview = Overview(context, self._sender.gates)
         self.virtual_key_cache = VirtualKeyCache(context)
-        self.tickets = Tickets(context, self._rescuer)
+        self.tickets = Tickets(context, self._rescuer, self.recorder)
         self.deliveries = Deliveries(context, self.tickets.leave)
         self.name = context.name  # under which this engine holds its lease
         self.stats: Stats = context.stats
@@ -303,6 +305,7 @@ class Engine:
         for unsubscribe in self._unsubscribes:
             unsubscribe()
         await self.deliveries.close()
+        await self.recorder.flush()
         await context.background.finish(timeout=min(5.0, timeout + 1.0))
         await self._membership.leave()
         context.waiters.fail_all(self._closed_error)

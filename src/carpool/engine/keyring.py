@@ -72,6 +72,10 @@ class Keyring:
         """The digest under which the store knows a virtual key."""
         return digest_of(self._pepper, virtual_key)
 
+    def derived(self, purpose: str) -> bytes:
+        """A key for one purpose, from the store's secret."""
+        return hmac.digest(self._pepper, purpose.encode(), "sha256")
+
     def secret(self, name: str) -> Headers:
         return self._secrets[name]
 

@@ -7,12 +7,14 @@ import re
 from collections.abc import Set
 from functools import lru_cache
 
+from msgspec import Struct
 from msgspec.structs import replace
 
 from carpool.core.errors import BadCall, CallCancelled, CallExpired, CallFailed, CallLost, DeadlineMissed
 from carpool.core.keys import BEARER
 from carpool.core.model import Call, Headers, Lane, OutcomeKind, ticket_text
 from carpool.core.ports import Clock, Parsed, RawRequest
+from carpool.dialects.keep_alive import client_label
 from carpool.engine import Engine, Reply, StreamedResponse, Upstream
 from carpool.planners.access.options import Options
 from carpool.planners.access.rules import call_of, understand
@@ -42,32 +44,39 @@ _CONTROLS = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 _PIECE = 2047  # hashlib releases the GIL above this, and getting it back takes longer than the hash
 
 
+class Caller(Struct):
+    """Who sends calls: the same for all calls with one head. What is not known yet is found with the first call."""
+
+    client: str  # the kind of client, for the record of calls
+    payer: str | None = None  # the name of the secret that pays
+    credential: str = ""
+
+
 def make_call(engine: Engine, upstream: Upstream, clock: Clock, raw: RawRequest, options: Options) -> Call:
     """The call of a request, with its credential and fingerprint. Raises `BadCall` if the request is invalid."""
     parsed = understand(upstream, raw)
-    return with_fingerprint(identify(engine, upstream, parsed, options, clock.now()), parsed)
+    caller = Caller(client_label(raw.headers, upstream.dialect.subagent_headers))
+    return with_fingerprint(identify(engine, upstream, parsed, options, clock.now(), caller), parsed)
 
 
 def identify(
-    engine: Engine,
-    upstream: Upstream,
-    parsed: Parsed,
-    options: Options,
-    arrived: float,
-    payer: str | None = None,
+    engine: Engine, upstream: Upstream, parsed: Parsed, options: Options, arrived: float, caller: Caller
 ) -> Call:
-    """The call of a parsed request, with its ticket and credential. `payer` is the name of the secret that pays, if it
-    is known already; otherwise it is taken from the key in the request. It has no fingerprint: that is
-    expensive, and not needed on `now`."""
+    """The call of a parsed request, with its ticket, its credential and the shape to be recorded. It has no
+    fingerprint: that is expensive, and not needed on `now`."""
     if not parsed.secret:
         ways = ["Authorization: Bearer" if name == BEARER else name for name in upstream.dialect.key_headers]
         raise BadCall(f"This request carries no API key. Send it as {' or '.join(ways)}.")
-    if payer is None:
+    if caller.payer is None:
         if any(len(value) > LONGEST_KEY for _, value in parsed.secret):
             raise BadCall(f"An API key has at most {LONGEST_KEY} characters; this one has more.")
-        payer = engine.add_secret(upstream.provider, parsed.secret)
-    credential, ticket = engine.credential(payer), engine.new_ticket()
-    return call_of(upstream, parsed, options, arrived, ticket=ticket, credential=credential, payer=payer)
+        caller.payer = engine.add_secret(upstream.provider, parsed.secret)
+    if not caller.credential:
+        caller.credential = engine.credential(caller.payer)
+    ticket, credential, payer = engine.new_ticket(), caller.credential, caller.payer
+    call = call_of(upstream, parsed, options, arrived, ticket=ticket, credential=credential, payer=payer)
+    shape = engine.recorder.shape_of(upstream.dialect, parsed, call, caller.client)
+    return call if shape is None else replace(call, shape=shape)
 
 
 def with_fingerprint(call: Call, parsed: Parsed) -> Call:

@@ -51,6 +51,9 @@ class RoutingPolicy:
     max_wait_now_s: float = _setting(Range(0, 600, whole=False), 30)
     retain_days: float = _setting(Range(0, 3650, whole=False), 7)
     delete_provider_files: bool = _setting(SWITCH, default=True)
+    record_calls: bool = _setting(SWITCH, default=True)  # sizes and times of calls, for what-if reports
+    record_max_calls: int = _setting(Range(0, 1_000_000_000, whole=True), 1_000_000)
+    record_days: float = _setting(Range(0, 3650, whole=False), 30)
 
     def __post_init__(self) -> None:
         for setting in fields(self):
@@ -104,6 +107,7 @@ _SECTIONS: Final[Mapping[str, Mapping[str, str | None] | None]] = {
         "otlp_endpoint": None,
     },
     "store": {**_same("retain_days"), "url": None, "encrypt": None},
+    "recording": {"enabled": "record_calls", "max_calls": "record_max_calls", "days": "record_days"},
     "keys": {"required": None},
     "server": {
         **dict.fromkeys(("tls", "allowed_hosts", "admin_token_env", "trusted_proxies")),

@@ -9,7 +9,16 @@ from itertools import pairwise
 from carpool.core.bounded import backoff
 from carpool.core.lifecycle import UNFINISHED
 from carpool.core.model import Batch as Row
-from carpool.core.model import Entry, EntryKind, Lane, Outcome, OutcomeKind, ticket_number, ticket_text
+from carpool.core.model import (
+    Entry,
+    EntryKind,
+    Lane,
+    Outcome,
+    OutcomeKind,
+    RecordedPurchase,
+    ticket_number,
+    ticket_text,
+)
 from carpool.dialects.headers import retry_after
 from carpool.engine import Reply
 from carpool.mock import Batch, Charge, OpenAIBatch
@@ -54,12 +63,14 @@ class RunRecords:
         outcomes: dict[int, Outcome],
         counts: dict[str, int],
         abandoned: dict[str, Row],
+        recorded: list[RecordedPurchase],
     ) -> None:
         self.world = world
         self.entries = entries
         self.outcomes = outcomes  # in the store
         self.counts = counts
         self.abandoned = abandoned  # abandoned batches, by nonce
+        self.recorded = recorded  # what the record of calls has, with the ledger
         self.charges: dict[tuple[str, str], list[Charge]] = defaultdict(list)  # by provider and fingerprint
         for name, provider in world.providers.items():
             for charge in provider.bill.charges:
@@ -92,7 +103,12 @@ async def read_records(world: World) -> RunRecords:
     made = await world.store.listed_batches(None, None, MAX_BATCHES)
     abandoned = {batch.nonce: batch for batch in made if batch.abandoned}
     outcomes = {settled.ticket: settled.outcome for settled in await world.store.outcomes(sorted(tickets))}
-    return RunRecords(world, entries, outcomes, dict(await world.store.counts()), abandoned)
+    recorded: list[RecordedPurchase] = []
+    page = await world.store.shapes(0.0, 0)
+    while page is not None:
+        recorded += page[1]
+        page = await world.store.shapes(0.0, page[0])
+    return RunRecords(world, entries, outcomes, dict(await world.store.counts()), abandoned, recorded)
 
 
 async def problems(world: World) -> list[str]:
@@ -296,6 +312,24 @@ def only_leaders_make_batches(records: RunRecords) -> Iterable[str]:
         yield from process.without_lead
 
 
+def purchases_are_recorded_once(records: RunRecords) -> Iterable[str]:
+    """A crash may lose a record of calls, but nothing is in it twice, and it agrees with what was asked and bought."""
+    tickets = {call.ticket: turn for turn in records.world.turns for call in turn.calls}
+    times: Counter[tuple[int, int]] = Counter()
+    for call, entry, answered in ((row.call, row.entry, row.answered) for row in records.recorded):
+        turn = tickets.get(entry.ticket)
+        if turn is None:  # its client never learned the ticket
+            continue
+        times[entry.ticket, entry.purchase] += 1
+        if entry not in records.entries[entry.ticket]:
+            yield f"{_name(turn)} is recorded with a purchase that the ledger lacks."
+        if call.deadline is None and turn.plan.budget is not None:
+            yield f"{_name(turn)} is recorded without its deadline."
+        if answered is not None and answered < call.arrived:
+            yield f"{_name(turn)} is recorded as answered before it came."
+    yield from (f"{ticket_text(key[0])} is recorded {count} times." for key, count in times.items() if count > 1)
+
+
 def no_task_died(records: RunRecords) -> Iterable[str]:
     for process in records.world.processes:
         if process.engine.failures:
@@ -327,5 +361,6 @@ CHECKS: tuple[Check, ...] = (
     missed_deadlines_have_a_reason,
     nothing_is_left_over,
     only_leaders_make_batches,
+    purchases_are_recorded_once,
     no_task_died,
 )

@@ -23,6 +23,7 @@ from carpool.engine.context import EngineContext
 from carpool.engine.events import EventHooks
 from carpool.engine.keyring import Keyring
 from carpool.engine.now.send import Sender
+from carpool.engine.recording import CallRecorder
 from carpool.planners.forecast import Forecast
 from carpool.planners.policy import RoutingPolicy
 from carpool.planners.pressure.quota import BatchQuota
@@ -80,7 +81,9 @@ class Scene:
         self.batch = Batch(1, 1, key, "nonce", BatchState.OPEN, "engine-test", 3, 300, START, provider_id="batch_1")
 
     async def cancel(self) -> None:
-        rescuer = Rescuer(self.context, self.api, Sender(self.context), lambda provider, batch: None)
+        rescuer = Rescuer(
+            self.context, self.api, Sender(self.context, CallRecorder(self.context)), lambda provider, batch: None
+        )
         await rescuer._cancel(self.batch)
 
     async def delete(self) -> None:

@@ -10,6 +10,7 @@ from carpool.core.model import Call, EntryKind, Lane
 from carpool.engine.context import EngineContext
 from carpool.engine.now.flex import FlexRefused, FlexSender
 from carpool.engine.now.send import Sender
+from carpool.engine.recording import CallRecorder
 from tests.support.engine_context import AlikeClient, engine_context
 from tests.support.stores import admission
 
@@ -21,7 +22,11 @@ def scene(client: AlikeClient) -> tuple[EngineContext, FlexSender, Call]:
     call = admission(1).call
     changes = {"provider": "openai", "credential": credential, "payer": "", "model": "gpt-5", "body": BODY}
     values = {name: getattr(call, name) for name in call.__struct_fields__} | changes
-    return context, FlexSender(context, Sender(context)), Call(**values | {"endpoint": "/v1/chat/completions"})
+    return (
+        context,
+        FlexSender(context, Sender(context, CallRecorder(context))),
+        Call(**values | {"endpoint": "/v1/chat/completions"}),
+    )
 
 
 async def test_an_answer_is_bought_on_flex() -> None:

@@ -17,6 +17,7 @@ from carpool.engine.context import EngineContext
 from carpool.engine.events import EventHooks
 from carpool.engine.keyring import Keyring
 from carpool.engine.now.send import BACKOFF_MAX_S, Sender, SendRequest
+from carpool.engine.recording import CallRecorder
 from carpool.planners.forecast import Forecast
 from carpool.planners.policy import RoutingPolicy
 from carpool.stores import SqliteStore
@@ -34,20 +35,19 @@ async def store() -> Store:
 
 
 def sender(store: Store) -> Sender:
-    return Sender(
-        EngineContext(
-            store=store,
-            clock=Mock(now=lambda: T0),
-            policy=RoutingPolicy(),
-            forecast=Forecast(),
-            prices=PriceBook(),
-            keyring=Keyring(b"p" * 32),
-            upstreams={},
-            event_hooks=EventHooks(()),
-            rng=random.Random(0),
-            name=ME,
-        )
+    context = EngineContext(
+        store=store,
+        clock=Mock(now=lambda: T0),
+        policy=RoutingPolicy(),
+        forecast=Forecast(),
+        prices=PriceBook(),
+        keyring=Keyring(b"p" * 32),
+        upstreams={},
+        event_hooks=EventHooks(()),
+        rng=random.Random(0),
+        name=ME,
     )
+    return Sender(context, CallRecorder(context))
 
 
 async def seen_again(store: Store, *, kept: bool = True) -> EntryKind:

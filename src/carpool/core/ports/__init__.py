@@ -13,10 +13,12 @@ from carpool.core.ports.dialect import (
     Capability,
     Claim,
     Dialect,
+    Document,
     FlexTier,
     ModelTable,
     Parsed,
     Pricing,
+    PromptSums,
     RawRequest,
     Refusal,
     ResponseEnd,
@@ -37,4 +39,13 @@ from carpool.core.ports.http import (
     ResponseReceiver,
     StreamedBody,
 )
-from carpool.core.ports.store import BatchStore, CallStore, KeyStore, LeaseStore, LedgerStore, ListingStore, Store
+from carpool.core.ports.store import (
+    BatchStore,
+    CallStore,
+    KeyStore,
+    LeaseStore,
+    LedgerStore,
+    ListingStore,
+    ShapeStore,
+    Store,
+)

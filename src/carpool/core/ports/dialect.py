@@ -8,6 +8,8 @@ from enum import IntEnum
 from fractions import Fraction
 from typing import Any, Protocol
 
+from msgspec import Raw
+
 from carpool.core.model import NONCE_LETTERS, TICKET_LETTERS, Headers, Lane, Turn, Usage, Value
 
 
@@ -22,7 +24,12 @@ class RawRequest(Value, frozen=True, gc=False):
 
 
 class Document(Protocol):
-    """A decoded body."""
+    """A decoded body: its members decoded, and as the client sent them."""
+
+    @property
+    def values(self) -> Mapping[str, Any]: ...
+    @property
+    def members(self) -> Mapping[str, Raw]: ...
 
     def canonical(self, without: str) -> bytes:
         """The body in canonical JSON, without one member. Expensive, so only stored calls need it."""
@@ -44,6 +51,18 @@ class Parsed(Value, frozen=True, gc=False):
     turn: Turn | None = None  # None if nothing is cached, or if it can't be determined
     tool_turn: bool = False  # the last message carries tool results
     flexible: bool = False  # the request itself does not rule out lane `flex`
+
+
+class PromptSums(Value, frozen=True, gc=False):
+    """The ends of a prompt's prefixes, as in `Prefixes`, each with the checksum of all bytes before it. `parent_bytes`
+    is 0 if the prompt continues none."""
+
+    root: int
+    root_bytes: int
+    parent: int
+    parent_bytes: int
+    end: int
+    end_bytes: int
 
 
 class Ask(Value, frozen=True, gc=False):
@@ -308,6 +327,11 @@ class Dialect(Protocol):
         """Whether `parse` understands this endpoint."""
 
     def parse(self, raw: RawRequest) -> Parsed: ...
+    def prompt_sums(self, parsed: Parsed) -> PromptSums | None:
+        """Where the prefixes of a prompt end that calls may share; None if this dialect can't tell. Equal checksums and
+        sizes mean, nearly always, equal prefixes; cache marks do not count."""
+        return None
+
     def secret(self, headers: Headers) -> Headers:
         """Returns the client's credential headers, as `parse` would."""
 

@@ -13,6 +13,7 @@ from carpool.core.model import (
     Admitted,
     Batch,
     CallRow,
+    CallShape,
     Due,
     Entry,
     Intent,
@@ -20,6 +21,7 @@ from carpool.core.model import (
     OpenCalls,
     Outcome,
     PoolView,
+    RecordedPurchase,
     SendableCall,
     Settled,
     Settlement,
@@ -246,6 +248,25 @@ class LedgerStore(Protocol):
         purchases made with these."""
 
 
+class ShapeStore(Protocol):
+    """The record of calls: their sizes and times, in the order in which they were recorded."""
+
+    async def record_shapes(self, recorded: Sequence[CallShape]) -> None:
+        """Adds calls to the record. May be lost in a power failure."""
+
+    async def shapes(
+        self, since: float, after: int, credentials: Sequence[str] | None = None
+    ) -> tuple[int, list[RecordedPurchase]] | None:
+        """The next page of the record: the purchases of some of the calls that arrived at `since` or later, by ticket
+        and then by time; with `credentials` only purchases made with these. Returns the page's number, which is `after`
+        for the next page; None if there is none. The first page comes after 0. A page may be empty."""
+
+    async def prune_shapes(self, before: float, most: int) -> int:
+        """Removes calls that arrived earlier than `before`, and the oldest ones if there are more than `most`, in steps
+        and only together with those that were recorded with them. Returns how many steps' worth was removed: 0 if
+        nothing is left to remove."""
+
+
 class KeyStore(Protocol):
     """Virtual keys, and remembered facts about credentials."""
 
@@ -288,15 +309,15 @@ class ListingStore(Protocol):
         `credentials` only theirs."""
 
 
-class Store(LeaseStore, CallStore, BatchStore, LedgerStore, KeyStore, ListingStore, Protocol):
+class Store(LeaseStore, CallStore, BatchStore, LedgerStore, ShapeStore, KeyStore, ListingStore, Protocol):
     """Persists calls, batches, outcomes and the ledger.
 
     `durable` states whether the data outlives the process.
 
     **Durability.** When an awaited method returns, its changes survive `kill -9`. They also survive a power failure,
-    except those of `record`, `delivered` and `used_keys`, which may be lost then. Each method is atomic. Every state
-    change follows the tables in `lifecycle`; a transition they forbid raises `IllegalMove` and changes nothing.
-    Failures of the database are raised as `StoreError`, never as a driver's exception.
+    except those of `record`, `delivered`, `record_shapes` and `used_keys`, which may be lost then. Each method is
+    atomic. Every state change follows the tables in `lifecycle`; a transition they forbid raises `IllegalMove` and
+    changes nothing. Failures of the database are raised as `StoreError`, never as a driver's exception.
 
     **Leases.** An engine joins under its own name and renews its registration. It is alive until its pulse expires.
     While it is alive, no other engine changes what it owns: its batches, the tickets its frontends await, the accounts

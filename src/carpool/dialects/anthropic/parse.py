@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from functools import lru_cache
 from operator import itemgetter
@@ -13,7 +14,7 @@ import msgspec
 from carpool.core.errors import BadCall
 from carpool.core.keys import BEARER, strip_bearer
 from carpool.core.model import Headers, Turn
-from carpool.core.ports import Claim, Parsed, RawRequest
+from carpool.core.ports import Claim, Parsed, PromptSums, RawRequest
 from carpool.dialects import json_object
 from carpool.dialects.headers import DROPPED, DROPPED_PREFIXES, SortedHeaders, first, forwarded
 
@@ -187,3 +188,79 @@ def _texts(content: Any) -> list[str]:
 
 def _ends(text: str) -> str:
     return text if len(text) <= _SHORT else f"{len(text)} {text[:_END]}{text[-_END:]}"
+
+
+# ------------------------------------------------------------ prefixes, for the record of calls
+# Cache marks move from turn to turn and do not count, nor does the volatile block.
+
+_ROOT = ("thinking", "output_config", "output_format", "speed", "context_management", "tools")
+_MARK_NAME = b'"cache_control"'
+_MARK = re.compile(rb'"cache_control"\s*:\s*(?:null|\{[^{}]*\})\s*')
+_COMMA = re.compile(rb",\s*")
+_BEFORE_MARK = 8  # bytes in which the comma before a mark is looked for; clients write it with one space at most
+
+
+def prompt_sums(parsed: Parsed) -> PromptSums:
+    values, members = parsed.document.values, parsed.document.members
+    root = json_object.Prefix(_head(parsed.model, parsed.headers))
+    for name in _ROOT:
+        if name in members:
+            root.add(_unmarked(members[name], values[name]))
+    if "system" in members:
+        for part in _system(members["system"], values["system"]):
+            root.add(part)
+    turns: list[tuple[bytes | msgspec.Raw, Any]] = []
+    if isinstance(messages := values.get("messages"), list):
+        for part, message in zip(json_object.items(members["messages"]), messages, strict=True):
+            content = message.get("content") if isinstance(message, dict) else None
+            turns.append((_unmarked(part, content), message))
+    return json_object.prompt_sums(root, turns, _is_answer)
+
+
+@lru_cache(maxsize=256)  # a client sends the same headers with every call
+def _head(model: str, headers: Headers) -> bytes:
+    """What only calls of one model with the same betas share."""
+    betas = ",".join(value for name, value in headers if name == "anthropic-beta").split(",")
+    return "\0".join([model, *sorted(betas)]).encode("utf-8", "surrogatepass")
+
+
+def _system(raw: msgspec.Raw, system: Any) -> Iterator[bytes | msgspec.Raw]:
+    if not isinstance(system, list):
+        yield raw
+        return
+    for part, block in zip(json_object.items(raw), system, strict=True):
+        if not (isinstance(block, dict) and str(block.get("text")).startswith(_VOLATILE)):
+            yield _unmarked(part, [block])
+
+
+def _is_answer(message: Any) -> bool:
+    return isinstance(message, dict) and message.get("role") == "assistant"
+
+
+def _unmarked(part: msgspec.Raw, blocks: Any) -> bytes | msgspec.Raw:
+    """A part without the cache marks of its blocks."""
+    if isinstance(blocks, list):
+        for block in blocks:
+            if isinstance(block, dict) and "cache_control" in block:
+                return _without_marks(bytes(part))
+    return part
+
+
+def _without_marks(text: bytes) -> bytes:
+    """The text without its cache marks, and without the comma that each of them needs."""
+    pieces, done = [], 0
+    at = text.find(_MARK_NAME)
+    while at >= 0:
+        mark = _MARK.match(text, at)
+        after = at + len(_MARK_NAME)
+        if mark is not None:
+            start, after = at, mark.end()
+            before = text[max(0, at - _BEFORE_MARK) : at]
+            if before.rstrip().endswith(b","):
+                start -= len(before) - len(before.rstrip()) + 1
+            elif (comma := _COMMA.match(text, after)) is not None:
+                after = comma.end()
+            pieces.append(text[done:start])
+            done = after
+        at = text.find(_MARK_NAME, after)
+    return b"".join([*pieces, text[done:]])

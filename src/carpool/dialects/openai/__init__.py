@@ -15,7 +15,17 @@ from carpool.core.ports import Ask, BatchReport, Parsed, RawRequest, Refusal, Re
 from carpool.dialects import json_object, rate_limits
 from carpool.dialects.event_stream import one_line
 from carpool.dialects.openai import errors, replay, usage
-from carpool.dialects.openai.parse import PAYERS, SUBAGENT, claim, completed, endpoint_of, handles, parse, secret
+from carpool.dialects.openai.parse import (
+    PAYERS,
+    SUBAGENT,
+    claim,
+    completed,
+    endpoint_of,
+    handles,
+    parse,
+    prompt_sums,
+    secret,
+)
 from carpool.dialects.openai.providers import (
     COMPATIBLE_PROVIDERS,
     DAY,
@@ -91,6 +101,7 @@ class OpenAI(RestDialect):
     completed = staticmethod(completed)
     handles = staticmethod(handles)
     secret = staticmethod(secret)
+    prompt_sums = staticmethod(prompt_sums)
 
     def parse(self, raw: RawRequest) -> Parsed:
         return parse(raw, self.provider)

@@ -6,10 +6,12 @@ from collections.abc import Iterator, Mapping
 from functools import lru_cache
 from typing import Any
 
+from msgspec import Raw
+
 from carpool.core.errors import BadCall
 from carpool.core.keys import BEARER, strip_bearer
 from carpool.core.model import Headers
-from carpool.core.ports import Claim, Parsed, RawRequest
+from carpool.core.ports import Claim, Parsed, PromptSums, RawRequest
 from carpool.dialects import json_object
 from carpool.dialects.headers import DROPPED, DROPPED_PREFIXES, SortedHeaders, forwarded
 from carpool.dialects.openai.providers import (
@@ -195,3 +197,41 @@ def _names_container(tool: object) -> bool:
 
 def _list(value: object) -> list[Any]:
     return value if isinstance(value, list) else []
+
+
+# ------------------------------------------------------------ prefixes, for the record of calls
+
+_ROOT = ("tools", "instructions", "reasoning", "reasoning_effort", "response_format", "text")
+_TURNS = ("messages", "input", "prompt")
+_SYSTEM_ROLES = frozenset({"system", "developer"})
+
+
+def prompt_sums(parsed: Parsed) -> PromptSums:
+    """The system prompt is at the begin of the turns. A prompt that is no list is one turn."""
+    values, members = parsed.document.values, parsed.document.members
+    root = json_object.Prefix(parsed.model.encode("utf-8", "surrogatepass"))
+    for name in _ROOT:
+        if name in members:
+            root.add(members[name])
+    turns: list[tuple[Raw, Any]] = []
+    if name := next((name for name in _TURNS if name in members), ""):
+        value, raw = values[name], members[name]
+        turns = list(zip(json_object.items(raw), value, strict=True)) if isinstance(value, list) else [(raw, value)]
+    leading = 0
+    while leading < len(turns) and _is_system(turns[leading][1]):
+        root.add(turns[leading][0])
+        leading += 1
+    return json_object.prompt_sums(root, turns[leading:], _is_answer)
+
+
+def _is_system(turn: Any) -> bool:
+    role = turn.get("role") if isinstance(turn, dict) else None
+    return isinstance(role, str) and role in _SYSTEM_ROLES
+
+
+def _is_answer(turn: Any) -> bool:
+    """An item of `input` has a type; `*_call` and `reasoning` are what the model said."""
+    if not isinstance(turn, dict):
+        return False
+    kind = turn.get("type")
+    return turn.get("role") == "assistant" or kind == "reasoning" or (isinstance(kind, str) and kind.endswith("_call"))

@@ -36,6 +36,7 @@ from carpool.core.model import Admission, Admitted, Call, CallRow, Lane, Outcome
 from carpool.engine.batch.rescue import Rescuer
 from carpool.engine.context import HURRY_S, EngineContext, Reply
 from carpool.engine.events import CallAdmitted
+from carpool.engine.recording import CallRecorder
 from carpool.planners.routing import Decision, pool_key
 
 OnDisconnect = Literal["keep", "cancel"]
@@ -78,9 +79,10 @@ _Arrival = tuple[Admission, PendingCall]
 
 
 class Tickets:
-    def __init__(self, context: EngineContext, rescuer: Rescuer) -> None:
+    def __init__(self, context: EngineContext, rescuer: Rescuer, recorder: CallRecorder) -> None:
         self._context = context
         self._rescuer = rescuer
+        self._recorder = recorder
         self._arrivals: list[_Arrival] = []
         self._arriving: set[PendingCall] = set()  # not on disk yet
         self._leaving: dict[int, int] = {}  # fingerprint → calls whose client left, until the store knows
@@ -245,12 +247,7 @@ class Tickets:
     def _register_waiter(self, call: Call, pending_call: PendingCall, admitted: Admitted) -> None:
         """Registers the waiter of a call that is on disk, before anything else can run."""
         context = self._context
-        if not admitted.fresh:
-            context.stats.returned_calls += 1
-        elif admitted.lane is Lane.NOW:
-            context.stats.sync_calls += 1
-        else:
-            context.stats.batched_calls += 1
+        self._count(call, admitted)
         if context.event_hooks.has_listeners and admitted.outcome is None:
             text, why, whose = ticket_text(admitted.ticket), pending_call.reason, call.credential
             context.event_hooks.emit(CallAdmitted(context.now(), text, admitted.lane, why, credential=whose))
@@ -268,6 +265,17 @@ class Tickets:
             self._release(pending_call)
         elif pending_call.persisted is not None and not pending_call.persisted.done():
             pending_call.persisted.set_result(None)
+
+    def _count(self, call: Call, admitted: Admitted) -> None:
+        stats = self._context.stats
+        if not admitted.fresh:
+            stats.returned_calls += 1
+            return
+        if admitted.lane is Lane.NOW:
+            stats.sync_calls += 1
+        else:
+            stats.batched_calls += 1
+        self._recorder.admitted(call.shape)
 
     # ------------------------------------------------------------ leaving a call
 

@@ -92,11 +92,18 @@ class Membership:
         if now >= self._retain_at:
             before = now - self._context.policy.retain_days * DAY_S
             removed = await self._context.store.retain(before, now - UNDELIVERED_DAYS * DAY_S, RETAIN_STEP)
-            self._retain_at = now + (1.0 if removed >= RETAIN_STEP else RETAIN_EVERY_S)
+            again = await self._prune_shapes(now) or removed >= RETAIN_STEP
+            self._retain_at = now + (1.0 if again else RETAIN_EVERY_S)
         wakes = self._renew_at, self._context.lead_at, self._retain_at
         if self._context.other_credentials:  # otherwise no other engine settles what this one awaits
             return min(*wakes, await self._outcome_poller.step(now))
         return min(wakes)
+
+    async def _prune_shapes(self, now: float) -> bool:
+        """Keeps the record of calls within its bounds. Returns whether there may be more to remove."""
+        policy = self._context.policy
+        before = now - policy.record_days * DAY_S
+        return await self._context.store.prune_shapes(before, policy.record_max_calls) > 0
 
     # ------------------------------------------------------------ pulse and leadership
 

@@ -26,12 +26,13 @@ from msgspec.structs import replace
 from carpool.core.bounded import backoff
 from carpool.core.errors import DeadlineMissed, NotConnected, ProviderFailing, TooBusy, WireError
 from carpool.core.lifecycle import TicketState
-from carpool.core.model import Call, Entry, EntryKind, Lane, Outcome, OutcomeKind, Settlement, Value
+from carpool.core.model import Call, CallShape, Entry, EntryKind, Lane, Outcome, OutcomeKind, Settlement, Value
 from carpool.core.ports import Ask, Dialect, HttpResponse, Refusal, ResponseEnd, ResponseReceiver
 from carpool.core.upstream import Upstream, WholeResponse, whole
 from carpool.engine.context import EngineContext, Reply
 from carpool.engine.now.gate import KEPT_MAX_WAIT_S, Gates, Slot
 from carpool.engine.now.relay import Purchase, StreamedResponse, TappedChunks, local_refusal
+from carpool.engine.recording import CallRecorder
 from carpool.planners import ledger
 
 _RecordAttempt = Callable[[Entry], Awaitable[None]]
@@ -72,8 +73,9 @@ class Sent(Enum):
 
 
 class Sender:
-    def __init__(self, context: EngineContext) -> None:
+    def __init__(self, context: EngineContext, recorder: CallRecorder) -> None:
         self._context = context
+        self._recorder = recorder
         self.gates = Gates(context)
         # Writes the attempt to the ledger before the request is sent: a crash then leaves an unknown, not a gap.
         self.record = context.store.attempt
@@ -89,12 +91,14 @@ class Sender:
         whole_response = await whole(response)
         entry = self._priced(request, entry, whole_response)
         self._complete(entry)
+        if request.call.shape is not None and whole_response.ok:
+            self._recorder.answered(request.call.shape, entry, whole=True)
         return Reply(request.call.ticket, _outcome(whole_response, request, self._context.now()), entry)
 
     def stream_response(self, request: SendRequest, response: HttpResponse, entry: Entry) -> StreamedResponse:
         """Streams the response. Closing the streamed aborts the request."""
         dialect = self._upstream(request).dialect
-        finish = partial(self.close_entry, entry, response.status, dialect)
+        finish = partial(self.close_entry, entry, response.status, dialect, shape=request.call.shape)
         chunks = TappedChunks(response, dialect.usage_tap(), finish)
         ticket = request.call.ticket if entry.sent else None
         return StreamedResponse(ticket, response.status, response.headers, chunks, request.reason, request.lane)
@@ -118,12 +122,16 @@ class Sender:
         except BaseException as error:
             slot.failed(error)
             raise
-        purchase = Purchase(self.close_entry, self.record_unsent, upstream.dialect, entry, receiver, slot)
+        record = self.close_entry if call.shape is None else partial(self.close_entry, shape=call.shape)
+        purchase = Purchase(record, self.record_unsent, upstream.dialect, entry, receiver, slot)
         purchase.start(http_client, upstream.request(ask, (), RELAY_TIMEOUT_S), context.background)
         return purchase
 
-    def close_entry(self, entry: Entry, status: int, dialect: Dialect, end: ResponseEnd) -> Entry:
-        """Prices a finished purchase: an error is not billed, and a response that broke off has no known price."""
+    def close_entry(
+        self, entry: Entry, status: int, dialect: Dialect, end: ResponseEnd, shape: CallShape | None = None
+    ) -> Entry:
+        """Prices and records a finished purchase: an error is not billed, and a response that broke off has no known
+        price."""
         if status >= 400:
             finished = ledger.free(entry)
         elif end.final:
@@ -131,6 +139,8 @@ class Sender:
         else:
             finished = replace(entry, usage=end.usage)
         self._complete(finished)
+        if shape is not None and status < 400:
+            self._recorder.answered(shape, finished, whole=end.answered)
         return finished
 
     def record_unsent(self, entry: Entry) -> None:

@@ -174,7 +174,6 @@ class CallHandler:
         if understood is None:
             return None
         call, parsed = understood
-        head.cache.payer = call.payer
         if call.flexible and head.key_holder is not None and not head.key_holder.key.profile.allows(Lane.FLEX):
             call = replace(call, flexible=False)
         decision = self._engine.decide(call, flex=head.hold is None)
@@ -193,7 +192,7 @@ class CallHandler:
             parsed, arrived = understand(upstream, stable), self._clock.now()
             key = None if head.key_holder is None else head.key_holder.key
             ruled = self._rules.apply(head.cache.options, key, upstream, plain, parsed, options, arrived)
-            return identify(self._engine, upstream, parsed, ruled, arrived, head.cache.payer), parsed
+            return identify(self._engine, upstream, parsed, ruled, arrived, head.cache.caller), parsed
         except CallTooLarge:  # its size shows only when decompressed
             raise
         except BadCall:

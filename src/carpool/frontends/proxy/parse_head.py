@@ -21,10 +21,10 @@ from carpool.core.keys import KeyHolder
 from carpool.core.model import Headers
 from carpool.dialects import below, key_headers
 from carpool.dialects.headers import ONE_REQUEST
-from carpool.dialects.keep_alive import Client, recognise
+from carpool.dialects.keep_alive import Client, client_label, recognise
 from carpool.engine import Upstream
 from carpool.engine.now.decompress import encodings
-from carpool.frontends.intake import end_to_end
+from carpool.frontends.intake import Caller, end_to_end
 from carpool.planners.access.options import PREFIX as OPTION_PREFIX
 from carpool.planners.access.options import Options, from_headers, split_path
 from carpool.planners.access.providers import ConfiguredKeys, Hosts, choose, completed, is_forwarding_header
@@ -47,7 +47,7 @@ Place = tuple[int, int]  # index in the headers of `HeadFacts`, and in those of 
 class HeadCache(Struct):
     """Facts about the calls with one head that are the same for all of them."""
 
-    payer: str | None = None  # the name of the secret that pays for them
+    caller: Caller
     options: dict[CallKind, Options] = {}
 
 
@@ -164,6 +164,7 @@ def _head_facts(
     """`numbered`: the client's headers, each with its index in the request. `added`: the key that carpool adds."""
     numbers, headers = [number for number, _ in numbered], (*(pair for _, pair in numbered), *added)
     client, forwarded = recognise(headers), tuple(end_to_end(headers))
+    label = "" if upstream is None else client_label(headers, upstream.dialect.subagent_headers)
     # A call without a key fails on every lane, and the provider reports that best: it passes through.
     understood = (
         upstream is not None and upstream.dialect.handles(method, path) and bool(upstream.dialect.secret(headers))
@@ -182,7 +183,7 @@ def _head_facts(
             [pair for pair in headers if pair[0] not in _PER_REQUEST and pair[0] != "content-encoding"]
         ),
         key_holder=None if granted is None else granted.holder,
-        cache=HeadCache(None if granted is None else granted.payer),
+        cache=HeadCache(Caller(label, None if granted is None else granted.payer)),
         forwarded=forwarded if _PER_REQUEST.isdisjoint([name for name, _ in forwarded]) else None,
     )
 

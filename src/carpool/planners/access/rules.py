@@ -50,6 +50,7 @@ def call_of(
     payer: str = "",
 ) -> Call:
     """The call of a parsed request, after the rules."""
+    untimed = options.budget is None and options.deadline is None  # so are most calls on `now`
     return Call(
         ticket=ticket,
         provider=upstream.provider,
@@ -60,7 +61,7 @@ def call_of(
         credential=credential,
         model=parsed.model,
         arrived=arrived,
-        deadline=options.until(arrived),
+        deadline=None if untimed else options.until(arrived),
         stream=parsed.stream,
         max_output_tokens=parsed.max_output_tokens,
         unbatchable=parsed.unbatchable,

@@ -11,8 +11,8 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from carpool.core.errors import CarpoolError
 from carpool.core.lifecycle import BatchState
-from carpool.core.model import Admission, Admitted, Batch, Entry, Lane, Settlement
-from carpool.stores.operations import admission, batches, calls, ledger
+from carpool.core.model import Admission, Admitted, Batch, CallShape, Entry, Lane, Settlement
+from carpool.stores.operations import admission, batches, calls, ledger, shapes
 from carpool.stores.operations.session import Session
 from carpool.stores.operations.writer import Groups, OnDone, Writer, each
 
@@ -227,6 +227,13 @@ class OperatedStore(HintListeners):
 
     def completed(self, entry: Entry, on_done: OnDone) -> None:
         self.writer.enqueue(ledger.record, entry, on_done)
+
+    # the record of calls
+    async def record_shapes(self, recorded: Sequence[CallShape]) -> None:
+        await self.writer.do(each(shapes.record_shapes), (list(recorded),), relaxed=True)
+
+    prune_shapes = _queued(shapes.prune_shapes)
+    shapes = _queued(shapes.shapes)  # the last one: it hides the module from the lines below
 
     # lists, keys and notes
     counts = _queued(calls.counts)
