@@ -19,8 +19,8 @@ the rate that was measured before the refusal, then faster from second to second
 would be sent in the moment when the gate opens, and be refused again. The pace may exceed the stated rate (`CATCH_UP`),
 because the rate is an estimate: if it is too low, calls that never go faster would never find out.
 
-After `RECOVERY_S` without a refusal and without waiting calls the throttle is calm again, and every limit but the meters
-is lifted. After an outage (`reopened`) a few calls go first, and the limit doubles with the responses.
+After `RECOVERY_S` without a refusal and without waiting calls the throttle is calm again, and every limit but the
+meters is lifted. After an outage (`reopened`) a few calls go first, and the limit doubles with the responses.
 """
 
 from __future__ import annotations
