@@ -235,19 +235,19 @@ class HubConnection(asyncio.Protocol):
 class RemoteStore(HintListeners):
     """Implements `ports.Store` over a `HubConnection`. Methods that are not defined here are forwarded as they are."""
 
-    def __init__(self, line: HubConnection, durable: bool, pepper: bytes) -> None:
+    def __init__(self, connection: HubConnection, durable: bool, pepper: bytes) -> None:
         super().__init__()
-        self._connection = line
+        self._connection = connection
         self.durable = durable
         self.pepper = pepper
         for topic, decoder in _HINTS.items():
-            line.listeners[topic] = partial(self._notify_raw, topic, decoder)
+            connection.listeners[topic] = partial(self._notify_raw, topic, decoder)
 
     @classmethod
-    async def over(cls, line: HubConnection) -> Store:
+    async def over(cls, connection: HubConnection) -> Store:
         """Opens the store over a connection that may also be used for other messages."""
-        durable, pepper = await line.ask(_WELCOME.decode, "hello")
-        return cast("Store", cls(line, durable, pepper))
+        durable, pepper = await connection.ask(_WELCOME.decode, "hello")
+        return cast("Store", cls(connection, durable, pepper))
 
     def _notify_raw(self, topic: str, decoder: msgspec.msgpack.Decoder[Any], raw: msgspec.Raw) -> None:
         self.notify(topic, decoder.decode(raw))
@@ -287,20 +287,20 @@ def hosted(url: str | Path | None) -> bool:
 
 async def connect(path: str) -> HubConnection:
     try:
-        _, line = await asyncio.get_running_loop().create_unix_connection(HubConnection, path)
+        _, connection = await asyncio.get_running_loop().create_unix_connection(HubConnection, path)
     except OSError as problem:
         raise StoreError(f"The process that hosts the store can't be reached ({problem.strerror}).") from problem
-    return line
+    return connection
 
 
 class SecretSharing:
     """Shares secrets between workers, in memory only, so that a batch outlives the worker that received its key."""
 
-    def __init__(self, line: HubConnection, take: Callable[[str, Headers], object]) -> None:
-        self._connection = line
+    def __init__(self, connection: HubConnection, take: Callable[[str, Headers], object]) -> None:
+        self._connection = connection
         self._take = take
-        line.listeners["secrets"] = self._taken
-        line.notify("secrets")
+        connection.listeners["secrets"] = self._taken
+        connection.notify("secrets")
 
     def _taken(self, raw: msgspec.Raw) -> None:
         for provider, secret in _SECRETS.decode(raw):

@@ -192,7 +192,7 @@ async def test_a_listener_that_reads_too_slowly_is_told_and_dropped(stage_with: 
 
 
 async def test_listeners_are_kept_alive_and_let_go_at_the_end(stage_with: Any, monkeypatch: Any) -> None:
-    monkeypatch.setattr(admin, "IDLE_TIMEOUT_S", 0.05)
+    monkeypatch.setattr(admin, "KEEP_ALIVE_S", 0.05)
     async with stage_with() as stage, stage.http.stream("GET", f"{stage.url}/carpool/events") as response:
         lines = response.aiter_lines()
         for _ in range(5):

@@ -35,7 +35,7 @@ KEY = "sk-ant-very-secret-key"
 @asynccontextmanager
 async def reported(config: MockConfig, **more: Any) -> AsyncIterator[tuple[Stage, list[LogEvent]]]:
     told: list[LogEvent] = []
-    async with staged(config, tell=told.append, **more) as stage:
+    async with staged(config, write_event=told.append, **more) as stage:
         stage.engine.event_hooks.add(EventLogger(told.append))
         yield stage, told
 

@@ -39,7 +39,7 @@ def in_flight(stage: Stage) -> int:
 
 
 def waiting(stage: Stage) -> int:
-    return sum(len(gate.line) for gate in gates(stage)._gates.values())
+    return sum(len(gate.queue) for gate in gates(stage)._gates.values())
 
 
 def slowed(**faults: Any) -> MockConfig:

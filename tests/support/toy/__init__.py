@@ -173,7 +173,7 @@ class Toy(Dialect):
             message = _read(_Fault, body).fault
         except MalformedResponse:
             message = ""
-        return refused(status, headers, message, spent=False)
+        return refused(status, headers, message, no_credit=False)
 
     # to clients
     def error(self, status: int, code: str, message: str) -> bytes:

@@ -57,7 +57,7 @@ class Account:
 
     @property
     def waiting(self) -> int:
-        return sum(len(gate.line) for gate in self.gates.values())
+        return sum(len(gate.queue) for gate in self.gates.values())
 
     @property
     def made(self) -> float:
@@ -73,7 +73,7 @@ class Gate:
     account: Account
     model: str
     throttle: Throttle
-    line: FairQueue[asyncio.Future[Slot]] = field(default_factory=FairQueue)
+    queue: FairQueue[asyncio.Future[Slot]] = field(default_factory=FairQueue)
     wake_event: asyncio.Event = field(default_factory=asyncio.Event)
     granting: bool = False
 
@@ -86,7 +86,7 @@ class Gate:
 
     @property
     def idle(self) -> bool:
-        return not (self.line or self.throttle.in_flight or self.throttle.pressed or self.granting)
+        return not (self.queue or self.throttle.in_flight or self.throttle.pressed or self.granting)
 
 
 class Slot:
@@ -228,7 +228,7 @@ class Gates:
         gate, now = self._gate(provider, credential, model), self._now()
         tokens = size / BYTES_PER_TOKEN
         if deadline is None and not kept and not gate.account.breaker.closed:
-            if gate.line or gate.ready_at(now, tokens) > now:
+            if gate.queue or gate.ready_at(now, tokens) > now:
                 raise self._provider_failing(gate.account, now)
             return gate.take(now, tokens)
         patience = KEPT_MAX_WAIT_S if kept else self._context.policy.max_wait_now_s
@@ -249,7 +249,7 @@ class Gates:
 
     async def _wait_in_queue(self, gate: Gate, tags: Tags, press_at: float | None, tokens: float, until: float) -> Slot:
         turn: asyncio.Future[Slot] = asyncio.get_running_loop().create_future()
-        place = gate.line.join(turn, tags, press_at, tokens)
+        place = gate.queue.join(turn, tags, press_at, tokens)
         self._context.stats.held_calls += 1
         if not gate.granting:
             gate.granting = True
@@ -267,7 +267,7 @@ class Gates:
             self._release_unused(turn)
             raise
         finally:
-            gate.line.leave(place)
+            gate.queue.leave(place)
             gate.wake_event.set()
 
     def _release_unused(self, turn: asyncio.Future[Slot]) -> None:
@@ -277,7 +277,7 @@ class Gates:
 
     def _too_busy(self, gate: Gate, now: float, why: str) -> TooBusy:
         self._context.stats.turned_away_calls += 1
-        after = max(1.0, gate.throttle.paused_until - now, len(gate.line) / gate.throttle.pace(now))
+        after = max(1.0, gate.throttle.paused_until - now, len(gate.queue) / gate.throttle.pace(now))
         return TooBusy(f"The account's rate limit is reached: {why}. Send this call again later.", after)
 
     def _provider_failing(self, account: Account, now: float) -> ProviderFailing:
@@ -292,16 +292,16 @@ class Gates:
     async def _grant_slots(self, gate: Gate) -> None:
         """Grants slots to queued calls, one by one, until the queue is empty."""
         try:
-            while gate.line:
+            while gate.queue:
                 gate.wake_event.clear()
                 now = self._now()
-                place = gate.line.next(now)
+                place = gate.queue.next(now)
                 if place.item.done():  # its client has just disconnected
-                    gate.line.leave(place)
+                    gate.queue.leave(place)
                     continue
                 ready = gate.ready_at(now, place.tokens)
                 if ready <= now:
-                    gate.line.called(place, now)
+                    gate.queue.called(place, now)
                     place.item.set_result(gate.take(now, place.tokens, waited=True))
                     continue
                 with suppress(TimeoutError):
@@ -309,7 +309,7 @@ class Gates:
                         await gate.wake_event.wait()
         finally:
             gate.granting = False
-            for place in gate.line:  # only when the engine closes
+            for place in gate.queue:  # only when the engine closes
                 if not place.item.done():
                     place.item.set_exception(Closed("This carpool is closed and takes no more calls."))
 
@@ -342,7 +342,7 @@ class Gates:
         for account in self._accounts.values():
             name, open_breaker = account.name[:8], not account.breaker.closed
             for gate in account.gates.values():
-                throttle, waiting = gate.throttle, len(gate.line)
+                throttle, waiting = gate.throttle, len(gate.queue)
                 if not (waiting or throttle.pressed or open_breaker):
                     continue
                 limit = None if math.isinf(throttle.limit) else math.ceil(throttle.limit)

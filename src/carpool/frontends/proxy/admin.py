@@ -274,7 +274,7 @@ class EventStream:
         request.leaving.add_done_callback(lambda _: woken.set())
         try:
             await request.send_head(200, [EVENT_STREAM, ("cache-control", "no-cache")])
-            while not request.gone:
+            while not request.disconnected:
                 chunk = b"".join(map(_encoded, unread)) or KEEP_ALIVE
                 unread.clear()
                 await _send_in_time(request, chunk)

@@ -28,8 +28,8 @@ from carpool.frontends.proxy.request import (
     Send,
     Upload,
     advice,
-    gone,
     read_body,
+    wait_for_disconnect,
 )
 from carpool.frontends.proxy.tickets import TicketRoutes
 from carpool.frontends.proxy.waiting import KeepAliveIntervals, Waiter, WaitingCall
@@ -167,7 +167,7 @@ class Proxy:
                 return None
             raw = replace(raw, body=await read_body(receive, self._max_body, "limits.max_body_mb"))
             request.address = self._hosts.client(scope.get("client"), scope["headers"])
-        leaving, waiting_call = request.watch(lambda: gone(receive), self._guard.background), None
+        leaving, waiting_call = request.watch(lambda: wait_for_disconnect(receive), self._guard.background), None
         try:
             waiting_call = await self._calls.call(request, head, raw)
         finally:
@@ -192,7 +192,7 @@ class Proxy:
         request.line.lane = PASSED
         upload = Upload(request.receive, raw.headers)
         body = await upload.body()
-        leaving = request.watch(upload.gone, self._guard.background)
+        leaving = request.watch(upload.wait_for_disconnect, self._guard.background)
         try:
             await self._guard.run_while_connected(
                 forward_unchanged(request, upstream, raw, body), leaving, streamed=True
@@ -207,7 +207,7 @@ class Proxy:
             await self._hooks.answer(method, head.path, headers, receive)
             await request.send_json({"received": True})
             return
-        request.watch(lambda: gone(receive), self._guard.background)
+        request.watch(lambda: wait_for_disconnect(receive), self._guard.background)
         with self._long_wait(request):
             await self._admin.answer(method, head.path, query, headers, request)
 

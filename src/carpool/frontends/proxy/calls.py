@@ -153,7 +153,7 @@ class CallHandler:
         try:
             pending_call = await self.guard.run_while_connected(admission, request.leaving)
         except (Disconnected, asyncio.CancelledError, CarpoolError) as error:
-            self.request_log.call_failed(line, error, request.gone)
+            self.request_log.call_failed(line, error, request.disconnected)
             raise
         line.ticket, line.lane = ticket_text(pending_call.ticket), str(pending_call.lane)
         line.reason = pending_call.reason
@@ -220,7 +220,7 @@ class CallHandler:
             await send_streamed(request, streamed)
         except (Disconnected, asyncio.CancelledError, CarpoolError) as error:
             begun = streamed if isinstance(streamed, StreamedResponse) else None
-            self.request_log.call_failed(request.line, error, request.gone, begun)
+            self.request_log.call_failed(request.line, error, request.disconnected, begun)
             raise
         self.request_log.call_ended(request.line, streamed.status, streamed.chunks.entry, streamed.chunks.size)
         return None

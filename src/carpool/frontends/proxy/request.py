@@ -100,7 +100,7 @@ class RequestContext:
         return None if self._cycle is None else self._cycle.refused
 
     @property
-    def gone(self) -> bool:
+    def disconnected(self) -> bool:
         return self.leaving.done()
 
     def watch(self, listen: Callable[[], Coroutine[Any, Any, None]], background: BackgroundTasks) -> Leaving:
@@ -118,7 +118,7 @@ class RequestContext:
     async def received(self, lost: ConnectionLost = lambda: None) -> bool:
         """Whether the client has the whole response, after all of it was sent. `lost` is called if the client resets
         the connection afterwards, which shows that it did not read everything."""
-        return not self.gone if self._cycle is None else await self._cycle.received(lost)
+        return not self.disconnected if self._cycle is None else await self._cycle.received(lost)
 
 
 # ------------------------------------------------------------ bodies
@@ -168,10 +168,10 @@ class Upload:
             more = message.get("more_body", False)
         self._ended.set()
 
-    async def gone(self) -> None:
+    async def wait_for_disconnect(self) -> None:
         """Returns when the client disconnects after its body. During the body, reading it raises `Disconnected`."""
         await self._ended.wait()
-        await gone(self._receive)
+        await wait_for_disconnect(self._receive)
 
 
 def _content_length(headers: Headers) -> int | None:
@@ -181,7 +181,7 @@ def _content_length(headers: Headers) -> int | None:
     return int(length) if length.isdecimal() else None
 
 
-async def gone(receive: Receive) -> None:
+async def wait_for_disconnect(receive: Receive) -> None:
     """Returns when the client disconnects."""
     while (await receive())["type"] != "http.disconnect":
         continue

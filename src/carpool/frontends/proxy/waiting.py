@@ -102,7 +102,7 @@ class Waiter:
                 self._request_log.call_ended(request.line, ACCEPTED if received else CLIENT_LEFT)
                 return
         except (Disconnected, asyncio.CancelledError, CarpoolError) as error:
-            self._request_log.call_failed(request.line, error, request.gone)
+            self._request_log.call_failed(request.line, error, request.disconnected)
             raise
         await self._deliver(request, waiting_call, reply)
 
@@ -114,12 +114,12 @@ class Waiter:
             async with aclosing(_pauses(request, self._intervals, headers, waiting_call.keep_alive_events)) as pauses:
                 async for pause in pauses:
                     await _wait_for_either(pending_call.answer, request.leaving, pause)
-                    if request.gone or pending_call.answer.done():
+                    if request.disconnected or pending_call.answer.done():
                         break
         except asyncio.CancelledError:  # even if the reply arrived at the same moment
             self._engine.tickets.leave(pending_call)
             raise
-        if request.gone:  # the answer stays in the store until it comes back
+        if request.disconnected:  # the answer stays in the store until it comes back
             self._engine.tickets.leave(pending_call)
             raise Disconnected
         return pending_call.answer.result()
@@ -153,7 +153,7 @@ class Waiter:
             if received:
                 self._engine.deliveries.add(reply.ticket, pending_call)
         finally:
-            left = request.gone if received is None else not received
+            left = request.disconnected if received is None else not received
             status = CLIENT_LEFT if left else outcome.status
             self._request_log.call_ended(line, status, reply.entry, len(outcome.body))
 

@@ -49,7 +49,7 @@ class Http1Exchange(Struct, eq=False):
     timeout: float
     informed: Callable[[int, Headers], None] | None
     receiver: ResponseReceiver | None  # until the response is complete or has failed
-    line: Http1Connection | None  # the connection, as long as `receiver`
+    connection: Http1Connection | None  # the connection, as long as `receiver`
     status: int = 0
     quiet: float = 0.0  # seconds without traffic, counted by `add_idle_time`
     uploaded: bool = True  # the request was sent completely
@@ -59,11 +59,11 @@ class Http1Exchange(Struct, eq=False):
 
     @classmethod
     def begin(
-        cls, line: Http1Connection, host: str, head: bytes, request: HttpRequest, receiver: ResponseReceiver
+        cls, connection: Http1Connection, host: str, head: bytes, request: HttpRequest, receiver: ResponseReceiver
     ) -> Http1Exchange:
         assert isinstance(request.body, bytes)
-        exchange = cls(host, request.method, request.timeout, request.informed, receiver, line)
-        line.begin(exchange, head + request.body)
+        exchange = cls(host, request.method, request.timeout, request.informed, receiver, connection)
+        connection.begin(exchange, head + request.body)
         return exchange
 
     # ------------------------------------------------------------ filled by the connection
@@ -95,7 +95,7 @@ class Http1Exchange(Struct, eq=False):
 
     def _end(self) -> ResponseReceiver | None:
         """Drops its references, which form a cycle, so that it is freed without the garbage collector."""
-        receiver, self.receiver, self.line = self.receiver, None, None
+        receiver, self.receiver, self.connection = self.receiver, None, None
         return receiver
 
     def add_idle_time(self, seconds: float) -> None:
@@ -105,7 +105,7 @@ class Http1Exchange(Struct, eq=False):
             self.time_out()
 
     def time_out(self) -> None:
-        connection = self.line
+        connection = self.connection
         self._fail(TimedOut(f"{self.host} was silent for too long."))
         if connection is not None:
             connection.abort()
@@ -113,11 +113,11 @@ class Http1Exchange(Struct, eq=False):
     # ------------------------------------------------------------ called by the receiver
 
     def pause(self, paused: bool) -> None:
-        if self.line is not None:
-            self.line.pause(paused)
+        if self.connection is not None:
+            self.connection.pause(paused)
 
     def give_up(self) -> None:
-        connection = self.line
+        connection = self.connection
         self._end()
         if connection is not None:
             connection.abort()
@@ -126,11 +126,11 @@ class Http1Exchange(Struct, eq=False):
 class Http1Response:
     """Receives what its exchange pushes, and keeps it for a caller that waits for it; either may be ahead."""
 
-    def __init__(self, line: Http1Connection, host: str, request: HttpRequest) -> None:
+    def __init__(self, connection: Http1Connection, host: str, request: HttpRequest) -> None:
         self.status = 0
         self.headers: Headers = ()
         # It has its own, exact timer, which runs only while the caller waits.
-        self.exchange = Http1Exchange(host, request.method, inf, request.informed, self, line, uploaded=False)
+        self.exchange = Http1Exchange(host, request.method, inf, request.informed, self, connection, uploaded=False)
         self.interrupt: asyncio.Timeout | None = None  # of the upload
         self._complete = False
         self._timeout = request.timeout
