@@ -88,11 +88,11 @@ async def test_what_comes_is_written_together_later() -> None:
     for one in shapes:
         recorder.admitted(one)
     context.store.record_shapes.assert_not_called()  # type: ignore[attr-defined]
-    await context.background.rest(5)
+    await context.background.finish(5)
     context.store.record_shapes.assert_called_once_with(shapes)  # type: ignore[attr-defined]
     assert not context.background.busy
     recorder.admitted(shapes[0])  # and again after the first ones
-    await context.background.rest(5)
+    await context.background.finish(5)
     assert context.store.record_shapes.call_count == 2  # type: ignore[attr-defined]
 
 
@@ -115,7 +115,7 @@ async def test_what_the_store_does_not_take_is_tried_again_and_bounded(monkeypat
     context.store.record_shapes.side_effect = [StoreAway("gone"), StoreAway("gone"), None]  # type: ignore[attr-defined]
     for number in range(5):
         recorder.admitted(shape(recorder, ticket=number))
-    await context.background.rest(5)
+    await context.background.finish(5)
     [written] = context.store.record_shapes.call_args.args  # type: ignore[attr-defined]
     assert [one.ticket for one in written] == [0, 1, 2]
     assert context.background.failures == 0
