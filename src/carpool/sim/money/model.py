@@ -31,8 +31,8 @@ class Node:
 class TraceTurn:
     """One model request.
 
-    `think_s` is the time from the answer of the turn before (in a session's first turn: from the session's start) to this
-    request. `sync_s` is how long the answer takes on `now`.
+    `think_s` is the time from the answer of the turn before (in a session's first turn: from the session's start) to
+    this request. `sync_s` is how long the answer takes on `now`.
     """
 
     node: int  # where its prompt ends; its input is the tokens of that node
@@ -72,8 +72,8 @@ class Trace:
 class Purchase:
     """One request that a provider answered and bills, in a run. Times are seconds after the start of the trace.
 
-    A run first decides *when* what is sent and with which cache marks; `billing` then prices its purchases, in the order
-    of their start, for as many price tables as wanted.
+    A run first decides *when* what is sent and with which cache marks; `billing` then prices its purchases, in the
+    order of their start, for as many price tables as wanted.
     """
 
     session: int
@@ -90,7 +90,14 @@ class Purchase:
     system: int = ROOT
 
 
-MissReason = Literal["no time for a rescue", "the batch was late", "the provider refused", "the task ran out of time"]
+MissReason = Literal[
+    "its answer takes longer",  # even at once
+    "no time for a rescue",
+    "the batch was late",
+    "the provider refused",
+    "the provider had no room",
+    "the task ran out of time",
+]
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,120 @@
+"""Rescues in a run: the calls that come due, planned by `planners.tracking` and sent as the engine's rescuer does."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from functools import partial
+from heapq import heappop, heappush
+from typing import Generic, Protocol, TypeVar
+
+from carpool.core.lifecycle import TicketState
+from carpool.core.model import Batch, Due, Lane, OpenCalls
+from carpool.engine.batch.rescue import AT_ONCE, CANCEL_AGAIN_S, LOOK_AHEAD, UNDER_WAY_S
+from carpool.planners.pooling import TokenBucket
+from carpool.planners.tracking import early_start, rescue_plan
+from carpool.sim.money.run import FleetRun, RunCall
+from carpool.sim.money.sync_lane import SyncLane
+
+
+class RescuedBatch(Protocol):
+    row: Batch
+
+    def open_calls(self) -> OpenCalls: ...
+
+
+B = TypeVar("B", bound=RescuedBatch)
+
+
+class BatchOwner(Protocol[B]):
+    """What rescues need of the lane `batch`."""
+
+    def find(self, number: int) -> B: ...
+    def cancel(self, batch: B) -> None: ...
+    def request(self, count: int, then: Callable[[], None]) -> None: ...
+    def leave_pool(self, call: RunCall) -> None: ...
+    def settle(self, call: RunCall, lane: Lane, *, rescued: bool) -> None: ...
+    def wake_by(self, at: float) -> None: ...
+
+
+class Rescues(Generic[B]):
+    def __init__(self, run: FleetRun, sync: SyncLane, lane: BatchOwner[B]) -> None:
+        self._run = run
+        self._sync = sync
+        self._lane = lane
+        self._later: list[tuple[float, int, RunCall]] = []
+        self._near: dict[int, RunCall] = {}  # within the horizon
+        self._under_way: set[int] = set()
+        self._cancel_after: dict[int, float] = {}
+        rpm = run.policy.settings.sync_rpm
+        self._gap = 0.0 if rpm is None else 60 / rpm
+        self._pace = None if rpm is None else TokenBucket(rpm / 60, max(1.0, rpm / 60), 1.0, 0.0)
+
+    def add(self, call: RunCall) -> None:
+        heappush(self._later, (call.rescue_at, call.ticket, call))
+
+    def step(self, now: float) -> float:
+        """Send what is due. Returns when to plan again."""
+        horizon = self._run.policy.forecast.cancel_seconds + LOOK_AHEAD * self._gap
+        self._bring_near(now + horizon)
+        if not self._near:
+            return self._later[0][0] - horizon if self._later else math.inf
+        due = [call for call in self._near.values() if call.ticket not in self._under_way]
+        if not due:
+            return now + UNDER_WAY_S
+        due.sort(key=lambda call: (call.rescue_at, call.ticket))
+        times = [call.rescue_at for call in due]
+        shift = max(0.0, times[0] - early_start(times, now, self._run.policy.settings.sync_rpm))
+        groups: dict[int | None, list[RunCall]] = defaultdict(list)
+        for call in due:
+            groups[call.batch].append(call)
+        wakes = [self._plan(number, calls, now, shift) for number, calls in groups.items()]
+        return min((wake for wake in wakes if wake > now), default=math.inf)
+
+    def _bring_near(self, until: float) -> None:
+        while self._later and self._later[0][0] <= until:
+            call = heappop(self._later)[-1]
+            self._near[call.ticket] = call
+        for call in [one for one in self._near.values() if one.settled]:
+            del self._near[call.ticket]
+
+    def _plan(self, number: int | None, calls: list[RunCall], now: float, shift: float) -> float:
+        if number is None:
+            ready = [call for call in calls if call.lane is Lane.NOW or call.rescue_at - shift <= now]
+            self._send(ready, now)
+            rest = (call.rescue_at - shift for call in calls[len(ready) :] if call.lane is not Lane.NOW)
+            return min(rest, default=math.inf)
+        batch = self._lane.find(number)
+        due = [
+            Due(call.ticket, call.state, call.lane, number, call.rescue_at, call.call.deadline, "run") for call in calls
+        ]
+        plan = rescue_plan(
+            batch.row, due, batch.open_calls(), now, self._run.policy.forecast.cancel_seconds, early=shift
+        )
+        if plan.cancel and self._cancel_after.get(number, 0.0) <= now:
+            self._cancel_after[number] = now + CANCEL_AGAIN_S
+            self._lane.request(1, partial(self._lane.cancel, batch))
+        resend = set(plan.resend)
+        self._send([call for call in calls if call.ticket in resend], now)
+        return math.inf if plan.wake is None else plan.wake
+
+    def _send(self, calls: Sequence[RunCall], now: float) -> None:
+        for call in calls[: AT_ONCE - len(self._under_way)]:
+            if self._pace is not None:
+                if self._pace.available(now) < 1:
+                    self._lane.wake_by(self._pace.wait_until(now))
+                    return
+                self._pace = self._pace.take(now)
+            self._under_way.add(call.ticket)
+            bought_before = call.batch is not None or call.requeues > 0
+            if call.batch is None and call.lane is Lane.BATCH:
+                self._lane.leave_pool(call)
+            call.state = TicketState.SENDING
+            self._sync.send(call, "rescue" if bought_before else "purchase", self._sent)
+
+    def _sent(self, call: RunCall) -> None:
+        self._under_way.discard(call.ticket)
+        if not call.settled:
+            self._lane.settle(call, Lane.NOW, rescued=True)
+        self._lane.wake_by(self._run.agenda.now)
