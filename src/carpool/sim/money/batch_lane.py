@@ -22,8 +22,9 @@ from carpool.engine.batch.follow import MAX_PAGES
 from carpool.engine.context import HURRY_S
 from carpool.planners.pooling import BatchQuota, Flush, plan
 from carpool.planners.routing import pool_key, pool_wait
-from carpool.planners.tracking import next_poll, retry_lane
+from carpool.planners.tracking import retry_lane
 from carpool.sim.money.agenda import Alarm
+from carpool.sim.money.looks import Looks
 from carpool.sim.money.model import PurchaseKind
 from carpool.sim.money.pools import Pools
 from carpool.sim.money.rescues import Rescues
@@ -55,7 +56,7 @@ class RunBatch:
     row: Batch
     members: list[Member]
     bought_at: float
-    expected_end: float
+    takes: float  # is expected to
     expires: float
     ends_at: float
     cancelled_at: float = math.inf
@@ -87,6 +88,7 @@ class BatchLane:
         self._batches: dict[int, RunBatch] = {}  # in flight
         self._ends: list[tuple[float, int]] = []
         self._requests: deque[tuple[int, Callable[[], None]]] = deque()
+        self._looks = Looks(settings.poll_interval_s or run.dialect.limits.pace)
         self._looks_at = math.inf
         self._polled_at: float | None = None
         self._polling = False
@@ -183,12 +185,15 @@ class BatchLane:
         ends_at = min(expires, max(member.ends for member in members))
         size = sum(call.bytes for call in calls)
         row = Batch(number, flush.pool, key, "", BatchState.OPEN, OWNER, len(calls), size, now, now, now, str(number))
-        expected = now + run.policy.forecast.batch_quantile(0.5, key.model, key.size_class)
-        batch = self._batches[number] = RunBatch(row, members, now, expected, expires, ends_at)
+        takes = run.policy.forecast.batch_quantile(0.5, key.model, key.size_class)
+        self._batches[number] = RunBatch(row, members, now, takes, expires, ends_at)
         for call in calls:
             call.batch = number
+        if not self._ends and run.policy.poll_s is not None:
+            self._polled_at = now  # nothing was polled while nothing was in flight
         heappush(self._ends, (ends_at, number))
-        self._looks_at = min(self._looks_at, self._look_time([batch], now))
+        self._looks.add(now, takes)
+        self._looks_at = min(self._looks_at, self._look_time(now))
 
     def _member(self, call: RunCall, now: float) -> Member:
         latency = self._run.latencies.batch_s(call.session, call.turn, now, call.requeues)
@@ -197,13 +202,16 @@ class BatchLane:
 
     # ------------------------------------------------------------ polling
 
-    def _look_time(self, batches: list[RunBatch], now: float) -> float:
-        last = self._polled_at
-        if (pace := self._run.policy.poll_s) is not None:
-            return now + pace if batches else math.inf
-        times = [(one.bought_at, one.bought_at if last is None else last, one.expected_end) for one in batches]
-        interval = self._run.policy.settings.poll_interval_s or self._run.dialect.limits.pace
-        return next_poll(times, interval, now)
+    def _look_time(self, now: float) -> float:
+        pace = self._run.policy.poll_s
+        return self._looks.next(self._polled_at, now) if pace is None else self._useful_look(pace, now)
+
+    def _useful_look(self, pace: float, now: float) -> float:
+        """The next poll at a fixed pace that finds something. Those before it are only counted: they decide nothing."""
+        if not self._ends:
+            return math.inf
+        last = now if self._polled_at is None else self._polled_at
+        return last + pace * max(1, math.ceil((self._ends[0][0] - last) / pace))
 
     def _look(self, now: float) -> float:
         if self._polling or not self._batches:
@@ -213,6 +221,8 @@ class BatchLane:
         if not self._quota.can_ask(now):
             return self._quota.ask_ready_at(now)
         self._polling = True
+        if self._run.policy.poll_s is not None and self._polled_at is not None:
+            self._run.api_calls += max(0, round((now - self._polled_at) / self._run.policy.poll_s) - 1)
         self.request(self._pages(), self._polled)
         return math.inf
 
@@ -221,17 +231,19 @@ class BatchLane:
         if len(self._batches) == 1:
             return 1
         newer = self._run.batches - next(iter(self._batches)) + 1
-        return min(MAX_PAGES, math.ceil(newer / min(LONGEST_PAGE, 2 * len(self._batches) + PAGE)))
+        page = min(LONGEST_PAGE, 2 * len(self._batches) + PAGE) if self._run.policy.poll_s is None else LONGEST_PAGE
+        return min(MAX_PAGES, math.ceil(newer / page))
 
     def _polled(self) -> None:
         now = self._run.agenda.now
         while self._ends and self._ends[0][0] <= now:
             batch = self._batches.pop(heappop(self._ends)[1])
             batch.row = changed(batch.row, state=BatchState.ENDED)
+            self._looks.remove(batch.bought_at, batch.takes)
             self._ended[batch.row.id] = batch
             self.request(1, partial(self._collect, batch))
         self._polling, self._polled_at = False, now
-        self._looks_at = self._look_time(list(self._batches.values()), now)
+        self._looks_at = self._look_time(now)
         self.wake_by(now)
 
     # ------------------------------------------------------------ requests, in turn
@@ -248,10 +260,14 @@ class BatchLane:
                 self._request_alarm.by(self._quota.ask_ready_at(now))
                 return
             count, then = self._requests.popleft()
-            self._quota = self._quota.spend(now).learned(self._stated)
-            self._run.api_calls += 1
-            if count > 1:
-                self._requests.appendleft((count - 1, then))
+            quota = self._quota
+            several = count if quota.requests.available(now) > count else 1  # the same as spending one by one
+            self._quota = changed(
+                quota, requests=quota.requests.take(now, several), creates=quota.creates.take(now, 0)
+            ).learned(self._stated)
+            self._run.api_calls += several
+            if count > several:
+                self._requests.appendleft((count - several, then))
             else:
                 then()
 

@@ -9,7 +9,7 @@ what it saw. A later router replaces that function, and nothing else.
 | `now+5m` | everything at once, prompts marked for 5 minutes: what a good client does today |
 | `now+1h` | the same with 1 hour |
 | `now+5m+pings(k)` | while a conversation pauses, up to k requests keep its prefix alive |
-| `llmfleet` | budgets up to 5 s at once, all else pooled for 30 s or 100 calls; one batch in flight, no rescue, no marks |
+| `llmfleet` | budgets up to 5 s at once, all else in batches of 30 s or 100 calls, one at a time; no rescue, no marks |
 | `window` | the same budgets; 30 s or 100 calls from the first; any number of batches in flight |
 | `batch` | every turn is a batch of its own, nothing marked |
 | `batch+1h` | the same with 1 hour |
