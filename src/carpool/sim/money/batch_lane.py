@@ -189,6 +189,7 @@ class BatchLane:
         self._batches[number] = RunBatch(row, members, now, takes, expires, ends_at)
         for call in calls:
             call.batch = number
+        self._rescues.changed()
         if not self._ends and run.policy.poll_s is not None:
             self._polled_at = now  # nothing was polled while nothing was in flight
         heappush(self._ends, (ends_at, number))
@@ -241,6 +242,7 @@ class BatchLane:
             batch.row = changed(batch.row, state=BatchState.ENDED)
             self._looks.remove(batch.bought_at, batch.takes)
             self._ended[batch.row.id] = batch
+            self._rescues.changed()
             self.request(1, partial(self._collect, batch))
         self._polling, self._polled_at = False, now
         self._looks_at = self._look_time(now)
@@ -276,6 +278,7 @@ class BatchLane:
     def _collect(self, batch: RunBatch) -> None:
         del self._ended[batch.row.id]
         self._window_from = self._run.agenda.now
+        self._rescues.changed()
         for member in batch.members:
             if batch.executes(member):
                 self._bought(member)
@@ -316,4 +319,5 @@ class BatchLane:
         batch.cancel(self._run.agenda.now, self._run.world.cancel_s)
         self._ends.append((batch.ends_at, batch.row.id))
         heapify(self._ends)
+        self._rescues.changed()
         self.wake_by(self._run.agenda.now)

@@ -46,6 +46,8 @@ class Rescues(Generic[B]):
         self._later: list[tuple[float, int, RunCall]] = []
         self._near: dict[int, RunCall] = {}  # within the horizon
         self._under_way: set[int] = set()
+        self._changed = False
+        self._wake = math.inf
         self._cancel_after: dict[int, float] = {}
         rpm = run.policy.settings.sync_rpm
         self._gap = 0.0 if rpm is None else 60 / rpm
@@ -55,11 +57,21 @@ class Rescues(Generic[B]):
         heappush(self._later, (call.rescue_at, call.ticket, call))
 
     def step(self, now: float) -> float:
-        """Send what is due. Returns when to plan again."""
+        """Send what is due. Returns when to plan again. Until then the plan stands, unless something changes."""
         horizon = self._run.policy.forecast.cancel_seconds + LOOK_AHEAD * self._gap
         self._bring_near(now + horizon)
         if not self._near:
             return self._later[0][0] - horizon if self._later else math.inf
+        if self._changed or now >= self._wake:
+            self._changed = False
+            self._wake = self._send_due(now)
+        return self._wake
+
+    def changed(self) -> None:
+        """A batch was bought, was cancelled or has ended, or a rescue was answered."""
+        self._changed = True
+
+    def _send_due(self, now: float) -> float:
         due = [call for call in self._near.values() if call.ticket not in self._under_way]
         if not due:
             return now + UNDER_WAY_S
@@ -76,8 +88,10 @@ class Rescues(Generic[B]):
         while self._later and self._later[0][0] <= until:
             call = heappop(self._later)[-1]
             self._near[call.ticket] = call
-        for call in [one for one in self._near.values() if one.settled]:
-            del self._near[call.ticket]
+            self._changed = True
+        if self._changed:
+            for call in [one for one in self._near.values() if one.settled]:
+                del self._near[call.ticket]
 
     def _plan(self, number: int | None, calls: list[RunCall], now: float, shift: float) -> float:
         if number is None:
@@ -115,6 +129,7 @@ class Rescues(Generic[B]):
 
     def _sent(self, call: RunCall) -> None:
         self._under_way.discard(call.ticket)
+        self.changed()
         if not call.settled:
             self._lane.settle(call, Lane.NOW, rescued=True)
         self._lane.wake_by(self._run.agenda.now)
