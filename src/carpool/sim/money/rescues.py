@@ -65,7 +65,7 @@ class Rescues(Generic[B]):
         if self._changed or now >= self._wake:
             self._changed = False
             self._wake = self._send_due(now)
-        return self._wake
+        return min(self._wake, self._later[0][0] - horizon) if self._later else self._wake
 
     def changed(self) -> None:
         """A batch was bought, was cancelled or has ended, or a rescue was answered."""
