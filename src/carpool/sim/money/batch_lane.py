@@ -20,7 +20,8 @@ from carpool.core.model import Batch, Lane, OpenCalls, PoolView, TicketView
 from carpool.engine.batch.api import DEFAULT_PACE, DEFAULT_RPM
 from carpool.engine.batch.follow import MAX_PAGES
 from carpool.engine.context import HURRY_S
-from carpool.planners.pooling import BatchQuota, Flush, plan
+from carpool.planners.pooling import Flush, plan
+from carpool.planners.pressure.quota import BatchQuota
 from carpool.planners.routing import pool_key, pool_wait
 from carpool.planners.tracking import retry_lane
 from carpool.sim.money.agenda import Alarm

@@ -12,7 +12,7 @@ from typing import Generic, Protocol, TypeVar
 from carpool.core.lifecycle import TicketState
 from carpool.core.model import Batch, Due, Lane, OpenCalls
 from carpool.engine.batch.rescue import AT_ONCE, CANCEL_AGAIN_S, LOOK_AHEAD, UNDER_WAY_S
-from carpool.planners.pooling import TokenBucket
+from carpool.planners.pressure.quota import TokenBucket
 from carpool.planners.tracking import early_start, rescue_plan
 from carpool.sim.money.run import FleetRun, RunCall
 from carpool.sim.money.sync_lane import SyncLane

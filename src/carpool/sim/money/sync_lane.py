@@ -13,7 +13,7 @@ from typing import Final
 
 from carpool.core.bounded import backoff
 from carpool.core.model import Lane
-from carpool.planners.pooling import TokenBucket
+from carpool.planners.pressure.quota import TokenBucket
 from carpool.sim.money.model import PurchaseKind
 from carpool.sim.money.run import FleetRun, RunCall
 from carpool.sim.money.worlds import FIRST_TOKEN_SHARE
