@@ -37,6 +37,7 @@ UNLIMITED_RPM: Final = 1_000_000
 PAGE: Final = 20  # batches of a page beyond twice those in flight, as the engine asks for
 LONGEST_PAGE: Final = 1000
 OWNER: Final = "run"
+ADMISSION_S: Final = 0.001  # what is left of a budget of 4 minutes when its call is pooled is less than 4 minutes
 
 
 class Answered(Protocol):
@@ -104,7 +105,7 @@ class BatchLane:
     def admit(self, call: RunCall, rescue_at: float | None) -> None:
         call.lane = Lane.BATCH
         if self._run.policy.classes:
-            call.pool = pool_key(call.call, self._run.dialect.mixes_models, self._run.agenda.now)
+            call.pool = pool_key(call.call, self._run.dialect.mixes_models, self._run.agenda.now + ADMISSION_S)
         if self._run.policy.rescues and rescue_at is not None:
             call.rescue_at = rescue_at
             self._rescues.add(call)
@@ -225,7 +226,7 @@ class BatchLane:
         self._polling = True
         if self._run.policy.poll_s is not None and self._polled_at is not None:
             self._run.api_calls += max(0, round((now - self._polled_at) / self._run.policy.poll_s) - 1)
-        self.request(self._pages(), self._polled)
+        self.request(self._pages(), partial(self._polled, self._run.batches))
         return math.inf
 
     def _pages(self) -> int:
@@ -236,18 +237,28 @@ class BatchLane:
         page = min(LONGEST_PAGE, 2 * len(self._batches) + PAGE) if self._run.policy.poll_s is None else LONGEST_PAGE
         return min(MAX_PAGES, math.ceil(newer / page))
 
-    def _polled(self) -> None:
+    def _polled(self, newest: int) -> None:
+        """The answer to a poll that was planned when `newest` was the newest batch: it is about no later one."""
         now = self._run.agenda.now
+        ended: list[tuple[float, int]] = []
+        later: list[tuple[float, int]] = []
         while self._ends and self._ends[0][0] <= now:
-            batch = self._batches.pop(heappop(self._ends)[1])
-            batch.row = changed(batch.row, state=BatchState.ENDED)
-            self._looks.remove(batch.bought_at, batch.takes)
-            self._ended[batch.row.id] = batch
-            self._rescues.changed()
-            self.request(1, partial(self._collect, batch))
+            end = heappop(self._ends)
+            (ended if end[1] <= newest else later).append(end)
+        for end in later:
+            heappush(self._ends, end)
+        for number in sorted(number for _, number in ended):
+            self._end(self._batches.pop(number))
         self._polling, self._polled_at = False, now
         self._looks_at = self._look_time(now)
         self.wake_by(now)
+
+    def _end(self, batch: RunBatch) -> None:
+        batch.row = changed(batch.row, state=BatchState.ENDED)
+        self._looks.remove(batch.bought_at, batch.takes)
+        self._ended[batch.row.id] = batch
+        self._rescues.changed()
+        self.request(1, partial(self._collect, batch))
 
     # ------------------------------------------------------------ requests, in turn
 
@@ -282,16 +293,16 @@ class BatchLane:
         self._rescues.changed()
         for member in batch.members:
             if batch.executes(member):
-                self._bought(member)
+                self._bought(batch, member)
             elif not member.call.settled and member.call.batch == batch.row.id:
                 self._again(member.call)
         self.wake_by(self._run.agenda.now)
 
-    def _bought(self, member: Member) -> None:
+    def _bought(self, batch: RunBatch, member: Member) -> None:
         call, takes = member.call, member.ends - member.starts
         begins = member.starts + takes * FIRST_TOKEN_SHARE
         kind: PurchaseKind = "duplicate" if call.settled else "purchase"
-        self._run.buy(call, Lane.BATCH, kind, member.starts, begins, member.ends)
+        self._run.buy(call, Lane.BATCH, kind, member.starts, begins, member.ends, batch=batch.row.id)
         if not call.settled:
             self.settle(call, Lane.BATCH, rescued=False)
 
@@ -314,8 +325,9 @@ class BatchLane:
     # ------------------------------------------------------------ cancelling
 
     def cancel(self, batch: RunBatch) -> None:
-        if batch.row.state is not BatchState.OPEN or batch.row.id not in self._batches:
-            return
+        if batch.row.state is not BatchState.OPEN or batch.ends_at <= self._run.agenda.now:
+            self.wake_by(self._run.agenda.now)
+            return  # the provider refuses to cancel what has ended
         self._ends.remove((batch.ends_at, batch.row.id))
         batch.cancel(self._run.agenda.now, self._run.world.cancel_s)
         self._ends.append((batch.ends_at, batch.row.id))

@@ -88,6 +88,7 @@ class Purchase:
     ttl: Ttl | None = None  # the mark at the end of the prompt; None: no mark
     system_ttl: Ttl | None = None  # the mark at the end of tools and system prompt
     system: int = ROOT
+    batch: int | None = None  # its number in the run
 
 
 MissReason = Literal[

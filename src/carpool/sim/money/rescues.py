@@ -48,6 +48,7 @@ class Rescues(Generic[B]):
         self._under_way: set[int] = set()
         self._changed = False
         self._wake = math.inf
+        self._cancelling: set[int] = set()
         self._cancel_after: dict[int, float] = {}
         rpm = run.policy.settings.sync_rpm
         self._gap = 0.0 if rpm is None else 60 / rpm
@@ -106,12 +107,20 @@ class Rescues(Generic[B]):
         plan = rescue_plan(
             batch.row, due, batch.open_calls(), now, self._run.policy.forecast.cancel_seconds, early=shift
         )
-        if plan.cancel and self._cancel_after.get(number, 0.0) <= now:
-            self._cancel_after[number] = now + CANCEL_AGAIN_S
-            self._lane.request(1, partial(self._lane.cancel, batch))
+        if plan.cancel and number not in self._cancelling and self._cancel_after.get(number, 0.0) <= now:
+            self._cancelling.add(number)
+            self._lane.request(1, partial(self._cancel, number, batch))
         resend = set(plan.resend)
         self._send([call for call in calls if call.ticket in resend], now)
-        return math.inf if plan.wake is None else plan.wake
+        wake = math.inf if plan.wake is None else plan.wake
+        again = self._cancel_after.get(number, 0.0)
+        return min(wake, again) if plan.cancel and again > now else wake
+
+    def _cancel(self, number: int, batch: B) -> None:
+        self._cancelling.discard(number)
+        self._cancel_after[number] = self._run.agenda.now + CANCEL_AGAIN_S
+        self.changed()
+        self._lane.cancel(batch)
 
     def _send(self, calls: Sequence[RunCall], now: float) -> None:
         for call in calls[: AT_ONCE - len(self._under_way)]:

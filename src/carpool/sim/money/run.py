@@ -82,6 +82,7 @@ class FleetRun:
         ends: float,
         *,
         output: int | None = None,
+        batch: int | None = None,
     ) -> None:
         """Enter a purchase, with the marks that the policy sets on this lane."""
         turn = self.trace.sessions[call.session].turns[call.turn]
@@ -103,6 +104,7 @@ class FleetRun:
                 ttl,
                 None if system == ROOT else ttl,
                 system,
+                batch,
             )
         )
 
