@@ -36,6 +36,7 @@ from carpool.sim.money.worlds import FIRST_TOKEN_SHARE
 UNLIMITED_RPM: Final = 1_000_000
 PAGE: Final = 20  # batches of a page beyond twice those in flight, as the engine asks for
 LONGEST_PAGE: Final = 1000
+POLLS: Final = 2 / 3  # the largest share of the requests that polls at a fixed pace may take
 OWNER: Final = "run"
 ADMISSION_S: Final = 0.001  # what is left of a budget of 4 minutes when its call is pooled is less than 4 minutes
 
@@ -86,6 +87,8 @@ class BatchLane:
         rpm, pace = settings.batch_rpm or DEFAULT_RPM, settings.poll_interval_s or DEFAULT_PACE
         self._quota = BatchQuota.new(rpm, pace, 0.0)
         self._stated = min(run.world.batch_rpm or UNLIMITED_RPM, settings.batch_rpm or UNLIMITED_RPM)
+        poll_s = run.policy.poll_s  # slower where creates and results need the requests
+        self._pace = None if poll_s is None else max(poll_s, 60 / (self._stated * POLLS))
         self._pools = Pools()
         self._batches: dict[int, RunBatch] = {}  # in flight
         self._ends: list[tuple[float, int]] = []
@@ -192,7 +195,7 @@ class BatchLane:
         for call in calls:
             call.batch = number
         self._rescues.changed()
-        if not self._ends and run.policy.poll_s is not None:
+        if not self._ends and self._pace is not None:
             self._polled_at = now  # nothing was polled while nothing was in flight
         heappush(self._ends, (ends_at, number))
         self._looks.add(now, takes)
@@ -206,8 +209,9 @@ class BatchLane:
     # ------------------------------------------------------------ polling
 
     def _look_time(self, now: float) -> float:
-        pace = self._run.policy.poll_s
-        return self._looks.next(self._polled_at, now) if pace is None else self._useful_look(pace, now)
+        if self._pace is None:
+            return self._looks.next(self._polled_at, now)
+        return self._useful_look(self._pace, now)
 
     def _useful_look(self, pace: float, now: float) -> float:
         """The next poll at a fixed pace that finds something. Those before it are only counted: they decide nothing."""
@@ -224,8 +228,8 @@ class BatchLane:
         if not self._quota.can_ask(now):
             return self._quota.ask_ready_at(now)
         self._polling = True
-        if self._run.policy.poll_s is not None and self._polled_at is not None:
-            self._run.api_calls += max(0, round((now - self._polled_at) / self._run.policy.poll_s) - 1)
+        if self._pace is not None and self._polled_at is not None:
+            self._run.api_calls += max(0, round((now - self._polled_at) / self._pace) - 1)
         self.request(self._pages(), partial(self._polled, self._run.batches))
         return math.inf
 
@@ -234,7 +238,7 @@ class BatchLane:
         if len(self._batches) == 1:
             return 1
         newer = self._run.batches - next(iter(self._batches)) + 1
-        page = min(LONGEST_PAGE, 2 * len(self._batches) + PAGE) if self._run.policy.poll_s is None else LONGEST_PAGE
+        page = min(LONGEST_PAGE, 2 * len(self._batches) + PAGE) if self._pace is None else LONGEST_PAGE
         return min(MAX_PAGES, math.ceil(newer / page))
 
     def _polled(self, newest: int) -> None:

@@ -1,14 +1,15 @@
 """When to poll next: the pace of `planners.tracking`, without asking it about every batch in flight.
 
 With a thousand batches in flight, `next_poll` over all of them is most of the work of a run. Of batches that are
-expected to take equally long, the first to be looked at is the youngest, which may end at once, or one of the two whose
-age is next to the expected time. So only those are passed to `next_poll`. A test compares this with the whole set.
+expected to take equally long and were there at the last poll, the first to be looked at again is the youngest, which
+may end at once, or one of the two whose age is next to the expected time. Of those bought since, it is the oldest. So
+only these are passed to `next_poll`. A test compares this with the whole set.
 """
 
 from __future__ import annotations
 
 import math
-from bisect import bisect_left, insort
+from bisect import bisect_left, bisect_right, insort
 from collections import defaultdict
 
 from carpool.planners.tracking import next_poll
@@ -28,18 +29,17 @@ class Looks:
 
     def next(self, last: float | None, now: float) -> float:
         """When to look after a poll at `last`. Infinite while nothing is in flight."""
-        since = now if last is None else last
         chosen = [
             (bought_at, bought_at if last is None else last, bought_at + takes)
             for takes, times in self._bought.items()
-            for bought_at in _first_to_look_at(times, since - takes)
+            for bought_at in _first_to_look_at(times, last, takes)
         ]
         return next_poll(chosen, self._poll_interval, now) if chosen else math.inf
 
 
-def _first_to_look_at(times: list[float], expected: float) -> set[float]:
-    """The youngest, and those bought next to the time at which a batch that should end now was bought."""
-    if not times:
-        return set()
-    near = bisect_left(times, expected)
-    return {times[-1], times[max(0, near - 1)], times[min(near, len(times) - 1)]}
+def _first_to_look_at(times: list[float], last: float | None, takes: float) -> set[float]:
+    if last is None:
+        return set(times[:1])
+    since, near = bisect_right(times, last), bisect_left(times, last - takes)
+    places = (since, since - 1, near, near - 1)
+    return {times[place] for place in places if 0 <= place < len(times)}
