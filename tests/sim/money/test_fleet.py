@@ -271,6 +271,13 @@ def test_a_router_can_be_replaced() -> None:
     assert [call.turn and call.turn.opening for call in seen] == [True, False, False]
 
 
+@pytest.mark.parametrize("name", ["now+5m", "batch", "carpool"])
+def test_other_providers_can_be_simulated(name: str) -> None:
+    trace = replace(calls([0.0, 1.0], model="gpt-5.2"), provider="openai")
+    record = simulate(trace, steady(100.0), find_policy(name), budget_s=7200.0)
+    assert [answer.miss for answer in record.answers] == [None, None]
+
+
 def test_an_unknown_policy_is_named() -> None:
     with pytest.raises(ConfigError, match="'later' is not a policy: known are now, now"):
         find_policy("later")

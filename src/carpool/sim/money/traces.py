@@ -39,9 +39,10 @@ def read_trace(
     seed: int = 0,
     spread_s: float = SPREAD_S,
     model: str | None = None,
+    provider: str = "anthropic",
 ) -> Trace:
     """Read a trace. With `sessions` only so many are taken: agents at random, independent calls as one stretch, because
-    single ones would share nothing. `model` replaces the recorded models."""
+    single ones would share nothing. `model` replaces the recorded models, at `provider`."""
     path = Path(path)
     try:
         text = path.read_text("utf-8")
@@ -60,7 +61,7 @@ def read_trace(
         stretch=lambda rows: _stretch(rows, sessions, rng),
     )
     found = _reader(path, text)(file)
-    return Trace(f"{path.stem}-{mode}", file.nodes, found)
+    return Trace(f"{path.stem}-{mode}", file.nodes, found, provider)
 
 
 def longest_pause(mode: PauseMode) -> float:

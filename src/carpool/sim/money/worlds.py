@@ -5,8 +5,12 @@ seed, session and turn, so every policy, and the bound, meets the same latency f
 before. A batch ends when its slowest member ends. So pooling has its true price here: a batch of many calls is slower
 than most of them alone.
 
-The distributions of batch latencies are assumptions; the worlds differ to show how much depends on them. What was
-measured on one's own account goes in by `measured`.
+The distributions of batch latencies are assumptions; the worlds differ to show how much depends on them. How much that
+is: `anthropic` has a median of 5 and a 90th percentile of 60 minutes exactly. Recorded sessions of Claude Code whose
+every turn is a batch with a 1h cache then cost 1.16 / 1.46 / 1.72 times what they cost at once with a 5m cache, at
+reads of 0.1 / 0.05 / 0.025 of the input's price. With a 90th percentile of 54 minutes (a sigma of 1.85) it is 1.11 /
+1.37 / 1.61, because the slowest tenth decides how often an entry has expired. In `economics` it is 0.66 / 0.73 / 0.79.
+What was measured on one's own account goes in by `measured`.
 """
 
 from __future__ import annotations
