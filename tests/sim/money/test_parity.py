@@ -25,6 +25,7 @@ from .through_engine import EngineRun, Place
 
 TOLERANCE_S = 0.05
 SYNC_S = 3.0
+SEEDS = (*range(40), 157, 160)  # in the last two, a batch ends before it is cancelled
 LEFT_OUT = {
     9,  # the engine notices only at its next heartbeat that a batch is to be cancelled: a few seconds late
     34,  # two requests are ready in the instant in which the account has room for one: the engine sends the other one
@@ -60,7 +61,7 @@ def small_world(seed: int) -> tuple[Trace, ProviderWorld, RoutingPolicy, float |
     return Trace("small", nodes, tuple(sessions)), world, settings, budget
 
 
-@pytest.mark.parametrize("seed", [seed for seed in range(40) if seed not in LEFT_OUT])
+@pytest.mark.parametrize("seed", [seed for seed in SEEDS if seed not in LEFT_OUT])
 def test_the_engine_decides_alike(seed: int) -> None:
     trace, world, settings, budget = small_world(seed)
     engine = EngineRun(trace, world, seed, settings, budget)
@@ -90,7 +91,7 @@ def shared(record: RunRecord) -> set[frozenset[Place]]:
 def test_the_sample_has_everything_in_it() -> None:
     """Worlds in which nothing is pooled or rescued would prove nothing."""
     records = []
-    for seed in range(40):
+    for seed in SEEDS:
         trace, world, settings, budget = small_world(seed)
         policy = replace(find_policy("carpool"), settings=settings)
         records.append(simulate(trace, world, policy, seed, budget_s=budget))
