@@ -18,7 +18,7 @@ from carpool import dialects
 from carpool.core.errors import ConfigError
 from carpool.core.model import Lane, Usage
 from carpool.core.ports import Dialect
-from carpool.core.prices import Card, PriceBook, Rates
+from carpool.core.prices import SLOT_S, Card, PriceBook, Rates
 from carpool.sim.money.cache import CacheModel, CacheRules, cache_rules
 from carpool.sim.money.model import Purchase, Trace
 
@@ -42,6 +42,10 @@ class PriceTable(PriceBook):
         if paid is None:
             raise ConfigError(f"Nobody knows what {model} costs on {lane} with that use of the cache: leave it out.")
         return paid
+
+    def card(self, dialect: Dialect, model: str, lane: Lane) -> Card | None:
+        """The rates of a model on a lane; None if they are unknown."""
+        return self._card(dialect, model, lane, int(PRICED_AT // SLOT_S), None, "flex" if lane is Lane.FLEX else None)
 
     def _make_card(
         self, dialect: Dialect, model: str, lane: Lane, slot: int, geo: str | None, speed: str | None

@@ -1,0 +1,131 @@
+"""The labels of the hindsight programme: what a sequence of choices has cost, and what it left in the caches.
+
+An *entry* is a prefix that a surface stores. Which mark wrote it decides how long it lives and what writing it cost, but
+the programme need not decide that in advance: it takes the cheapest mark (none, if nothing longer could be read anyway),
+and pays the difference once a later turn needs a longer life. So one entry stands for every mark that may have written
+it. `raises` holds what each life still costs; 0 is paid for.
+
+One label *dominates* another if it is no dearer and no later, and covers every entry of the other by one that is as
+deep, as fresh and as cheap to raise. It also dominates if it is cheaper by more than the missing entries could ever
+save: who lacks an entry writes it anew, once.
+
+Only labels that none dominates are kept. Beyond a limit, two neighbours in cost are *merged*: the lower cost, with the
+entries of both. No sequence of choices has both, but whatever follows either costs no more after the merged one. So the
+result stays a lower bound.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from itertools import pairwise
+from typing import NamedTuple
+
+NEVER = 1 << 200  # the cost of what can't be had
+
+
+class Entry(NamedTuple):
+    node: int
+    fresh: float  # when its life began anew, by its label's clock
+    raises: tuple[int, ...]  # what each of the lives costs on top
+    value: int  # at most this is saved by having it
+
+
+class Label(NamedTuple):
+    cost: int
+    clock: float  # when the last answer came
+    caches: tuple[tuple[Entry, ...], ...]  # by surface
+
+
+class Subtrees:
+    """Which prefix begins with which, and how many turns are still to come behind each."""
+
+    def __init__(self, parents: Sequence[int]) -> None:
+        size = [1] * len(parents)
+        for node in range(len(parents) - 1, -1, -1):  # a parent stands before its children
+            if parents[node] >= 0:
+                size[parents[node]] += size[node]
+        self._parents = parents
+        self._first = [0] * len(parents)
+        free, roots = [0] * len(parents), 0
+        for node, parent in enumerate(parents):
+            if parent < 0:
+                self._first[node], roots = roots, roots + size[node]
+            else:
+                self._first[node], free[parent] = free[parent], free[parent] + size[node]
+            free[node] = self._first[node] + 1
+        self._end = [first + count for first, count in zip(self._first, size, strict=True)]
+        self.ahead = [0] * len(parents)
+
+    def within(self, node: int, prefix: int) -> bool:
+        return self._first[prefix] <= self._first[node] < self._end[prefix]
+
+    def count(self, node: int, by: int) -> None:
+        while node >= 0:
+            self.ahead[node] += by
+            node = self._parents[node]
+
+    def path(self, node: int) -> Iterable[int]:
+        while node >= 0:
+            yield node
+            node = self._parents[node]
+
+    def replaces(self, one: int, other: int) -> bool:
+        """Whether every turn to come behind `other` is also behind `one`."""
+        return one == other or (self.ahead[one] == self.ahead[other] and self.within(one, other))
+
+
+def reduced(labels: list[Label], tree: Subtrees, most: int, *, timed: bool) -> list[Label]:
+    """The labels that none of the others dominates, merged to at most so many."""
+    labels.sort()
+    kept: list[Label] = []
+    for label in labels:
+        if not any(_dominates(other, label, tree, timed) for other in kept):
+            kept.append(label)
+    while len(kept) > most:
+        gaps = [after.cost - before.cost for before, after in pairwise(kept)]
+        place = gaps.index(min(gaps))
+        kept[place : place + 2] = [_merged(kept[place], kept[place + 1], tree)]
+    return kept
+
+
+def _dominates(one: Label, other: Label, tree: Subtrees, timed: bool) -> bool:
+    """`one` is no dearer."""
+    if timed and one.clock > other.clock:
+        return False
+    missing, spare, shift = 0, other.cost - one.cost, one.clock - other.clock
+    for mine, theirs in zip(one.caches, other.caches, strict=True):
+        for entry in theirs:
+            if not any(_covers(better, entry, shift, tree) for better in mine):
+                missing += entry.value
+                if missing > spare:
+                    return False
+    return True
+
+
+def _covers(one: Entry, other: Entry, shift: float, tree: Subtrees) -> bool:
+    """`shift` turns times of the other's label into times of this one's."""
+    if one.fresh < other.fresh + shift or not tree.replaces(one.node, other.node):
+        return False
+    return all(mine <= theirs for mine, theirs in zip(one.raises, other.raises, strict=True))
+
+
+def _merged(one: Label, other: Label, tree: Subtrees) -> Label:
+    clock = min(one.clock, other.clock)
+    caches = tuple(
+        pruned([*_moved(mine, clock - one.clock), *_moved(theirs, clock - other.clock)], tree)
+        for mine, theirs in zip(one.caches, other.caches, strict=True)
+    )
+    return Label(one.cost, clock, caches)
+
+
+def _moved(entries: Sequence[Entry], by: float) -> Iterable[Entry]:
+    return (Entry(entry.node, entry.fresh + by, entry.raises, entry.value) for entry in entries)
+
+
+def pruned(entries: Sequence[Entry], tree: Subtrees) -> tuple[Entry, ...]:
+    """Without the entries that no turn to come can read, and without those that others cover."""
+    kept: list[Entry] = []
+    for entry in sorted(entries, key=lambda entry: (-entry.fresh, entry.raises)):
+        if tree.ahead[entry.node] and not any(_covers(better, entry, 0.0, tree) for better in kept):
+            kept.append(entry)
+    return tuple(kept)
