@@ -21,6 +21,7 @@ from typing import NamedTuple
 
 from carpool.sim.money.labels import NEVER, Entry, Label, Subtrees, pruned, reduced
 
+State = tuple[Entry, ...]  # what one surface stores
 SOON_S = 1e-6  # sums of times are not exact
 
 
@@ -63,13 +64,13 @@ class Caching(NamedTuple):
         """How often somebody may come back to this prefix after it was continued."""
         return sum(1 for jump in self.jumps if tree.ahead[jump] and tree.within(jump, node))
 
-    def worth(self, entry: Entry, surface: int, age: float) -> bool:
+    def worth(self, entry: Entry, surface: int) -> bool:
         """Whether reading it can still cost less than doing without it."""
         life = self.lives[-1]
-        if age < life:
+        if entry.age < life:
             return True
         ping = self.ping(surface, entry.node)
-        return ping < NEVER and entry.raises[-1] + int(age // life) * ping < entry.value
+        return ping < NEVER and entry.raises[-1] + int(entry.age // life) * ping < entry.value
 
 
 class Hit(NamedTuple):
@@ -92,44 +93,55 @@ def cheapest(turns: Sequence[TurnChoice], tree: Subtrees, caching: Caching, *, l
     labels = [Label(0, 0.0, ((), ()))]
     for turn, least in zip(turns, reversed(rest), strict=True):
         tree.count(turn.node, -1)
-        bought = [after for label in labels for way in turn.ways for after in _buy(label, turn, way, tree, caching)]
+        bought = [after for way in turn.ways for after in _buy(labels, turn, way, tree, caching)]
         in_time = [label for label in bought if label.clock + least <= limit * (1 + 1e-12)] if timed else bought
         labels = reduced(in_time, tree, most, timed=timed)
     return min(label.cost for label in labels)
 
 
-def _buy(label: Label, turn: TurnChoice, way: Way, tree: Subtrees, caching: Caching) -> Iterable[Label]:
-    asked = label.clock + turn.think_s
-    stored = label.caches[way.surface]
-    on_path = [entry for entry in stored if tree.within(turn.node, entry.node)]
-    on_path.sort(key=lambda entry: -caching.tokens(entry.node))
-    hits = _hits(on_path, asked + way.reads - SOON_S, turn, way, tree, caching)
-    outcomes = (_unmarked if caching.implicit else _marked)(hits, turn, way, caching)
-    fresh, ends = asked + way.lives, asked + way.takes
-    for cost, hit, raises in outcomes:
-        entries = _after(stored, hit, raises, turn, way, fresh, tree, caching)
-        caches = tuple(
-            pruned([one for one in stored if caching.worth(one, surface, ends - one.fresh)], tree)
-            for surface, stored in enumerate(
-                entries if surface == way.surface else label.caches[surface] for surface in (0, 1)
-            )
-        )
-        yield Label(label.cost + cost + turn.output_tokens * way.output, ends, caches)
+def _buy(labels: Sequence[Label], turn: TurnChoice, way: Way, tree: Subtrees, caching: Caching) -> Iterable[Label]:
+    """All labels after buying the turn in one way. Many leave the same in a cache, so that is worked out once."""
+    bought: dict[State, list[tuple[int, State]]] = {}
+    aged: dict[State, State] = {}
+    passes, output = turn.think_s + way.takes, turn.output_tokens * way.output
+    for label in labels:
+        used, idle = label.caches[way.surface], label.caches[1 - way.surface]
+        if used not in bought:
+            bought[used] = list(_use(used, turn, way, tree, caching))
+        if idle not in aged:
+            aged[idle] = _aged(idle, passes, 1 - way.surface, tree, caching)
+        for cost, after in bought[used]:
+            caches = (after, aged[idle]) if way.surface == 0 else (aged[idle], after)
+            yield Label(label.cost + cost + output, label.clock + passes, caches)
+
+
+def _use(stored: State, turn: TurnChoice, way: Way, tree: Subtrees, caching: Caching) -> Iterable[tuple[int, State]]:
+    """What the request costs without its output, and what it leaves in the cache that it uses."""
+    hits = _hits(stored, turn, way, tree, caching)
+    for cost, hit, raises in (_unmarked if caching.implicit else _marked)(hits, turn, way, caching):
+        entries = _after(stored, hit, raises, turn, way, tree, caching)
+        yield cost, _aged(entries, turn.think_s + way.takes, way.surface, tree, caching)
+
+
+def _aged(entries: Iterable[Entry], passes: float, surface: int, tree: Subtrees, caching: Caching) -> State:
+    older = [Entry(one.node, one.age + passes, one.raises, one.value) for one in entries]
+    return pruned([one for one in older if caching.worth(one, surface)], tree)
 
 
 # ------------------------------------------------------------ what can be read
 
 
-def _hits(
-    on_path: Sequence[Entry], at: float, turn: TurnChoice, way: Way, tree: Subtrees, caching: Caching
-) -> list[Hit]:
+def _hits(stored: State, turn: TurnChoice, way: Way, tree: Subtrees, caching: Caching) -> list[Hit]:
     """What the request may find, deepest first. It ends with what is readable without paying for it."""
+    on_path = [entry for entry in stored if tree.within(turn.node, entry.node)]
+    on_path.sort(key=lambda entry: -caching.tokens(entry.node))
+    passes = turn.think_s + way.reads - SOON_S
     hits: list[Hit] = []
     for entry in on_path:
         tokens = caching.tokens(entry.node)
         if tokens <= turn.always:
             break
-        options = _kept_alive(entry, at, way, caching)
+        options = _kept_alive(entry, entry.age + passes, way, caching)
         cheapest_first = sorted(options, key=lambda option: option.paid)
         if turn.node != entry.node and tree.replaces(
             turn.node, entry.node
@@ -142,15 +154,15 @@ def _hits(
     return [*hits, Hit(turn.always, 0, None)]
 
 
-def _kept_alive(entry: Entry, at: float, way: Way, caching: Caching) -> Iterable[Hit]:
+def _kept_alive(entry: Entry, age: float, way: Way, caching: Caching) -> Iterable[Hit]:
     """The ways in which it can be readable at that time: by each of the lives, and by pings."""
-    age, tokens, ping = at - entry.fresh, caching.tokens(entry.node), caching.ping(way.surface, entry.node)
+    tokens, ping = caching.tokens(entry.node), caching.ping(way.surface, entry.node)
     for life, raised in zip(caching.lives, entry.raises, strict=True):
         pings = 0 if age < life else 1 + int((age - life) // (caching.lives[-1] if way.surface else life))
         paid = raised + pings * ping
         if pings == 0 or ping < NEVER:
             raises = tuple(max(0, cost - raised) for cost in entry.raises)
-            yield Hit(tokens, paid, Entry(entry.node, entry.fresh, raises, entry.value))
+            yield Hit(tokens, paid, Entry(entry.node, entry.age, raises, entry.value))
 
 
 # ------------------------------------------------------------ what is paid, and what it leaves
@@ -191,19 +203,19 @@ def _unmarked(hits: Sequence[Hit], turn: TurnChoice, way: Way, caching: Caching)
 
 
 def _after(
-    stored: Sequence[Entry],
+    stored: State,
     hit: Hit,
     raises: tuple[int, ...] | None,
     turn: TurnChoice,
     way: Way,
-    fresh: float,
     tree: Subtrees,
     caching: Caching,
 ) -> Iterable[Entry]:
-    """The entries of the surface after a request. A mark reads the longest that is alive: deeper ones were dead."""
+    """The entries after a request, with the ages that they had before it. A mark reads the longest that is alive, so
+    deeper ones were dead."""
     if raises is None:
         return stored
-    entries = list(stored)
+    entries, age = list(stored), -turn.think_s - way.lives
     if hit.entry is not None:
         entries = [
             entry
@@ -211,7 +223,7 @@ def _after(
             if not tree.within(turn.node, entry.node) or caching.tokens(entry.node) < hit.tokens
         ]
         if hit.entry.node == turn.node or not tree.replaces(turn.node, hit.entry.node):
-            entries.append(Entry(hit.entry.node, max(fresh, hit.entry.fresh), hit.entry.raises, hit.entry.value))
+            entries.append(hit.entry._replace(age=min(age, hit.entry.age)))
         if hit.entry.node == turn.node and not caching.implicit:
             return entries  # nothing is written, so its life stays what it was
     ahead = 0
@@ -221,7 +233,6 @@ def _after(
             break
         if tree.ahead[node] > ahead:  # some turn to come begins with it, and with none of the longer ones
             ahead = tree.ahead[node]
-            entries.append(
-                Entry(node, fresh, raises, tokens * caching.values[way.surface] * (1 + caching.uses(node, tree)))
-            )
+            value = tokens * caching.values[way.surface] * (1 + caching.uses(node, tree))
+            entries.append(Entry(node, age, raises, value))
     return entries

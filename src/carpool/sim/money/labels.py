@@ -21,18 +21,19 @@ from itertools import pairwise
 from typing import NamedTuple
 
 NEVER = 1 << 200  # the cost of what can't be had
+NEAR = 3  # with so many neighbours a label is compared
 
 
 class Entry(NamedTuple):
     node: int
-    fresh: float  # when its life began anew, by its label's clock
+    age: float  # since its life began anew, at the label's last answer
     raises: tuple[int, ...]  # what each of the lives costs on top
     value: int  # at most this is saved by having it
 
 
 class Label(NamedTuple):
     cost: int
-    clock: float  # when the last answer came
+    clock: float  # when the last answer came, after the session's first request
     caches: tuple[tuple[Entry, ...], ...]  # by surface
 
 
@@ -75,12 +76,20 @@ class Subtrees:
 
 
 def reduced(labels: list[Label], tree: Subtrees, most: int, *, timed: bool) -> list[Label]:
-    """The labels that none of the others dominates, merged to at most so many."""
+    """The labels that none of the others dominates, merged to at most so many.
+
+    Each label is compared with the cheapest ones, and with those before it that left the same in one of the caches:
+    there the others are found that differ least. With a time limit it is compared with all."""
     labels.sort()
     kept: list[Label] = []
+    alike: dict[object, list[Label]] = {}
     for label in labels:
-        if not any(_dominates(other, label, tree, timed) for other in kept):
+        groups = [alike.setdefault(state, []) for state in enumerate(label.caches)]
+        others = kept if timed else [*kept[:NEAR], *groups[0][-NEAR:], *groups[1][-NEAR:]]
+        if not any(_dominates(other, label, tree, timed) for other in others):
             kept.append(label)
+            for group in groups:
+                group.append(label)
     while len(kept) > most:
         gaps = [after.cost - before.cost for before, after in pairwise(kept)]
         place = gaps.index(min(gaps))
@@ -92,40 +101,37 @@ def _dominates(one: Label, other: Label, tree: Subtrees, timed: bool) -> bool:
     """`one` is no dearer."""
     if timed and one.clock > other.clock:
         return False
-    missing, spare, shift = 0, other.cost - one.cost, one.clock - other.clock
+    missing, spare = 0, other.cost - one.cost
     for mine, theirs in zip(one.caches, other.caches, strict=True):
+        if mine is theirs:
+            continue
         for entry in theirs:
-            if not any(_covers(better, entry, shift, tree) for better in mine):
+            if not any(_covers(better, entry, tree) for better in mine):
                 missing += entry.value
                 if missing > spare:
                     return False
     return True
 
 
-def _covers(one: Entry, other: Entry, shift: float, tree: Subtrees) -> bool:
-    """`shift` turns times of the other's label into times of this one's."""
-    if one.fresh < other.fresh + shift or not tree.replaces(one.node, other.node):
+def _covers(one: Entry, other: Entry, tree: Subtrees) -> bool:
+    if one.age > other.age or not tree.replaces(one.node, other.node):
         return False
     return all(mine <= theirs for mine, theirs in zip(one.raises, other.raises, strict=True))
 
 
 def _merged(one: Label, other: Label, tree: Subtrees) -> Label:
-    clock = min(one.clock, other.clock)
-    caches = tuple(
-        pruned([*_moved(mine, clock - one.clock), *_moved(theirs, clock - other.clock)], tree)
-        for mine, theirs in zip(one.caches, other.caches, strict=True)
-    )
-    return Label(one.cost, clock, caches)
+    caches = tuple(pruned([*mine, *theirs], tree) for mine, theirs in zip(one.caches, other.caches, strict=True))
+    return Label(one.cost, min(one.clock, other.clock), caches)
 
 
-def _moved(entries: Sequence[Entry], by: float) -> Iterable[Entry]:
-    return (Entry(entry.node, entry.fresh + by, entry.raises, entry.value) for entry in entries)
-
-
-def pruned(entries: Sequence[Entry], tree: Subtrees) -> tuple[Entry, ...]:
+def pruned(entries: Iterable[Entry], tree: Subtrees) -> tuple[Entry, ...]:
     """Without the entries that no turn to come can read, and without those that others cover."""
     kept: list[Entry] = []
-    for entry in sorted(entries, key=lambda entry: (-entry.fresh, entry.raises)):
-        if tree.ahead[entry.node] and not any(_covers(better, entry, 0.0, tree) for better in kept):
+    for entry in sorted(entries, key=_freshest):
+        if tree.ahead[entry.node] and not any(_covers(better, entry, tree) for better in kept):
             kept.append(entry)
     return tuple(kept)
+
+
+def _freshest(entry: Entry) -> tuple[float, tuple[int, ...]]:
+    return entry.age, entry.raises
