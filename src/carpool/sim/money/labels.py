@@ -1,9 +1,9 @@
 """The labels of the hindsight programme: what a sequence of choices has cost, and what it left in the caches.
 
-An *entry* is a prefix that a surface stores. Which mark wrote it decides how long it lives and what writing it cost, but
-the programme need not decide that in advance: it takes the cheapest mark (none, if nothing longer could be read anyway),
-and pays the difference once a later turn needs a longer life. So one entry stands for every mark that may have written
-it. `raises` holds what each life still costs; 0 is paid for.
+An *entry* is a prefix that a surface stores. Which mark wrote it decides how long it lives and what writing it cost,
+but the programme need not decide that in advance: it takes the cheapest mark (none, if nothing longer could be read
+anyway), and pays the difference once a later turn needs a longer life. So one entry stands for every mark that may have
+written it. `raises` holds what each life still costs; 0 is paid for.
 
 One label *dominates* another if it is no dearer and no later, and covers every entry of the other by one that is as
 deep, as fresh and as cheap to raise. It also dominates if it is cheaper by more than the missing entries could ever
@@ -27,7 +27,7 @@ NEAR = 3  # with so many neighbours a label is compared
 class Entry(NamedTuple):
     node: int
     age: float  # since its life began anew, at the label's last answer
-    raises: tuple[int, ...]  # what each of the lives costs on top
+    raises: tuple[int, ...]  # what each of the lives, of which there are two at most, costs on top
     value: int  # at most this is saved by having it
 
 
@@ -91,10 +91,17 @@ def reduced(labels: list[Label], tree: Subtrees, most: int, *, timed: bool) -> l
             for group in groups:
                 group.append(label)
     while len(kept) > most:
-        gaps = [after.cost - before.cost for before, after in pairwise(kept)]
-        place = gaps.index(min(gaps))
+        place = _least_loss(kept)
         kept[place : place + 2] = [_merged(kept[place], kept[place + 1], tree)]
     return kept
+
+
+def _least_loss(labels: Sequence[Label]) -> int:
+    """Where two neighbours are to be merged: close to each other, and far from the cheapest. What the merged label gives
+    away matters less the less likely it is that the best end goes back to it."""
+    last = len(labels)
+    losses = [(after.cost - before.cost) * (last - at) ** 2 for at, (before, after) in enumerate(pairwise(labels))]
+    return losses.index(min(losses))
 
 
 def _dominates(one: Label, other: Label, tree: Subtrees, timed: bool) -> bool:
@@ -114,9 +121,9 @@ def _dominates(one: Label, other: Label, tree: Subtrees, timed: bool) -> bool:
 
 
 def _covers(one: Entry, other: Entry, tree: Subtrees) -> bool:
-    if one.age > other.age or not tree.replaces(one.node, other.node):
+    if one.age > other.age or one.raises[-1] > other.raises[-1] or one.raises[0] > other.raises[0]:
         return False
-    return all(mine <= theirs for mine, theirs in zip(one.raises, other.raises, strict=True))
+    return tree.replaces(one.node, other.node)
 
 
 def _merged(one: Label, other: Label, tree: Subtrees) -> Label:
