@@ -32,7 +32,7 @@ from carpool.sim.money.hindsight import SOON_S, TurnChoice, cheapest
 from carpool.sim.money.model import RunRecord, Session, Trace
 from carpool.sim.money.prefixes import ModelPrices, Prefixes
 
-MOST_LABELS = 8  # 16 raise the bound by 1 % at most on recorded sessions, and take twice as long
+MOST_LABELS = 8  # 16 raised the bound by 1 % on ten recorded sessions, and took twice as long
 BEFORE = -1.0  # seconds: before any slowdown
 
 
