@@ -7,8 +7,8 @@ provider bills. All prices are those of one moment: a trace is replayed at no da
 How much cache reads cost is the number that decides most, and differs by model. So beside the true table stand tables
 that replace the price of reads by a multiple of the input's on the same lane, and keep all other prices.
 
-An independent script priced the recorded sessions of Claude Code too, ÷ now+5m at r = 0.1 / 0.05 / 0.025, with one price
-for all models. Here, one model for all sessions, seed 1:
+An independent script priced the recorded sessions of Claude Code too, ÷ now+5m at r = 0.1 / 0.05 / 0.025. Here with
+`claude-opus-5` for all sessions, seed 1:
 
 | | script | here |
 |---|---|---|

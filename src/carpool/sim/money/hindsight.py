@@ -19,9 +19,9 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
-from carpool.sim.money.labels import NEVER, Entry, Label, Subtrees, pruned, reduced
+from carpool.sim.money.labels import NEVER, Label, StoredPrefix, Subtrees, pruned, reduced
 
-State = tuple[Entry, ...]  # what one surface stores
+State = tuple[StoredPrefix, ...]  # what one surface stores
 SOON_S = 1e-6  # sums of times are not exact
 
 
@@ -64,7 +64,7 @@ class Caching(NamedTuple):
         """How often somebody may come back to this prefix after it was continued."""
         return sum(1 for jump in self.jumps if tree.ahead[jump] and tree.within(jump, node))
 
-    def worth(self, entry: Entry, surface: int) -> bool:
+    def worth(self, entry: StoredPrefix, surface: int) -> bool:
         """Whether reading it can still cost less than doing without it."""
         life = self.lives[-1]
         if entry.age < life:
@@ -78,7 +78,7 @@ class Hit(NamedTuple):
 
     tokens: int
     paid: int
-    entry: Entry | None  # as it was before the request
+    entry: StoredPrefix | None  # as it was before the request
 
 
 def cheapest(turns: Sequence[TurnChoice], tree: Subtrees, caching: Caching, *, limit_s: float, most: int) -> int:
@@ -123,8 +123,8 @@ def _use(stored: State, turn: TurnChoice, way: Way, tree: Subtrees, caching: Cac
         yield cost, _aged(entries, turn.think_s + way.takes, way.surface, tree, caching)
 
 
-def _aged(entries: Iterable[Entry], passes: float, surface: int, tree: Subtrees, caching: Caching) -> State:
-    older = [Entry(one.node, one.age + passes, one.raises, one.value) for one in entries]
+def _aged(entries: Iterable[StoredPrefix], passes: float, surface: int, tree: Subtrees, caching: Caching) -> State:
+    older = [StoredPrefix(one.node, one.age + passes, one.raises, one.value) for one in entries]
     return pruned([one for one in older if caching.worth(one, surface)], tree)
 
 
@@ -154,7 +154,7 @@ def _hits(stored: State, turn: TurnChoice, way: Way, tree: Subtrees, caching: Ca
     return [*hits, Hit(turn.always, 0, None)]
 
 
-def _kept_alive(entry: Entry, age: float, way: Way, caching: Caching) -> Iterable[Hit]:
+def _kept_alive(entry: StoredPrefix, age: float, way: Way, caching: Caching) -> Iterable[Hit]:
     """The ways in which it can be readable at that time: by each of the lives, and by pings."""
     tokens, ping = caching.tokens(entry.node), caching.ping(way.surface, entry.node)
     for life, raised in zip(caching.lives, entry.raises, strict=True):
@@ -162,7 +162,7 @@ def _kept_alive(entry: Entry, age: float, way: Way, caching: Caching) -> Iterabl
         paid = raised + pings * ping
         if pings == 0 or ping < NEVER:
             raises = tuple(max(0, cost - raised) for cost in entry.raises)
-            yield Hit(tokens, paid, Entry(entry.node, entry.age, raises, entry.value))
+            yield Hit(tokens, paid, StoredPrefix(entry.node, entry.age, raises, entry.value))
 
 
 # ------------------------------------------------------------ what is paid, and what it leaves
@@ -210,7 +210,7 @@ def _after(
     way: Way,
     tree: Subtrees,
     caching: Caching,
-) -> Iterable[Entry]:
+) -> Iterable[StoredPrefix]:
     """The entries after a request, with the ages that they had before it. A mark reads the longest that is alive, so
     deeper ones were dead."""
     if raises is None:
@@ -234,5 +234,5 @@ def _after(
         if tree.ahead[node] > ahead:  # some turn to come begins with it, and with none of the longer ones
             ahead = tree.ahead[node]
             value = tokens * caching.values[way.surface] * (1 + caching.uses(node, tree))
-            entries.append(Entry(node, age, raises, value))
+            entries.append(StoredPrefix(node, age, raises, value))
     return entries

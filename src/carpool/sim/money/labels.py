@@ -24,7 +24,7 @@ NEVER = 1 << 200  # the cost of what can't be had
 NEAR = 3  # with so many neighbours a label is compared
 
 
-class Entry(NamedTuple):
+class StoredPrefix(NamedTuple):
     node: int
     age: float  # since its life began anew, at the label's last answer
     raises: tuple[int, ...]  # what each of the lives, of which there are two at most, costs on top
@@ -34,7 +34,7 @@ class Entry(NamedTuple):
 class Label(NamedTuple):
     cost: int
     clock: float  # when the last answer came, after the session's first request
-    caches: tuple[tuple[Entry, ...], ...]  # by surface
+    caches: tuple[tuple[StoredPrefix, ...], ...]  # by surface
 
 
 class Subtrees:
@@ -97,8 +97,8 @@ def reduced(labels: list[Label], tree: Subtrees, most: int, *, timed: bool) -> l
 
 
 def _least_loss(labels: Sequence[Label]) -> int:
-    """Where two neighbours are to be merged: close to each other, and far from the cheapest. What the merged label gives
-    away matters less the less likely it is that the best end goes back to it."""
+    """Where two neighbours are to be merged: close to each other, and far from the cheapest, because the best end of
+    the session more likely goes back to a cheap label."""
     last = len(labels)
     losses = [(after.cost - before.cost) * (last - at) ** 2 for at, (before, after) in enumerate(pairwise(labels))]
     return losses.index(min(losses))
@@ -120,7 +120,7 @@ def _dominates(one: Label, other: Label, tree: Subtrees, timed: bool) -> bool:
     return True
 
 
-def _covers(one: Entry, other: Entry, tree: Subtrees) -> bool:
+def _covers(one: StoredPrefix, other: StoredPrefix, tree: Subtrees) -> bool:
     if one.age > other.age or one.raises[-1] > other.raises[-1] or one.raises[0] > other.raises[0]:
         return False
     return tree.replaces(one.node, other.node)
@@ -131,14 +131,14 @@ def _merged(one: Label, other: Label, tree: Subtrees) -> Label:
     return Label(one.cost, min(one.clock, other.clock), caches)
 
 
-def pruned(entries: Iterable[Entry], tree: Subtrees) -> tuple[Entry, ...]:
+def pruned(entries: Iterable[StoredPrefix], tree: Subtrees) -> tuple[StoredPrefix, ...]:
     """Without the entries that no turn to come can read, and without those that others cover."""
-    kept: list[Entry] = []
+    kept: list[StoredPrefix] = []
     for entry in sorted(entries, key=_freshest):
         if tree.ahead[entry.node] and not any(_covers(better, entry, tree) for better in kept):
             kept.append(entry)
     return tuple(kept)
 
 
-def _freshest(entry: Entry) -> tuple[float, tuple[int, ...]]:
+def _freshest(entry: StoredPrefix) -> tuple[float, tuple[int, ...]]:
     return entry.age, entry.raises
