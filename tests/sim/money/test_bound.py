@@ -9,11 +9,11 @@ from itertools import product
 import pytest
 
 from carpool.core.model import Lane
-from carpool.sim.money.billing import PriceTable, bill, price_tables
+from carpool.sim.money.billing import MULTIPLIERS, PriceTable, bill
 from carpool.sim.money.bound import Hindsight
 from carpool.sim.money.coding import coding_fleet
 from carpool.sim.money.fleet import simulate
-from carpool.sim.money.model import ROOT, Node, Purchase, Session, Trace, TraceTurn, Ttl
+from carpool.sim.money.model import ROOT, Node, RunPurchase, Trace, TraceSession, TraceTurn, Ttl
 from carpool.sim.money.policies import POLICIES, find_policy
 from carpool.sim.money.worlds import WORLDS, Latencies
 
@@ -45,17 +45,19 @@ def tiny(rng: random.Random, model: str) -> tuple[Trace, list[float]]:
         think = rng.choice([10.0, 350.0]) if number else 0.0
         turns.append(TraceTurn(number, rng.choice([10, 500]), think, rng.choice([5.0, 20.0])))
     provider = "openai" if model.startswith("gpt") else "anthropic"
-    session = Session("tiny", 0.0, model, tuple(turns))
+    session = TraceSession("tiny", 0.0, model, tuple(turns))
     return Trace("tiny", nodes, (session,), provider), [rng.choice([60.0, 4000.0]) for _ in turns]
 
 
-def bought(trace: Trace, batch_s: Sequence[float], lanes: Sequence[Lane], ttls: Sequence[Ttl | None]) -> list[Purchase]:
+def bought(
+    trace: Trace, batch_s: Sequence[float], lanes: Sequence[Lane], ttls: Sequence[Ttl | None]
+) -> list[RunPurchase]:
     clock, purchases = 0.0, []
     for number, (turn, lane, ttl) in enumerate(zip(trace.sessions[0].turns, lanes, ttls, strict=True)):
         clock += turn.think_s
         ends = clock + (turn.sync_s if lane is Lane.NOW else batch_s[number])
         purchases.append(
-            Purchase(
+            RunPurchase(
                 0, number, lane, "purchase", ends - turn.sync_s, ends - 1, ends, turn.node, turn.output_tokens, ttl
             )
         )
@@ -63,7 +65,7 @@ def bought(trace: Trace, batch_s: Sequence[float], lanes: Sequence[Lane], ttls: 
     return purchases
 
 
-def ping_plans(purchases: Sequence[Purchase]) -> Iterable[list[Purchase]]:
+def ping_plans(purchases: Sequence[RunPurchase]) -> Iterable[list[RunPurchase]]:
     """Up to two pings for each marked prompt on `now`, each at the end of the life that the one before gave it."""
     marked = [one for one in purchases if one.lane is Lane.NOW and one.ttl]
     options = [
@@ -72,7 +74,7 @@ def ping_plans(purchases: Sequence[Purchase]) -> Iterable[list[Purchase]]:
     ]
     for plan in product(*([(one, 0.0, 0), *more] for one, more in zip(marked, options, strict=True))):
         yield [
-            Purchase(0, one.turn, Lane.NOW, "ping", at, at, at, one.node, 0, one.ttl)
+            RunPurchase(0, one.turn, Lane.NOW, "ping", at, at, at, one.node, 0, one.ttl)
             for one, since, count in plan
             for number in range(1, count + 1)
             for at in (since + number * (LIFE[str(one.ttl)] - JUST),)
@@ -131,7 +133,7 @@ def test_is_below_every_policy(world: str, budget_s: float | None) -> None:
     print(f"seed {seed}")
     trace = coding_fleet(4, 8, seed)
     draws = Latencies(WORLDS[world], trace, seed)
-    tables = [TRUE, price_tables()[3]]
+    tables = [TRUE, PriceTable(MULTIPLIERS[-1])]
     bounds = [Hindsight(trace, draws, table) for table in tables]
     for name in [*POLICIES, "now+5m+pings(2)"]:
         for task_budget_s in (None, 1800.0) if budget_s else (None,):

@@ -14,7 +14,7 @@ from carpool.mock.anthropic.cache import LOOKBACK, Breakpoint, CachePlan, Prompt
 from carpool.mock.openai.cache import OpenAICache, Prefixes
 from carpool.mock.openai.models import CATALOGUE
 from carpool.sim.money.cache import CacheModel, cache_rules
-from carpool.sim.money.model import ROOT, Node, Purchase, Ttl
+from carpool.sim.money.model import ROOT, Node, RunPurchase, Ttl
 
 OPUS = "claude-opus-5"  # caches from 512 tokens
 CHAIN = [Node(ROOT, 1000), Node(0, 3000), Node(1, 3500), Node(2, 4100)]  # tools and system, then three turns
@@ -27,8 +27,8 @@ def buy(
     system_ttl: Ttl | None = None,
     lane: Lane = Lane.NOW,
     took: float = 0,
-) -> Purchase:
-    return Purchase(0, 0, lane, "purchase", starts, starts + took, starts + took, node, 10, ttl, system_ttl, 0)
+) -> RunPurchase:
+    return RunPurchase(0, 0, lane, "purchase", starts, starts + took, starts + took, node, 10, ttl, system_ttl, 0)
 
 
 def classes(usage: Usage) -> tuple[int, int, int, int]:
@@ -36,7 +36,7 @@ def classes(usage: Usage) -> tuple[int, int, int, int]:
     return usage.input_tokens, usage.cache_read_tokens, usage.cache_write_5m_tokens, usage.cache_write_1h_tokens
 
 
-def used(*purchases: Purchase, model: str = OPUS) -> list[tuple[int, int, int, int]]:
+def used(*purchases: RunPurchase, model: str = OPUS) -> list[tuple[int, int, int, int]]:
     dialect = OPENAI if model.startswith("gpt") else ANTHROPIC
     rules, cache = cache_rules(dialect, model), CacheModel(CHAIN)
     return [classes(cache.use(purchase, model, rules)) for purchase in purchases]
@@ -149,7 +149,7 @@ def test_agrees_with_the_mock_of_anthropic(seed: int) -> None:
             rng.choice([("1h", "5m"), ("5m", "5m"), ("1h", "1h"), (None, "5m"), ("1h", None)]),
         )
         begins = clock + rng.choice([0.0, rng.uniform(0, 60)])
-        purchase = Purchase(0, 0, lane, "purchase", clock, begins, begins, node, 7, ttls[1], ttls[0], system)
+        purchase = RunPurchase(0, 0, lane, "purchase", clock, begins, begins, node, 7, ttls[1], ttls[0], system)
         marks = [(system, ttls[0])] * (ttls[0] is not None and system != node) + [(node, ttls[1])] * (
             ttls[1] is not None
         )
@@ -172,7 +172,7 @@ def test_agrees_with_the_mock_of_openai(seed: int) -> None:
     for _ in range(80):
         clock += rng.choice([rng.uniform(0.1, 20), rng.uniform(0.1, 4000)])
         above = path(nodes, rng.randrange(len(nodes)))
-        purchase = Purchase(0, 0, Lane.NOW, "purchase", clock, clock, clock, above[-1], 7, "5m")
+        purchase = RunPurchase(0, 0, Lane.NOW, "purchase", clock, clock, clock, above[-1], 7, "5m")
         prefixes = Prefixes([str(one).encode() for one in above], [nodes[one].tokens for one in above])
         usage = cache.use(purchase, model, rules)
         assert classes(usage)[1:3] == tuple(mock.use(prefixes, CATALOGUE[model], clock))

@@ -17,7 +17,7 @@ from carpool.planners.tracking import next_poll
 from carpool.sim.money.coding import coding_fleet
 from carpool.sim.money.fleet import simulate
 from carpool.sim.money.looks import Looks
-from carpool.sim.money.model import ROOT, Node, RunRecord, Session, Trace, TraceTurn
+from carpool.sim.money.model import ROOT, Node, RunRecord, Trace, TraceSession, TraceTurn
 from carpool.sim.money.policies import POLICIES, MoneyPolicy, Router, find_policy
 from carpool.sim.money.worlds import (
     WORLDS,
@@ -40,14 +40,14 @@ def steady(seconds: float, **more: object) -> ProviderWorld:
 
 def calls(starts: list[float], tokens: int = 1000, model: str = "claude-sonnet-4-5") -> Trace:
     """Independent calls."""
-    sessions = (Session(f"call {n}", at, model, (TraceTurn(n, 10, 0.0, 3.0),)) for n, at in enumerate(starts))
+    sessions = (TraceSession(f"call {n}", at, model, (TraceTurn(n, 10, 0.0, 3.0),)) for n, at in enumerate(starts))
     return Trace("calls", [Node(ROOT, tokens)] * len(starts), tuple(sessions))
 
 
 def conversation(pauses: list[float]) -> Trace:
     nodes = [Node(ROOT, 1000)] + [Node(n, 1100 + 100 * n) for n in range(len(pauses))]
     turns = tuple(TraceTurn(n + 1, 10, pause, 3.0) for n, pause in enumerate(pauses))
-    return Trace("talk", nodes, (Session("one", 0.0, "claude-sonnet-4-5", turns, system=0),))
+    return Trace("talk", nodes, (TraceSession("one", 0.0, "claude-sonnet-4-5", turns, system=0),))
 
 
 # ------------------------------------------------------------ invariants

@@ -17,7 +17,7 @@ import pytest
 from carpool.core.model import Lane
 from carpool.planners.policy import RoutingPolicy
 from carpool.sim.money.fleet import simulate
-from carpool.sim.money.model import ROOT, Node, Purchase, RunRecord, Session, Trace, TraceTurn
+from carpool.sim.money.model import ROOT, Node, RunPurchase, RunRecord, Trace, TraceSession, TraceTurn
 from carpool.sim.money.policies import find_policy
 from carpool.sim.money.worlds import WORLDS, ProviderWorld
 
@@ -46,7 +46,7 @@ def small_world(seed: int) -> tuple[Trace, ProviderWorld, RoutingPolicy, float |
         starts = rng.choice([0.0, 0.3, 20.0]) * rng.random()
         model = rng.choice(["claude-sonnet-4-6", "claude-haiku-4-5"])
         most = rng.choice([200, 1000, 4000, 32_000])
-        sessions.append(Session(f"agent {number}", starts, model, tuple(turns), max_output_tokens=most))
+        sessions.append(TraceSession(f"agent {number}", starts, model, tuple(turns), max_output_tokens=most))
     world = replace(WORLDS[rng.choice(["economics", "anthropic", "quick", "stuck"])], batch_rpm=rng.choice([20, 1000]))
     world = replace(world, stuck=0.3) if world.stuck else world
     settings = RoutingPolicy(
@@ -80,7 +80,7 @@ def test_the_engine_decides_alike(seed: int) -> None:
 
 def shared(record: RunRecord) -> set[frozenset[Place]]:
     """The calls that shared a batch, for each batch that answered one of them."""
-    batches: dict[int, list[Purchase]] = {}
+    batches: dict[int, list[RunPurchase]] = {}
     for purchase in record.purchases:
         if purchase.batch is not None:
             batches.setdefault(purchase.batch, []).append(purchase)

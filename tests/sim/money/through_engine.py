@@ -26,7 +26,7 @@ from carpool.frontends.intake import make_call
 from carpool.mock import Constant, MockAnthropic, MockConfig
 from carpool.planners.access.options import Options
 from carpool.planners.policy import RoutingPolicy
-from carpool.sim.money.model import Session, Trace
+from carpool.sim.money.model import Trace, TraceSession
 from carpool.sim.money.worlds import Latencies, ProviderWorld
 from carpool.sim.network import Network, SimHttpClient, address
 from carpool.sim.story import Story
@@ -142,7 +142,7 @@ class EngineRun:
         if isinstance(event, CallRescued):
             self._rescued.add(ticket_number(event.ticket))
 
-    async def _agent(self, number: int, session: Session) -> None:
+    async def _agent(self, number: int, session: TraceSession) -> None:
         await asyncio.sleep(session.starts)
         for position, turn in enumerate(session.turns):
             await asyncio.sleep(turn.think_s)
@@ -159,7 +159,7 @@ class EngineRun:
                 self._answering.add(reply.outcome.batch)
 
 
-def body(session: Session, position: int) -> dict[str, Any]:
+def body(session: TraceSession, position: int) -> dict[str, Any]:
     """A conversation that has come so far, marked for the cache as its client does."""
     said: list[dict[str, Any]] = []
     for turn in range(position + 1):

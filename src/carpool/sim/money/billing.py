@@ -34,7 +34,7 @@ from carpool.core.model import Lane, Usage
 from carpool.core.ports import Dialect
 from carpool.core.prices import SLOT_S, Card, PriceBook, Rates
 from carpool.sim.money.cache import CacheModel, CacheRules, cache_rules
-from carpool.sim.money.model import Purchase, Trace
+from carpool.sim.money.model import RunPurchase, Trace
 
 PRICED_AT = 1_795_046_400.0  # 2026-11-19: all batch prices in the table have started
 MULTIPLIERS = (Fraction(1, 10), Fraction(1, 20), Fraction(1, 40))
@@ -78,11 +78,6 @@ def _with_reads(rates: Rates, multiplier: Fraction) -> Rates:
     return Rates(fresh, output, read, write_5m, write_1h, search, scale or 1)
 
 
-def price_tables() -> tuple[PriceTable, ...]:
-    """The true prices, and those with each of the usual read multipliers."""
-    return (PriceTable(), *(PriceTable(multiplier) for multiplier in MULTIPLIERS))
-
-
 @dataclass(frozen=True, slots=True)
 class RunBill:
     """What a run cost, in nano-dollars, under one table."""
@@ -99,7 +94,7 @@ class RunBill:
         return self.read_tokens / self.input_tokens if self.input_tokens else 0.0
 
 
-def usages(trace: Trace, purchases: Sequence[Purchase]) -> list[Usage]:
+def usages(trace: Trace, purchases: Sequence[RunPurchase]) -> list[Usage]:
     """The usage of each purchase, in their order, which is that of their start."""
     dialect, cache = dialects.get(trace.provider), CacheModel(trace.nodes)
     models = {session.model for session in trace.sessions}
@@ -110,7 +105,7 @@ def usages(trace: Trace, purchases: Sequence[Purchase]) -> list[Usage]:
     ]
 
 
-def bill(trace: Trace, purchases: Sequence[Purchase], tables: Sequence[PriceTable]) -> tuple[RunBill, ...]:
+def bill(trace: Trace, purchases: Sequence[RunPurchase], tables: Sequence[PriceTable]) -> tuple[RunBill, ...]:
     """The bill of a run's purchases under each of the tables."""
     used = usages(trace, purchases)
     total, read = sum(usage.total_input for usage in used), sum(usage.cache_read_tokens for usage in used)
@@ -118,7 +113,7 @@ def bill(trace: Trace, purchases: Sequence[Purchase], tables: Sequence[PriceTabl
 
 
 def _bill(
-    trace: Trace, purchases: Sequence[Purchase], used: Sequence[Usage], table: PriceTable, total: int, read: int
+    trace: Trace, purchases: Sequence[RunPurchase], used: Sequence[Usage], table: PriceTable, total: int, read: int
 ) -> RunBill:
     dialect = dialects.get(trace.provider)
     models = [session.model for session in trace.sessions]

@@ -29,7 +29,7 @@ from typing import NamedTuple, Protocol
 from carpool.core.model import Lane
 from carpool.sim.money.billing import PriceTable
 from carpool.sim.money.hindsight import SOON_S, TurnChoice, cheapest
-from carpool.sim.money.model import RunRecord, Session, Trace
+from carpool.sim.money.model import RunRecord, Trace, TraceSession
 from carpool.sim.money.prefixes import ModelPrices, Prefixes
 
 MOST_LABELS = 8  # 16 raised the bound by 1 % on ten recorded sessions, and took twice as long
@@ -125,7 +125,7 @@ class Hindsight:
             self._solved[key] = Fraction(cost, prices.scale)
         return self._solved[key]
 
-    def _choice(self, session: Session, number: int, position: int, budget: float, did: _Conduct) -> TurnChoice:
+    def _choice(self, session: TraceSession, number: int, position: int, budget: float, did: _Conduct) -> TurnChoice:
         turn, prices = session.turns[position], self._prices[session.model]
         tokens = self._trace.nodes[turn.node].tokens
         offered = prices.of_size(tokens)

@@ -35,7 +35,7 @@ from carpool.core.errors import Misuse
 from carpool.core.model import Lane, Usage
 from carpool.core.ports import Dialect
 from carpool.planners.routing import Capabilities
-from carpool.sim.money.model import ROOT, Node, Purchase, Ttl
+from carpool.sim.money.model import ROOT, Node, RunPurchase, Ttl
 
 Surface = Literal["synchronous", "batch"]
 
@@ -95,7 +95,7 @@ class CacheModel:
         self._nodes = nodes
         self._entries: dict[tuple[Surface, str], _Entries] = {}
 
-    def use(self, purchase: Purchase, model: str, rules: CacheRules) -> Usage:
+    def use(self, purchase: RunPurchase, model: str, rules: CacheRules) -> Usage:
         """The tokens of one purchase by class, after its traffic with the cache."""
         total = self._nodes[purchase.node].tokens
         entries = self._entries.setdefault((surface(purchase.lane), model), {})
@@ -111,7 +111,7 @@ class CacheModel:
 
     # -- marked
 
-    def _use_marked(self, entries: _Entries, purchase: Purchase, rules: CacheRules) -> tuple[int, int, int]:
+    def _use_marked(self, entries: _Entries, purchase: RunPurchase, rules: CacheRules) -> tuple[int, int, int]:
         marks = self._marks(purchase, rules.minimum)
         start, nodes = purchase.starts, self._nodes
         hit = self._longest_hit(entries, [node for node, _ in reversed(marks)], start, rules.lookback)
@@ -128,7 +128,7 @@ class CacheModel:
         _refresh(entries.get(hit), start, rules)
         return read, written["5m"], written["1h"]
 
-    def _marks(self, purchase: Purchase, minimum: int) -> list[tuple[int, Ttl]]:
+    def _marks(self, purchase: RunPurchase, minimum: int) -> list[tuple[int, Ttl]]:
         """The marks that count, in their order: those below the minimum are ignored."""
         if purchase.system_ttl == "5m" and purchase.ttl == "1h" and purchase.system != ROOT:
             raise Misuse("A mark of one hour comes after one of 5 minutes: the provider refuses that.")
@@ -152,7 +152,7 @@ class CacheModel:
 
     # -- unmarked
 
-    def _use_unmarked(self, entries: _Entries, purchase: Purchase, rules: CacheRules) -> int:
+    def _use_unmarked(self, entries: _Entries, purchase: RunPurchase, rules: CacheRules) -> int:
         if purchase.lane is Lane.BATCH and not rules.batches:
             return 0
         if rules.fee and purchase.ttl is None:  # declined
@@ -172,7 +172,7 @@ def _refresh(entry: _Entry | None, start: float, rules: CacheRules) -> None:
         entry.expires = max(entry.expires, start + rules.lives[entry.ttl])
 
 
-def _store(entries: _Entries, node: int, ttl: Ttl, purchase: Purchase, rules: CacheRules) -> None:
+def _store(entries: _Entries, node: int, ttl: Ttl, purchase: RunPurchase, rules: CacheRules) -> None:
     entry = entries.get(node)
     if entry is None or entry.expires <= purchase.starts:
         entry = entries[node] = _Entry()

@@ -16,7 +16,7 @@ import random
 from typing import Final
 
 from carpool.sim.money.formats import CLAUDE_CODE_OUTPUT, answer_seconds
-from carpool.sim.money.model import ROOT, Node, Session, Trace, TraceTurn
+from carpool.sim.money.model import ROOT, Node, Trace, TraceSession, TraceTurn
 from carpool.sim.money.traces import DEFAULT_MODEL, PauseMode, longest_pause
 
 SYSTEM_TOKENS: Final = 15_000
@@ -48,7 +48,7 @@ class _Fleet:
         self._longest = longest
         self._model = model
         self.nodes = [Node(ROOT, SYSTEM_TOKENS), Node(ROOT, SUBAGENT_SYSTEM)]
-        self.sessions: list[Session] = []
+        self.sessions: list[TraceSession] = []
 
     def add(self, number: int, turns: int) -> None:
         rng = random.Random(f"coding {self._seed} {number}")  # noqa: S311  a fleet must be the same every time
@@ -96,7 +96,9 @@ class _Fleet:
                 )
             )
             context += output + int(_lognormal(rng, 700, 1.4))
-        self.sessions.append(Session(name, starts, self._model, tuple(turns), tags, client, system, CLAUDE_CODE_OUTPUT))
+        self.sessions.append(
+            TraceSession(name, starts, self._model, tuple(turns), tags, client, system, CLAUDE_CODE_OUTPUT)
+        )
 
 
 def _lognormal(rng: random.Random, median: float, sigma: float) -> float:

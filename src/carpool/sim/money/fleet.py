@@ -136,7 +136,7 @@ class _Fleet:
         following = call.turn + 1
         if following < len(turns):
             run.agenda.at(now + turns[following].think_s, partial(self._ask, call.session, following))
-        if run.policy.pings:
+        if run.policy.pings and run.worth_marking(turns[call.turn].node):
             self._keep_alive(call, run.policy.pings, asked)
         if self._progress is not None and (len(self.answers) % TOLD_EVERY == 0 or len(self.answers) == self._total):
             self._progress(len(self.answers), self._total)

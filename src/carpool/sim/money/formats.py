@@ -16,7 +16,7 @@ from typing import Any, Final
 import msgspec
 
 from carpool.core.errors import ConfigError
-from carpool.sim.money.model import ROOT, Node, Session, TraceTurn
+from carpool.sim.money.model import ROOT, Node, TraceSession, TraceTurn
 
 BLOCK: Final = 64  # tokens: Claude Code's sessions count shared prefixes in blocks of this size
 EARLIER: Final = 60  # requests with which they compared each one
@@ -94,8 +94,8 @@ class _Recorded(msgspec.Struct):
 _recorded = msgspec.json.Decoder(_Recorded)
 
 
-def read_claude_code(file: TraceFile) -> tuple[Session, ...]:
-    sessions: list[Session] = []
+def read_claude_code(file: TraceFile) -> tuple[TraceSession, ...]:
+    sessions: list[TraceSession] = []
     for line, text in file.sample(list(file.lines())):
         try:
             recorded = _recorded.decode(text)
@@ -105,7 +105,7 @@ def read_claude_code(file: TraceFile) -> tuple[Session, ...]:
     return tuple(sessions)
 
 
-def _with_subagents(file: TraceFile, recorded: _Recorded) -> Iterable[Session]:
+def _with_subagents(file: TraceFile, recorded: _Recorded) -> Iterable[TraceSession]:
     """A subagent is a session of its own, which starts as long after its parent as recorded, however long the turns of
     the parent take."""
     starts = file.start()
@@ -129,7 +129,7 @@ def _model(file: TraceFile, models: Sequence[str]) -> str:
 
 def _session(
     file: TraceFile, name: str, starts: float, model: str, client: str, system: int, requests: Sequence[_Request]
-) -> Session:
+) -> TraceSession:
     place = _Places(file, system)
     turns = []
     ended, called = 0.0, False
@@ -138,7 +138,7 @@ def _session(
         turn = file.turn(place.node(tokens, shared), output, pause, api_time, tool=called)
         turns.append(turn)
         ended, called = t + turn.sync_s, stop == "tool_use"
-    return Session(name, starts, model, tuple(turns), {}, client, place.system, CLAUDE_CODE_OUTPUT)
+    return TraceSession(name, starts, model, tuple(turns), {}, client, place.system, CLAUDE_CODE_OUTPUT)
 
 
 class _Places:
@@ -195,7 +195,7 @@ class _Mooncake(msgspec.Struct):
 _mooncake = msgspec.json.Decoder(_Mooncake)
 
 
-def read_mooncake(file: TraceFile) -> tuple[Session, ...]:
+def read_mooncake(file: TraceFile) -> tuple[TraceSession, ...]:
     """Independent calls. Equal block hashes are equal prefixes, so a trie over the whole blocks finds the longest
     earlier prompt that a prompt begins with; the last block of a prompt is seldom whole and does not count."""
     steps: dict[tuple[int, int], int] = {}  # trie: (place, hash) → place
@@ -214,14 +214,14 @@ def read_mooncake(file: TraceFile) -> tuple[Session, ...]:
                 parent = found
         ends[place] = file.node(parent, row.input_length)
         turn = file.turn(ends[place], row.output_length, 0.0, None)
-        sessions.append(Session(f"call {line}", row.timestamp / 1000, file.model, (turn,)))
+        sessions.append(TraceSession(f"call {line}", row.timestamp / 1000, file.model, (turn,)))
     return _from_zero(sessions)
 
 
 # ------------------------------------------------------------ Azure
 
 
-def read_azure(file: TraceFile) -> tuple[Session, ...]:
+def read_azure(file: TraceFile) -> tuple[TraceSession, ...]:
     """Independent calls that share nothing."""
     rows = list(file.lines())[1:]
     sessions = []
@@ -232,15 +232,16 @@ def read_azure(file: TraceFile) -> tuple[Session, ...]:
             turn = file.turn(file.node(ROOT, int(context)), int(generated), 0.0, None)
         except ValueError as error:
             raise file.wrong(line, error) from error
-        sessions.append(Session(f"call {line}", starts, file.model, (turn,)))
+        sessions.append(TraceSession(f"call {line}", starts, file.model, (turn,)))
     return _from_zero(sessions)
 
 
-def _from_zero(sessions: Iterable[Session]) -> tuple[Session, ...]:
+def _from_zero(sessions: Iterable[TraceSession]) -> tuple[TraceSession, ...]:
     ordered = sorted(sessions, key=lambda session: session.starts)
     zero = ordered[0].starts if ordered else 0.0
     return tuple(
-        Session(one.name, one.starts - zero, one.model, one.turns, one.tags, one.client, one.system) for one in ordered
+        TraceSession(one.name, one.starts - zero, one.model, one.turns, one.tags, one.client, one.system)
+        for one in ordered
     )
 
 
@@ -249,7 +250,7 @@ def _from_zero(sessions: Iterable[Session]) -> tuple[Session, ...]:
 _tau = msgspec.json.Decoder(list[list[tuple[int, int]]])
 
 
-def read_tau(file: TraceFile) -> tuple[Session, ...]:
+def read_tau(file: TraceFile) -> tuple[TraceSession, ...]:
     """Agents whose context only grows: each prompt begins with the one before. Their tools answer at once."""
     try:
         agents = list(enumerate(_tau.decode(file.text), 1))
@@ -263,5 +264,5 @@ def read_tau(file: TraceFile) -> tuple[Session, ...]:
             node = file.node(node if longer else ROOT, context)
             turns.append(file.turn(node, output, 0.0, None, tool=True))
         if turns:
-            sessions.append(Session(f"agent {number}", file.start(), file.model, tuple(turns), {}, "tau"))
+            sessions.append(TraceSession(f"agent {number}", file.start(), file.model, tuple(turns), {}, "tau"))
     return tuple(sessions)

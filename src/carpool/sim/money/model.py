@@ -43,7 +43,7 @@ class TraceTurn:
 
 
 @dataclass(frozen=True, slots=True)
-class Session:
+class TraceSession:
     """Turns that follow each other (closed loop). An independent call is a session of one turn."""
 
     name: str
@@ -60,7 +60,7 @@ class Session:
 class Trace:
     name: str
     nodes: Sequence[Node]
-    sessions: tuple[Session, ...]
+    sessions: tuple[TraceSession, ...]
     provider: str = "anthropic"
 
     @property
@@ -69,7 +69,7 @@ class Trace:
 
 
 @dataclass(frozen=True, slots=True)
-class Purchase:
+class RunPurchase:
     """One request that a provider answered and bills, in a run. Times are seconds after the start of the trace.
 
     A run first decides *when* what is sent and with which cache marks; `billing` then prices its purchases, in the
@@ -122,7 +122,7 @@ class RunRecord:
 
     policy: str
     seed: int
-    purchases: Sequence[Purchase]
+    purchases: Sequence[RunPurchase]
     answers: Sequence[Answer]
     batches: int  # bought
     api_calls: int  # requests to the batch API: creates, polls, results, cancels

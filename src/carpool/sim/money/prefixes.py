@@ -21,7 +21,7 @@ from carpool.sim.money.billing import PriceTable
 from carpool.sim.money.cache import cache_rules
 from carpool.sim.money.hindsight import Caching, Way
 from carpool.sim.money.labels import NEVER, Subtrees
-from carpool.sim.money.model import ROOT, Session, Trace
+from carpool.sim.money.model import ROOT, Trace, TraceSession
 
 
 class Prefixes:
@@ -44,7 +44,7 @@ class Prefixes:
             total += max(0, self._nodes[node].tokens - before - (step - 1))
         return total
 
-    def jumps(self, session: Session) -> tuple[int, ...]:
+    def jumps(self, session: TraceSession) -> tuple[int, ...]:
         """Where the prompts of those turns end that don't continue the turn before."""
         ends = [turn.node for turn in session.turns]
         return tuple(after for before, after in pairwise(ends) if self._nodes[after].parent != before)

@@ -13,7 +13,7 @@ from carpool.core.model import Call, Lane, PoolKey
 from carpool.core.ports import Dialect
 from carpool.planners.routing import Capabilities
 from carpool.sim.money.agenda import Agenda
-from carpool.sim.money.model import ROOT, Purchase, PurchaseKind, Trace
+from carpool.sim.money.model import ROOT, PurchaseKind, RunPurchase, Trace
 from carpool.sim.money.policies import MoneyPolicy
 from carpool.sim.money.worlds import Latencies, ProviderWorld
 
@@ -52,7 +52,7 @@ class FleetRun:
     policy: MoneyPolicy
     seed: int
     agenda: Agenda = field(default_factory=Agenda)
-    purchases: list[Purchase] = field(default_factory=list)
+    purchases: list[RunPurchase] = field(default_factory=list)
     batches: int = 0
     api_calls: int = 0
     latencies: Latencies = field(init=False)
@@ -87,11 +87,11 @@ class FleetRun:
         """Enter a purchase, with the marks that the policy sets on this lane."""
         turn = self.trace.sessions[call.session].turns[call.turn]
         ttl = self.policy.now_ttl if lane is Lane.NOW else self.policy.batch_ttl
-        if ttl is not None and not self._worth_marking(turn.node):
+        if ttl is not None and not self.worth_marking(turn.node):
             ttl = None
         system = ROOT if ttl is None else self._systems[turn.node]
         self.purchases.append(
-            Purchase(
+            RunPurchase(
                 call.session,
                 call.turn,
                 lane,
@@ -108,7 +108,7 @@ class FleetRun:
             )
         )
 
-    def _worth_marking(self, node: int) -> bool:
+    def worth_marking(self, node: int) -> bool:
         """A client marks nothing in a prompt that neither continues another nor is continued."""
         return self._reused[node] == 1 or self.trace.nodes[node].parent != ROOT
 

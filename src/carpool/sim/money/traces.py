@@ -18,7 +18,7 @@ from typing import Final, Literal, TypeVar
 
 from carpool.core.errors import ConfigError
 from carpool.sim.money.formats import TraceFile, read_azure, read_claude_code, read_mooncake, read_tau
-from carpool.sim.money.model import Session, Trace
+from carpool.sim.money.model import Trace, TraceSession
 
 T = TypeVar("T")
 
@@ -28,7 +28,7 @@ LONGEST_UNATTENDED_S: Final = 60.0
 SPREAD_S: Final = 3600.0  # agents whose start is not recorded start within this time
 DEFAULT_MODEL: Final = "claude-sonnet-4-5"  # for traces that name no model
 
-_Reader = Callable[[TraceFile], tuple[Session, ...]]
+_Reader = Callable[[TraceFile], tuple[TraceSession, ...]]
 
 
 def read_trace(
