@@ -16,9 +16,9 @@ from carpool.planners.routing import Decision
 from carpool.planners.tracking import next_poll
 from carpool.sim.money.coding import coding_fleet
 from carpool.sim.money.fleet import simulate
-from carpool.sim.money.looks import Looks
 from carpool.sim.money.model import ROOT, Node, RunRecord, Trace, TraceSession, TraceTurn
 from carpool.sim.money.policies import POLICIES, MoneyPolicy, Router, find_policy
+from carpool.sim.money.poll_times import PollTimes
 from carpool.sim.money.worlds import (
     WORLDS,
     Latencies,
@@ -287,22 +287,22 @@ def test_an_unknown_policy_is_named() -> None:
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_the_next_look_is_that_of_all_batches(seed: int) -> None:
+def test_the_next_poll_is_that_of_all_batches(seed: int) -> None:
     rng = random.Random(seed)
     interval = rng.choice([None, 1.0, 5.0])
-    looks, flying, last = Looks(interval), [], None
+    poll_times, flying, last = PollTimes(interval), [], None
     for step in range(300):
         now = step * 7.0
         if rng.random() < 0.6:
             batch = now - rng.random() * 5, rng.choice([60.0, 130.0, 900.0])
             flying.append(batch)
-            looks.add(*batch)
+            poll_times.add(*batch)
         elif flying:
-            looks.remove(*flying.pop(rng.randrange(len(flying))))
+            poll_times.remove(*flying.pop(rng.randrange(len(flying))))
         if rng.random() < 0.5:
             last = now
         every = [(bought, bought if last is None else last, bought + takes) for bought, takes in flying]
-        assert looks.next(last, now) == next_poll(every, interval, now), f"seed {seed}, step {step}"
+        assert poll_times.next(last, now) == next_poll(every, interval, now), f"seed {seed}, step {step}"
 
 
 def test_times_are_never_below_their_floor() -> None:

@@ -26,10 +26,10 @@ from carpool.frontends.intake import make_call
 from carpool.mock import Constant, MockAnthropic, MockConfig
 from carpool.planners.access.options import Options
 from carpool.planners.policy import RoutingPolicy
+from carpool.sim.event_log import SimLog
 from carpool.sim.money.model import Trace, TraceSession
 from carpool.sim.money.worlds import Latencies, ProviderWorld
 from carpool.sim.network import Network, SimHttpClient, address
-from carpool.sim.story import Story
 from carpool.sim.timeline import START, Timeline, VirtualClock, run
 from carpool.stores import open_store
 
@@ -91,10 +91,10 @@ class EngineRun:
         self._key_latencies()
         running = asyncio.Event()
         running.set()
-        story = self.story = Story(self._timeline.now)
+        log = self.log = SimLog(self._timeline.now)
         network = Network({"anthropic": self._mock}, random.Random(0), latency=0.0)
         store = await open_store(None, secret=b"money", inline=True)
-        client = SimHttpClient(network, running, "engine", story)
+        client = SimHttpClient(network, running, "engine", log)
         self._upstream = Upstream("anthropic", address("anthropic"), get("anthropic"), client)
         self._clock = VirtualClock(self._timeline)
         engine = self._engine = Engine(
@@ -111,7 +111,7 @@ class EngineRun:
         engine.add_secret("anthropic", HEADERS[:1])
         background = BackgroundTasks()
         sessions = enumerate(self.trace.sessions)
-        await asyncio.gather(*(background.lend(self._agent(*one), "agent") for one in sessions))
+        await asyncio.gather(*(background.spawn_awaited(self._agent(*one), "agent") for one in sessions))
         await engine.close(0.0)
         await network.close()
 

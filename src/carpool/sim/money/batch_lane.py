@@ -25,8 +25,8 @@ from carpool.planners.pressure.quota import BatchQuota
 from carpool.planners.routing import pool_key, pool_wait
 from carpool.planners.tracking import retry_lane
 from carpool.sim.money.agenda import Alarm
-from carpool.sim.money.looks import Looks
 from carpool.sim.money.model import PurchaseKind
+from carpool.sim.money.poll_times import PollTimes
 from carpool.sim.money.pools import Pools
 from carpool.sim.money.rescues import Rescues
 from carpool.sim.money.run import FleetRun, RunCall
@@ -93,8 +93,8 @@ class BatchLane:
         self._batches: dict[int, RunBatch] = {}  # in flight
         self._ends: list[tuple[float, int]] = []
         self._requests: deque[tuple[int, Callable[[], None]]] = deque()
-        self._looks = Looks(settings.poll_interval_s or run.dialect.limits.pace)
-        self._looks_at = math.inf
+        self._poll_times = PollTimes(settings.poll_interval_s or run.dialect.limits.pace)
+        self._polls_at = math.inf
         self._polled_at: float | None = None
         self._polling = False
         self._ended: dict[int, RunBatch] = {}  # not collected yet
@@ -134,7 +134,7 @@ class BatchLane:
 
     def _step(self) -> None:
         now = self._run.agenda.now
-        self._step_alarm.by(min(self._rescues.step(now), self._buy(now), self._look(now)))
+        self._step_alarm.by(min(self._rescues.step(now), self._buy(now), self._poll(now)))
 
     def find(self, number: int) -> RunBatch:
         """A batch that is in flight, or ended and not collected."""
@@ -198,8 +198,8 @@ class BatchLane:
         if not self._ends and self._pace is not None:
             self._polled_at = now  # nothing was polled while nothing was in flight
         heappush(self._ends, (ends_at, number))
-        self._looks.add(now, takes)
-        self._looks_at = min(self._looks_at, self._look_time(now))
+        self._poll_times.add(now, takes)
+        self._polls_at = min(self._polls_at, self._poll_time(now))
 
     def _member(self, call: RunCall, now: float) -> Member:
         latency = self._run.latencies.batch_s(call.session, call.turn, now, call.requeues)
@@ -208,23 +208,23 @@ class BatchLane:
 
     # ------------------------------------------------------------ polling
 
-    def _look_time(self, now: float) -> float:
+    def _poll_time(self, now: float) -> float:
         if self._pace is None:
-            return self._looks.next(self._polled_at, now)
-        return self._useful_look(self._pace, now)
+            return self._poll_times.next(self._polled_at, now)
+        return self._useful_poll(self._pace, now)
 
-    def _useful_look(self, pace: float, now: float) -> float:
+    def _useful_poll(self, pace: float, now: float) -> float:
         """The next poll at a fixed pace that finds something. Those before it are only counted: they decide nothing."""
         if not self._ends:
             return math.inf
         last = now if self._polled_at is None else self._polled_at
         return last + pace * max(1, math.ceil((self._ends[0][0] - last) / pace))
 
-    def _look(self, now: float) -> float:
+    def _poll(self, now: float) -> float:
         if self._polling or not self._batches:
             return math.inf
-        if self._looks_at > now:
-            return self._looks_at
+        if self._polls_at > now:
+            return self._polls_at
         if not self._quota.can_ask(now):
             return self._quota.ask_ready_at(now)
         self._polling = True
@@ -254,12 +254,12 @@ class BatchLane:
         for number in sorted(number for _, number in ended):
             self._end(self._batches.pop(number))
         self._polling, self._polled_at = False, now
-        self._looks_at = self._look_time(now)
+        self._polls_at = self._poll_time(now)
         self.wake_by(now)
 
     def _end(self, batch: RunBatch) -> None:
         batch.row = changed(batch.row, state=BatchState.ENDED)
-        self._looks.remove(batch.bought_at, batch.takes)
+        self._poll_times.remove(batch.bought_at, batch.takes)
         self._ended[batch.row.id] = batch
         self._rescues.changed()
         self.request(1, partial(self._collect, batch))

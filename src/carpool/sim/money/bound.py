@@ -30,7 +30,7 @@ from carpool.core.model import Lane
 from carpool.sim.money.billing import PriceTable
 from carpool.sim.money.hindsight import SOON_S, TurnChoice, cheapest
 from carpool.sim.money.model import RunRecord, Trace, TraceSession
-from carpool.sim.money.prefixes import ModelPrices, Prefixes
+from carpool.sim.money.prefixes import ModelPrices, TracePrefixes
 
 MOST_LABELS = 8  # 16 raised the bound by 1 % on ten recorded sessions, and took twice as long
 BEFORE = -1.0  # seconds: before any slowdown
@@ -78,7 +78,7 @@ class Hindsight:
         models = {session.model for session in trace.sessions}
         lanes = (Lane.NOW, Lane.BATCH) if flex_s is None else (Lane.NOW, Lane.FLEX, Lane.BATCH)
         self._prices = {model: ModelPrices(trace.provider, model, table, lanes) for model in models}
-        self._prefixes = Prefixes(trace, {model: prices.rules.minimum for model, prices in self._prices.items()})
+        self._prefixes = TracePrefixes(trace, {model: prices.rules.minimum for model, prices in self._prices.items()})
         self._solved: dict[tuple[object, ...], Fraction] = {}
 
     def bound(

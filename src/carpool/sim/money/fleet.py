@@ -31,7 +31,7 @@ from carpool.sim.money.worlds import ProviderWorld
 
 Progress = Callable[[int, int], None]  # turns answered, turns in all
 
-TOLD_EVERY: Final = 1000
+PROGRESS_EVERY: Final = 1000
 TTL_S: Final = {"5m": 300.0, "1h": 3600.0, None: 0.0}
 PING_EARLY_S: Final = 10.0  # before the end of the entry's life
 ON_TIME_S: Final = 1e-6  # sums of times are not exact
@@ -138,7 +138,7 @@ class _Fleet:
             run.agenda.at(now + turns[following].think_s, partial(self._ask, call.session, following))
         if run.policy.pings and run.worth_marking(turns[call.turn].node):
             self._keep_alive(call, run.policy.pings, asked)
-        if self._progress is not None and (len(self.answers) % TOLD_EVERY == 0 or len(self.answers) == self._total):
+        if self._progress is not None and (len(self.answers) % PROGRESS_EVERY == 0 or len(self.answers) == self._total):
             self._progress(len(self.answers), self._total)
 
     def _miss(self, call: RunCall, lane: Lane, *, rescued: bool) -> MissReason:

@@ -24,7 +24,7 @@ from carpool.sim.money.labels import NEVER, Subtrees
 from carpool.sim.money.model import ROOT, Trace, TraceSession
 
 
-class Prefixes:
+class TracePrefixes:
     def __init__(self, trace: Trace, minimum: Mapping[str, int]) -> None:
         self._nodes = trace.nodes
         self.tree = Subtrees([node.parent for node in trace.nodes])

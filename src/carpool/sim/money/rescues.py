@@ -11,7 +11,7 @@ from typing import Generic, Protocol, TypeVar
 
 from carpool.core.lifecycle import TicketState
 from carpool.core.model import Batch, Due, Lane, OpenCalls
-from carpool.engine.batch.rescue import AT_ONCE, CANCEL_AGAIN_S, LOOK_AHEAD, UNDER_WAY_S
+from carpool.engine.batch.rescue import AT_ONCE, CANCEL_AGAIN_S, DUE_PER_STEP, UNDER_WAY_S
 from carpool.planners.pressure.quota import TokenBucket
 from carpool.planners.tracking import early_start, rescue_plan
 from carpool.sim.money.run import FleetRun, RunCall
@@ -59,7 +59,7 @@ class Rescues(Generic[B]):
 
     def step(self, now: float) -> float:
         """Send what is due. Returns when to plan again. Until then the plan stands, unless something changes."""
-        horizon = self._run.policy.forecast.cancel_seconds + LOOK_AHEAD * self._gap
+        horizon = self._run.policy.forecast.cancel_seconds + DUE_PER_STEP * self._gap
         self._bring_near(now + horizon)
         if not self._near:
             return self._later[0][0] - horizon if self._later else math.inf

@@ -15,7 +15,7 @@ from collections import defaultdict
 from carpool.planners.tracking import next_poll
 
 
-class Looks:
+class PollTimes:
     def __init__(self, poll_interval: float | None) -> None:
         self._poll_interval = poll_interval
         self._bought: defaultdict[float, list[float]] = defaultdict(list)  # expected time → times of purchase, sorted
@@ -32,12 +32,12 @@ class Looks:
         chosen = [
             (bought_at, bought_at if last is None else last, bought_at + takes)
             for takes, times in self._bought.items()
-            for bought_at in _first_to_look_at(times, last, takes)
+            for bought_at in _first_to_poll(times, last, takes)
         ]
         return next_poll(chosen, self._poll_interval, now) if chosen else math.inf
 
 
-def _first_to_look_at(times: list[float], last: float | None, takes: float) -> set[float]:
+def _first_to_poll(times: list[float], last: float | None, takes: float) -> set[float]:
     if last is None:
         return set(times[:1])
     since, near = bisect_right(times, last), bisect_left(times, last - takes)
