@@ -12,7 +12,7 @@ TOGETHER := -n $(or $(WORKERS),auto) --dist loadfile
 UNIT := config contract core dialects engine house http mock planners properties stores
 
 .DEFAULT_GOAL := help
-.PHONY: help setup test test-deep test-all unit walk check fix docs sim mutants demo clean test-sdks test-newest test-real test-slow fuzz test-uvicorn bench-pool bench-proxy bench-shared bench-recording bench-pressure
+.PHONY: help setup test test-deep test-all unit walk check fix docs sim mutants demo clean test-sdks test-newest test-real test-slow fuzz test-uvicorn bench-pool bench-proxy bench-shared bench-recording bench-pressure bench-money
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-11s %s\n", $$1, $$2 }' Makefile
@@ -150,6 +150,9 @@ bench-shared: $(READY) ## Measure 1 to 8 processes on one PostgreSQL; takes abou
 
 bench-recording: $(READY) ## Measure what the record of calls costs on `now`; takes about 5 minutes, ARGS="--rounds 4 --seconds 2" less
 	@$(BIN)/python bench/recording $(ARGS)
+
+bench-money: $(READY) ## Simulate what each policy would have paid; takes about 10 minutes, ARGS="--quick" less than one
+	@$(BIN)/python bench/money $(ARGS)
 
 bench-pressure: $(READY) ## Run 200 agents at 1,000 requests a minute with bursts of 429, in real time; takes 3 minutes
 	@CARPOOL_MINUTE_S=60 $(BIN)/python -m pytest -s tests/frontends/proxy/test_pressure.py -k two_hundred $(ARGS)

@@ -1,4 +1,4 @@
-"""What every benchmark's page needs: tables, bars on a logarithmic scale, and its place in docs/performance.md."""
+"""What every benchmark's page needs: tables, bars on a logarithmic scale, and its place in docs/."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import NamedTuple
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
-PAGE = DOCS / "performance.md"
 WIDTH, BAR, GAP, RIGHT = 720, 16, 18, 110
 LEAST = 10  # where the scale begins
 STYLE = "text{font:12px sans-serif;fill:#57606a}.size{font-weight:bold}"
@@ -70,9 +69,18 @@ def _bar(bar: Bar, colour: str, left: int, y: int, most: float) -> str:
 
 
 def publish(name: str, section: str, drawn: str) -> None:
-    """Replaces the benchmark's measured part of the page, and its picture."""
+    """Replaces the benchmark's measured part of docs/performance.md, and its picture."""
+    place_image(name, drawn)
+    place_section("performance.md", name, section)
+
+
+def place_image(name: str, drawn: str) -> None:
     image = DOCS / "images" / f"{name}.svg"
     image.parent.mkdir(exist_ok=True)
     image.write_text(drawn, "utf-8")
+
+
+def place_section(page: str, name: str, section: str) -> None:
     part = re.compile(rf"(<!-- measured: {name} -->\n).*?(<!-- end of {name} -->)", re.DOTALL)
-    PAGE.write_text(part.sub(lambda found: found[1] + section + found[2], PAGE.read_text("utf-8")), "utf-8")
+    text = (DOCS / page).read_text("utf-8")
+    (DOCS / page).write_text(part.sub(lambda found: found[1] + section + found[2], text), "utf-8")

@@ -28,7 +28,7 @@ from carpool.stores import open_store, peek
 
 Run = Callable[..., tuple[int, str, str]]
 BEARER = {"authorization": "Bearer k"}
-COMMANDS = ("serve", "keys", "mock", "stats", "demo")
+COMMANDS = ("serve", "keys", "mock", "stats", "simulate", "demo")
 KEYS = ("keys add", "keys list", "keys revoke", "keys rotate")
 
 
@@ -59,7 +59,7 @@ def test_help_fits_80_columns(command: str, flag: str) -> None:
     said = CliRunner().invoke(cli.app, [*command.split(), flag], env={"COLUMNS": "80"})
     assert said.exit_code == 0
     assert all(len(line) <= 80 for line in said.output.splitlines())
-    assert "..." not in said.output.replace("[ARGS]...", "")
+    assert "..." not in said.output.replace("[ARGS]...", "").replace("{TRACE}...", "")
 
 
 def test_help_names_every_command() -> None:
@@ -102,7 +102,9 @@ def test_completion_for_a_shell_that_is_named(shell: str) -> None:
 @pytest.mark.parametrize(
     ("words", "offered"),
     [
-        ("carpool ", {"serve", "keys", "mock", "stats", "demo"}),
+        ("carpool ", {"serve", "keys", "mock", "stats", "simulate", "demo"}),
+        ("carpool simulate --world s", {"slow", "stuck"}),
+        ("carpool simulate --policy batch", {"batch", "batch+1h"}),
         ("carpool keys add x --lanes ", {"now", "batch"}),
         ("carpool mock --fault create_acc", {f"create_accepted_{end}=" for end in ("cut", "hang", "500", "529")}),
         ("carpool mock --vendor g", {"groq"}),
@@ -187,6 +189,15 @@ def test_it_runs_as_a_module() -> None:
         (["mock", "--vendor", "x"], "there is no vendor 'x', only openai"),
         (["mock", "--batch-latency", "slow"], "is not a latency"),
         (["mock", "--host", "203.0.113.1"], "can't be opened"),
+        (["simulate", "/nowhere.jsonl"], "/nowhere.jsonl can't be read"),
+        (["simulate", "coding", "--world", "x"], "'x' is not a world: known are economics, "),
+        (["simulate", "coding", "--latency", "/nowhere.txt"], "/nowhere.txt can't be read"),
+        (["simulate", "coding", "--policy", "x"], "'x' is not a policy: known are now, "),
+        (["simulate", "coding", "--budget", "soon"], "'soon' is not a budget: write a number and a unit"),
+        (["simulate", "coding", "--read-multiplier", "half"], "must be a number from 0 to 1"),
+        (["simulate", "coding", "--picture", "x.png"], "must end in .svg"),
+        (["simulate", "coding", "--model", "x"], "Nobody knows what x costs"),
+        (["simulate", "coding", "--provider", "x"], "There is no dialect 'x'. carpool knows: anthropic, openai."),
         (["demo", "--store", "/nowhere/x.db"], "/nowhere does not exist"),
     ],
 )

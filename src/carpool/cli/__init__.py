@@ -1,4 +1,4 @@
-"""The command line: `carpool serve`, `keys`, `mock`, `stats`, `demo`."""
+"""The command line: `carpool serve`, `keys`, `mock`, `stats`, `simulate`, `demo`."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from carpool.cli.demo import demo
 from carpool.cli.keys import keys
 from carpool.cli.mock import mock
 from carpool.cli.serve import serve
+from carpool.cli.simulate import simulate
 from carpool.cli.stats import stats
 from carpool.core.errors import CarpoolError, safe_traceback
 
@@ -33,6 +34,7 @@ app.command(short_help="Run the proxy that your agents use as their base URL.")(
 app.add_typer(keys, name="keys", short_help="Create, list, rotate and revoke virtual keys.")
 app.command(short_help="Run a mock provider, to try things without cost.")(mock)
 app.command(short_help="Show what was paid, and what it would have cost without carpool.")(stats)
+app.command(short_help="Replay traffic under virtual time, and compare what policies would have cost.")(simulate)
 app.command(short_help="Watch 60 calls of a small fleet, in 20 seconds.")(demo)
 
 

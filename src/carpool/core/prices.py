@@ -27,7 +27,7 @@ Amount = int | float | str | Decimal
 
 _NANO_PER_MTOK_DOLLAR = 1000  # $1 per million tokens is 1,000 nano-dollars per token
 _NANO_PER_KCOUNT_DOLLAR = 1_000_000  # $1 per thousand searches is 1,000,000 nano-dollars per search
-_SLOT_S = 900
+SLOT_S = 900
 
 # The priced items in the order of `Rates`, under their names in genai-prices.
 _TOKEN_KEYS = ("input_mtok", "output_mtok", "cache_read_mtok", "cache_write_mtok", "cache_write_1h_mtok")
@@ -98,7 +98,7 @@ class PriceBook:
 
     def price(self, dialect: Dialect, model: str, usage: Usage, lane: Lane, at: float) -> int | None:
         """Returns the cost of `usage` on `lane` at that time; None if any part of it is unknown."""
-        card = self._card(dialect, model, lane, int(at // _SLOT_S), usage.inference_geo, usage.speed)
+        card = self._card(dialect, model, lane, int(at // SLOT_S), usage.inference_geo, usage.speed)
         if card is None:
             return None
         if len(card) == 1:
@@ -143,7 +143,7 @@ class PriceBook:
             return _card_of_override(override, lane, surcharge) if context is _CONTEXTS[lane] else None
         if any(fnmatchcase(model, pattern) for pattern in dialect.pricing.free):
             return ((-1, _rates([Fraction(0)] * (len(_TOKEN_KEYS) + 1))),)
-        return _card_of_table(dialect, model, context, datetime.fromtimestamp(slot * _SLOT_S, UTC), surcharge)
+        return _card_of_table(dialect, model, context, datetime.fromtimestamp(slot * SLOT_S, UTC), surcharge)
 
 
 def _cost(rates: Rates, usage: Usage) -> int | None:

@@ -1,0 +1,195 @@
+"""`carpool simulate`: what a trace would have cost under each policy, and who would have waited how long."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from enum import StrEnum
+from fractions import Fraction
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from carpool.cli.console import console, print_json
+from carpool.cli.flags import Json, complete_from, option
+from carpool.cli.simulated import by_scene, picture_of, tables
+from carpool.core.errors import ConfigError
+from carpool.dialects import DIALECTS
+from carpool.planners.policy import parse_budget
+from carpool.sim.money.experiment import Experiment, TraceSource, WorldSource, run_experiment
+from carpool.sim.money.policies import POLICIES, find_policy
+from carpool.sim.money.results import RunResult, RunSummary, as_row, summarised, summary_row
+from carpool.sim.money.traces import DEFAULT_MODEL
+from carpool.sim.money.worlds import WORLDS
+
+DEFAULT_BUDGET_S = 1800.0
+_ON_NOW = ("now", "now+5m", "now+1h", "now+5m+pings(3)")
+ALL_POLICIES = (*_ON_NOW, *(name for name in POLICIES if name not in _ON_NOW))
+SWEEP = ("1m", "2m", "5m", "10m", "20m", "1h", "4h", "24h")  # the deadlines of a picture
+
+
+class Pauses(StrEnum):
+    ATTENDED = "attended"
+    UNATTENDED = "unattended"
+
+
+Traces = Annotated[
+    list[str],
+    typer.Argument(
+        metavar="TRACE",
+        help="Files with recorded traffic: sessions of Claude Code, Mooncake's or Azure's trace, tau-bench's turns. Or "
+        "the word `coding`: a synthetic fleet of coding agents.",
+    ),
+]
+WORLD = f"How the provider behaves: {', '.join(WORLDS)}. Repeatable."
+World = Annotated[list[str] | None, option("NAME", WORLD, "--world", autocompletion=complete_from(*WORLDS))]
+LATENCY = "File with measured batch latencies in seconds, one a line: a world of its own. Repeatable."
+Latency = Annotated[list[Path] | None, option("FILE", LATENCY, "--latency")]
+POLICY = f"Policy to compare; all unless set: {', '.join(ALL_POLICIES)}. Repeatable."
+Policy = Annotated[list[str] | None, option("NAME", POLICY, "--policy", autocompletion=complete_from(*ALL_POLICIES))]
+BUDGET = "How long each call may take, such as 30s, 10m or 2h. Repeatable. 30m unless set."
+Budget = Annotated[list[str] | None, option("DURATION", BUDGET, "--budget")]
+TaskBudget = Annotated[str | None, option("DURATION", "How long each session may take in all, such as 3h.")]
+Mode = Annotated[
+    Pauses, option("MODE", "attended: pauses as they were; unattended: at most a minute, as if no person was asked.")
+]
+READS = "Price of a cache read as a share of the input's, such as 0.1; that of the price table unless set. Repeatable."
+Reads = Annotated[list[str] | None, option("SHARE", READS, "--read-multiplier")]
+MODEL = "Model whose prices count for all calls; `recorded`: those in the trace, which must have batch prices."
+Model = Annotated[str, option("NAME", MODEL)]
+FIRST_PROVIDER = next(iter(DIALECTS))
+PROVIDER = f"Whose prices, limits and cache rules hold: {' or '.join(DIALECTS)}. Name a --model of it."
+ProviderName = Annotated[str, option("NAME", PROVIDER, "--provider", autocompletion=complete_from(*DIALECTS))]
+Seeds = Annotated[int, option("COUNT", "How many samples of sessions and latencies.", min=1, max=1000)]
+Sessions = Annotated[int, option("COUNT", "How many sessions of a file are sampled; 0: all.", min=0)]
+Agents = Annotated[int, option("COUNT", "Agents of the synthetic fleet.", min=1, max=100_000)]
+Turns = Annotated[int, option("COUNT", "Turns of each of them.", min=1, max=10_000)]
+Jobs = Annotated[int, option("COUNT", "Processes that work at a time; one for each core unless set.", min=0, max=256)]
+PICTURE = "Draw cost against deadline as an SVG file; without --budget for deadlines from 1 min to 24 h."
+Picture = Annotated[Path | None, option("FILE.svg", PICTURE)]
+NoBound = Annotated[bool, option(None, "Leave out the bound, which takes part of the time.", "--no-bound")]
+
+
+def simulate(
+    traces: Traces,
+    world: World = None,
+    latency: Latency = None,
+    policy: Policy = None,
+    budget: Budget = None,
+    task_budget: TaskBudget = None,
+    mode: Mode = Pauses.ATTENDED,
+    read_multiplier: Reads = None,
+    model: Model = DEFAULT_MODEL,
+    provider: ProviderName = FIRST_PROVIDER,
+    seeds: Seeds = 5,
+    sessions: Sessions = 20,
+    agents: Agents = 40,
+    turns: Turns = 30,
+    jobs: Jobs = 0,
+    as_json: Json = False,
+    picture: Picture = None,
+    no_bound: NoBound = False,
+) -> None:
+    """Replay traffic under virtual time: what would each policy have cost, and who would have waited?
+
+    Nothing is sent or paid. An agent's next turn starts when the last one is answered and its pause is over. Costs are
+    compared with calls on `now` and a cache of 5 minutes, which is what a good client does today, and with the bound:
+    what somebody who knew all pauses and latencies in advance would have paid.
+
+    For example, how much a fleet of 40 coding agents would save if each call had 10 minutes:
+
+    carpool simulate coding --budget 10m
+
+    Or your own sessions, with batches as slow as you measured them, as a picture:
+
+    carpool simulate sessions.jsonl --latency seconds.txt --picture cost.svg
+    """
+    if picture is not None and picture.suffix != ".svg":
+        raise ConfigError(f"--picture {picture} must end in .svg: that is what is drawn.")
+    experiment = Experiment(
+        sources=[TraceSource(path, mode.value, sessions or None, model, agents, turns, provider) for path in traces],
+        worlds=_worlds(world or (), latency or ()),
+        policies=_policies(policy),
+        read_multipliers=[_share(text) for text in read_multiplier] if read_multiplier else [None],
+        deadlines=_deadlines(budget, picture is not None, task_budget is not None),
+        seeds=range(seeds),
+        task_budget_s=None if task_budget is None else parse_budget(task_budget),
+        bound=not no_bound,
+    )
+    with _progress(len(experiment.jobs())) as advance:
+        results = run_experiment(experiment, jobs or os.cpu_count() or 1, advance)
+    _show(results, as_json, picture)
+
+
+# ---------------------------------------------------------------- what is asked
+
+
+def _worlds(names: Sequence[str], files: Sequence[Path]) -> list[WorldSource]:
+    found = [WorldSource(name) for name in names] + [WorldSource(latencies=file) for file in files]
+    for world in found:
+        world.read()  # whatever is wrong with it is said before anything runs
+    return found or [WorldSource(next(iter(WORLDS)))]
+
+
+def _policies(names: Sequence[str] | None) -> Sequence[str]:
+    for name in names or ():
+        find_policy(name)  # says what is wrong with it
+    return names or ALL_POLICIES
+
+
+def _share(text: str) -> Fraction:
+    try:
+        share = Fraction(text)
+    except (ValueError, ZeroDivisionError):
+        share = Fraction(-1)
+    if not 0 <= share <= 1:
+        raise ConfigError(f"--read-multiplier {text[:40]!r} must be a number from 0 to 1, such as 0.1.")
+    return share
+
+
+def _deadlines(budgets: Sequence[str] | None, picture: bool, task_budget: bool) -> list[float | None]:
+    if budgets:
+        return [parse_budget(text) for text in budgets]
+    if picture:
+        return [parse_budget(text) for text in SWEEP]
+    return [None] if task_budget else [DEFAULT_BUDGET_S]
+
+
+@contextmanager
+def _progress(total: int) -> Iterator[Callable[[], None]]:
+    """A bar on stderr while it runs; nothing in a pipe."""
+    to = console(stderr=True)
+    columns = TextColumn("simulating"), BarColumn(30), MofNCompleteColumn(), TextColumn("runs"), TimeRemainingColumn()
+    with Progress(*columns, console=to, transient=True, disable=not to.is_terminal) as bar:
+        task = bar.add_task("", total=total)
+        yield lambda: bar.advance(task)
+
+
+# ---------------------------------------------------------------- what is shown
+
+
+def _show(results: Sequence[RunResult], as_json: bool, picture: Path | None) -> None:
+    summaries = summarised(results)
+    if as_json:
+        print_json({"rows": [as_row(one) for one in results], "summaries": [summary_row(one) for one in summaries]})
+    else:
+        for table in tables(summaries):
+            console().print(table)
+    if picture is not None:
+        _draw(picture, summaries)
+
+
+def _draw(file: Path, summaries: Sequence[RunSummary]) -> None:
+    """One picture for each trace, world and read multiplier. If there are several, the file's name tells them apart."""
+    groups = by_scene(summaries)
+    for scene, group in groups.items():
+        named = [str(part) for part in scene] if len(groups) > 1 else []
+        path = file.with_stem("-".join([file.stem, *named]))
+        try:
+            path.write_text(picture_of(scene, group), "utf-8")
+        except OSError as error:
+            raise ConfigError(f"The picture {path} can't be written: {error.strerror}.") from error
+        console(stderr=True).print(f"Drawn: {path}", soft_wrap=True)
