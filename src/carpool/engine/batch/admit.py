@@ -43,7 +43,7 @@ OnDisconnect = Literal["keep", "cancel"]
 
 GROUP = 250  # calls written at once, while the next ones are still being parsed
 NO_TICKET: Final = -1
-RETRY_HOLD_S = 0.1  # short: a client that times out sooner than this never gets its answer
+RETRY_HOLD_S = 0.2  # two writes to a slow store; short, since a client that times out sooner never gets its answer
 ASK_AGAIN_S = 0.5  # between two attempts to admit an undecided call
 
 
