@@ -18,7 +18,7 @@ CLOCK_MODULES = {"carpool.core.clock", "carpool.mock.core.clock", "carpool.sim.t
 SLEEPERS = {"mock", "sim"}
 
 TASKS = {"asyncio.create_task", "asyncio.ensure_future"}
-TASK_MODULES = {"carpool.engine.tasks"}
+TASK_MODULES = {"carpool.engine.background"}
 
 BROAD = {"Exception", "BaseException"}
 LOG_METHODS = {"debug", "info", "warning", "error", "exception", "critical", "log"}
@@ -127,7 +127,8 @@ def bare_tasks(module: Module) -> list[str]:
     uses = [(line, name) for line, name in _references(module) if name in TASKS]
     uses += [(node.lineno, "loop.create_task") for node in _calls(module) if _on_loop(node, "create_task")]
     return [
-        f"{module.name}:{line} uses {name}: a task that nobody holds dies silently; start it through engine/tasks.py."
+        f"{module.name}:{line} uses {name}: a task that nobody holds dies silently; start it through "
+        "engine/background.py."
         for line, name in uses
     ]
 

@@ -101,7 +101,7 @@ GOOD: list[tuple[str, Module]] = [
     ("banned_clocks", snippet("import asyncio\nasyncio.sleep(0)")),
     ("banned_clocks", snippet("from datetime import UTC, datetime\ndatetime.fromtimestamp(clock.now(), UTC)")),
     ("banned_clocks", snippet("call.time()")),
-    ("bare_tasks", snippet("import asyncio\nasyncio.create_task(f())", "carpool.engine.tasks")),
+    ("bare_tasks", snippet("import asyncio\nasyncio.create_task(f())", "carpool.engine.background")),
     ("bare_tasks", snippet("import asyncio\nasyncio.create_task(f())", "carpool.mock.core.app")),
     ("bare_tasks", snippet("async with asyncio.TaskGroup() as group:\n    group.create_task(f())")),
     ("unbounded_powers", snippet("pause = 2 ** min(failures, 10)")),

@@ -25,7 +25,7 @@ from carpool.config import Config, ConnectionLimits
 from carpool.core.clock import SystemClock
 from carpool.core.errors import CarpoolError, ConfigError
 from carpool.engine import Engine, Keyring, Upstream
-from carpool.engine.tasks import BackgroundTasks
+from carpool.engine.background import BackgroundTasks
 from carpool.frontends.proxy import Proxy
 from carpool.frontends.proxy.http.connection import Connection
 from carpool.frontends.proxy.log import (

@@ -26,7 +26,7 @@ from carpool.core.clock import SystemClock
 from carpool.core.errors import CarpoolError, MalformedResponse, StoreError
 from carpool.core.model import Headers
 from carpool.core.ports import Clock, Store
-from carpool.engine.tasks import BackgroundTasks
+from carpool.engine.background import BackgroundTasks
 from carpool.stores import open_store
 from carpool.stores.remote import UNASKED, Frames, Message, frame, hosted, method
 

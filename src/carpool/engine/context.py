@@ -26,9 +26,9 @@ from carpool.core.model import (
 from carpool.core.ports import Clock, Store
 from carpool.core.prices import PriceBook
 from carpool.core.upstream import Upstream
+from carpool.engine.background import BackgroundTasks
 from carpool.engine.events import CallSettled, Event, EventHooks, Stats, Trouble, Troubles
 from carpool.engine.keyring import Keyring, LaneRefusals
-from carpool.engine.tasks import BackgroundTasks
 from carpool.planners.forecast import Forecast
 from carpool.planners.policy import RoutingPolicy
 

@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 from carpool.core.errors import CarpoolError, ConnectionBroken, NotConnected, TimedOut, WireError
 from carpool.core.model import Headers
 from carpool.core.ports import HttpRequest, HttpResponse, StreamedBody
-from carpool.engine.tasks import BackgroundTasks
+from carpool.engine.background import BackgroundTasks
 from carpool.mock import ConnectionCut, MockAnthropic
 from carpool.sim.event_log import SimLog
 

@@ -14,10 +14,10 @@ from carpool.core.ports import RawRequest, Store
 from carpool.core.prices import PriceBook
 from carpool.dialects import get as get_dialect
 from carpool.engine import Engine, Event, Keyring, PendingCall, Reply, Upstream
+from carpool.engine.background import BackgroundTasks
 from carpool.engine.cluster.membership import Lease
 from carpool.engine.engine import LEASE
 from carpool.engine.events import Trouble
-from carpool.engine.tasks import BackgroundTasks
 from carpool.frontends.intake import make_call
 from carpool.frontends.proxy.admin import HOOKS, Webhooks
 from carpool.planners.access.options import Options

@@ -11,7 +11,7 @@ from functools import partial
 from carpool.core.lifecycle import UNFINISHED
 from carpool.core.ports import Store
 from carpool.core.prices import PriceBook
-from carpool.engine.tasks import BackgroundTasks
+from carpool.engine.background import BackgroundTasks
 from carpool.mock import MockAnthropic
 from carpool.sim.agents import Agent, SimTurn
 from carpool.sim.event_log import SimLog

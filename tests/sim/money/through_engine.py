@@ -20,8 +20,8 @@ from carpool.core.ports import RawRequest
 from carpool.core.prices import PriceBook
 from carpool.dialects import get
 from carpool.engine import Engine, Event, Keyring, Upstream
+from carpool.engine.background import BackgroundTasks
 from carpool.engine.events import CallRescued
-from carpool.engine.tasks import BackgroundTasks
 from carpool.frontends.intake import make_call
 from carpool.mock import Constant, MockAnthropic, MockConfig
 from carpool.planners.access.options import Options

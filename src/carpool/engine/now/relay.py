@@ -26,9 +26,9 @@ from carpool.core.ports import (
     UsageTap,
 )
 from carpool.core.upstream import WholeResponse
+from carpool.engine.background import BackgroundTasks
 from carpool.engine.now.decompress import reading
 from carpool.engine.now.gate import Slot
-from carpool.engine.tasks import BackgroundTasks
 
 
 class Purchase(Struct, eq=False):

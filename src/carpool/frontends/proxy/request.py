@@ -13,7 +13,7 @@ from carpool.core.errors import BadCall, CallTooLarge, CarpoolError, Closed, Key
 from carpool.core.model import Call, Headers
 from carpool.core.ports import Dialect, RawRequest, StreamedBody
 from carpool.dialects.keep_alive import Client
-from carpool.engine.tasks import BackgroundTasks
+from carpool.engine.background import BackgroundTasks
 from carpool.frontends.intake import NO_RETRY
 from carpool.frontends.proxy.http.liveness import ConnectionLost
 from carpool.frontends.proxy.http.responses import CLIENT, Cycle, Disconnected, Leaving, RequestRefused

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from carpool.engine.tasks import BackgroundTasks
+from carpool.engine.background import BackgroundTasks
 from tests.support.fleets import soon
 
 
