@@ -130,8 +130,18 @@ async def test_a_requeue_returns_the_call_to_its_pool(store: Store) -> None:
     assert (await store.open_calls(batch.id)).count == 1
     sendable_call = await store.sendable_call(1)
     assert sendable_call is not None
-    assert (sendable_call.reason, sendable_call.requeues) == ("expired", 1)
+    assert sendable_call.requeues == 1
     assert await kinds(store, 1) == {batch.id: (PURCHASE, 0, 0)}
+
+
+@pytest.mark.parametrize(("lane", "reason"), [(Lane.BATCH, "why it waits for a batch"), (Lane.NOW, "expired")])
+async def test_a_requeued_call_has_the_reason_of_its_lane(store: Store, lane: Lane, reason: str) -> None:
+    await admit(store, 1, reason="why it waits for a batch")
+    batch = await board(store, [], state=BatchState.ENDED)
+    line = entry(1, batch.id, paid=0, would=0)
+    await store.settle([Settlement(1, entry=line, requeue=lane, reason="expired")], T0)
+    [row] = await store.listed_calls(None, None, 1)
+    assert (row.state, row.lane, row.reason) == (TicketState.QUEUED, lane, reason)
 
 
 async def test_a_requeue_on_now_is_due_at_once(store: Store) -> None:

@@ -130,8 +130,9 @@ class CallStore(Protocol):
 
     async def settle(self, settlements: Sequence[Settlement], now: float) -> list[bool]:
         """Applies all settlements in order, in one transaction. An `outcome` settles the ticket unless it is settled
-        already. A `requeue` returns it to `queued`, or, if it is `sending`, only detaches it from its batch. The
-        `entry` is written under its identity: a new one is inserted, one with an unknown price is completed, a complete
+        already. A `requeue` returns it to `queued`, or, if it is `sending`, only detaches it from its batch; on `now`
+        the ticket takes the `reason`, for another batch it keeps the one it had. The `entry` is written under its
+        identity: a new one is inserted, one with an unknown price is completed, a complete
         one stays; without tags it takes the call's. An entry whose outcome came second is written as `duplicate` (a
         `rescue` stays one) with an empty `would_have_paid`, because the entry of the outcome in use has that value.
         Returns for each settlement whether its outcome is now the ticket's outcome."""

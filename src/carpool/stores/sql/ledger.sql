@@ -28,8 +28,9 @@ WHERE calls.id = j.value AND calls.state {from settle_calls}
 INSERT INTO outcomes (id, ticket, purchase, kind, status, at, lane, reason, headers, batch, body) VALUES {rows}
 
 -- name: requeue_calls
-UPDATE calls SET state = 'queued', batch = NULL, lane = r.lane, reason = r.reason, sender = NULL,
-  requeues = requeues + (state = 'boarded'), rescue_at = CASE r.lane WHEN 'batch' THEN rescue_at ELSE min(rescue_at, :now) END
+UPDATE calls SET state = 'queued', batch = NULL, lane = r.lane, sender = NULL,
+  reason = CASE r.lane WHEN 'batch' THEN calls.reason ELSE r.reason END, requeues = requeues + (state = 'boarded'),
+  rescue_at = CASE r.lane WHEN 'batch' THEN rescue_at ELSE min(rescue_at, :now) END
 FROM (
   SELECT value ->> 0 AS ticket, value ->> 1 AS lane, value ->> 2 AS reason FROM json_each(:requeues)
 ) r

@@ -26,7 +26,8 @@ WHERE id = {numbers :tickets} AND state {from settle_calls}
 INSERT INTO outcomes (ticket, purchase, kind, status, at, lane, reason, headers, batch, body) VALUES {rows}
 
 -- name: requeue_calls
-UPDATE calls SET state = 'queued', batch = NULL, lane = r.lane, reason = r.reason, sender = NULL,
+UPDATE calls SET state = 'queued', batch = NULL, lane = r.lane, sender = NULL,
+  reason = CASE r.lane WHEN 'batch' THEN calls.reason ELSE r.reason END,
   requeues = requeues + (state = 'boarded')::integer,
   rescue_at = CASE r.lane WHEN 'batch' THEN rescue_at ELSE least(rescue_at, :now) END
 FROM (
