@@ -294,7 +294,7 @@ def section(name: str) -> st.SearchStrategy[Any]:
 DOCUMENTS = st.fixed_dictionaries({}, optional={name: section(name) for name in sections()})
 
 
-@settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(DOCUMENTS)
 def test_any_document_is_read_or_refused(read: Read, document: dict[str, Any]) -> None:
     try:

@@ -3,7 +3,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
@@ -71,7 +71,6 @@ def test_an_opening_on_now_warms_what_follows() -> None:
     assert kept_warm(CALL, BATCH, after_now(opening=True), 1.0) == WARM
 
 
-@settings(deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 6), st.floats(0, 100)), max_size=40))
 def test_it_is_bounded_and_forgets_the_most_silent_first(turns: list[tuple[int, float]]) -> None:
     warmth, now = WarmConversations(most=3), 0.0

@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from carpool.core.errors import BadCall, ConfigError
@@ -188,7 +188,6 @@ def test_what_is_no_budget(text: str) -> None:
     assert len(str(caught.value)) < 200
 
 
-@settings(deadline=None)
 @given(st.text(max_size=30))
 def test_any_text_is_a_budget_in_range_or_a_bad_call(text: str) -> None:
     try:

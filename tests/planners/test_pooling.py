@@ -125,7 +125,6 @@ def test_one_call_over_the_limit_still_goes() -> None:
     assert made.flushes[0].max_bytes > 0
 
 
-@settings(deadline=None)
 @given(st.integers(1, 300_000), st.integers(0, 10**7), st.integers(1, 10**6), st.integers(1000, 10**9))
 def test_every_flush_keeps_every_limit(count: int, size: int, max_count: int, max_bytes: int) -> None:
     limits = BatchLimits(max_count, max_bytes, 86_400, 86_400)
@@ -249,7 +248,6 @@ def test_a_single_call_waits_while_a_single_create_is_in_doubt() -> None:
     assert made.wake > NOW
 
 
-@settings(deadline=None)
 @given(st.integers(1, 12), st.frozensets(st.integers(1, 12)))
 def test_no_flush_has_a_count_in_doubt(count: int, taken: frozenset[int]) -> None:
     made = planned(a_pool(count=count), unresolved={"c1": taken})
@@ -314,7 +312,7 @@ POLICIES = st.builds(
 )
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(
     st.lists(st.tuples(st.sampled_from([0.0, 0.001, 0.3, 7.0, 100.0]), st.integers(1, 4)), max_size=60),
     POLICIES,

@@ -4,7 +4,7 @@ import math
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from carpool.core.lifecycle import BatchState, TicketState
@@ -60,20 +60,17 @@ def test_a_clock_set_back_looks_early() -> None:
     assert poll_delay(-500, 150, None) == 1
 
 
-@settings(deadline=None)
 @given(st.floats(0, DAY), st.none() | st.floats(0.01, 600))
 def test_a_day_costs_few_looks(expected_end: float, poll_interval: float | None) -> None:
     assert len(looks(expected_end, poll_interval, DAY)) < 2000
 
 
-@settings(deadline=None)
 @given(st.floats(0, DAY), st.floats(1, DAY), st.none() | st.floats(0.01, 600))
 def test_an_end_is_seen_soon(end: float, expected_end: float, poll_interval: float | None) -> None:
     seen = next(age for age in looks(expected_end, poll_interval, end + 1200) if age >= end)
     assert seen - end <= max(min(60, end + 1), poll_interval or 0) + 1e-6
 
 
-@settings(deadline=None)
 @given(st.floats(0, DAY), st.floats(0, 1000), st.floats(1, DAY), st.none() | st.floats(0.01, 600))
 def test_a_later_look_never_plans_an_earlier_one(
     age: float, more: float, expected_end: float, poll_interval: float | None
@@ -82,7 +79,6 @@ def test_a_later_look_never_plans_an_earlier_one(
     assert first <= age + more + poll_delay(age + more, expected_end, poll_interval) + 1e-6
 
 
-@settings(deadline=None)
 @given(st.floats(0, DAY), st.floats(1, DAY), st.floats(0.01, 600), st.floats(0, 600))
 def test_a_longer_interval_never_looks_sooner(age: float, expected_end: float, interval: float, more: float) -> None:
     assert poll_delay(age, expected_end, interval) <= poll_delay(age, expected_end, interval + more)
@@ -176,7 +172,6 @@ def test_an_ended_batch_gets_a_little_time_to_be_collected() -> None:
     assert rescued(ended, [due(1, 0, 600)], all_due(0)).wake == NOW + 30
 
 
-@settings(deadline=None)
 @given(st.floats(-100, 20), st.floats(0, 700))
 def test_the_grace_ends_before_the_deadline(rescue_in: float, room: float) -> None:
     call = due(1, rescue_in, rescue_in + room)
@@ -203,7 +198,6 @@ def test_rescues_start_early_enough_for_the_rate() -> None:
     assert early_start([], NOW, 1000) == math.inf
 
 
-@settings(deadline=None)
 @given(st.lists(st.floats(0, 500), min_size=1, max_size=50), st.integers(1, 6000))
 def test_started_then_each_is_sent_by_its_time_and_not_sooner_than_needed(times: list[float], rpm: int) -> None:
     gap = 60 / rpm

@@ -1,5 +1,5 @@
 """The same examples everywhere: what fails in one place fails in every other."""
 
-from hypothesis import HealthCheck, settings
+from hypothesis import settings
 
-STEADY = settings(derandomize=True, deadline=None, database=None, suppress_health_check=[HealthCheck.too_slow])
+STEADY = settings(derandomize=True, database=None)

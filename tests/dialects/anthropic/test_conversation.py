@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from carpool.core.model import Turn
@@ -131,7 +131,6 @@ JUNK = st.recursive(
 )
 
 
-@settings(deadline=None)
 @given(JUNK, JUNK, st.lists(JUNK, max_size=3), JUNK)
 def test_any_body_is_taken(system: Any, tools: Any, messages: list[Any], mark: Any) -> None:
     body = {**FIRST, "system": system, "tools": tools, "messages": messages, "cache_control": mark}

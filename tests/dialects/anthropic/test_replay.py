@@ -198,7 +198,7 @@ SOME_BLOCK = st.one_of(
 )
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(blocks=st.lists(SOME_BLOCK, max_size=4))
 def test_the_sdk_hears_any_message(ear: Ear, blocks: list[dict[str, Any]]) -> None:
     original = message(*blocks)

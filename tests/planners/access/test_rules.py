@@ -6,7 +6,7 @@ from typing import Any
 from zoneinfo import ZoneInfo
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from carpool.core.errors import ConfigError
@@ -165,7 +165,6 @@ def test_subagents_are_known_by_their_headers(dialect: Dialect, header: str, kno
     assert facts_of(upstream, raw, dialect.parse(raw), Options()).subagent == known
 
 
-@settings(deadline=None)
 @given(
     st.lists(st.text(alphabet="ab*?[]!-.", max_size=8), min_size=1, max_size=3), st.text(alphabet="ab-.", max_size=8)
 )
@@ -309,7 +308,6 @@ OPTIONS = st.builds(
 )
 
 
-@settings(deadline=None)
 @given(OPTIONS, st.integers(1, 7200), st.none() | st.floats(1, 90_000), st.booleans())
 def test_nothing_gets_past_a_cap(asked: Options, cap: int, default: float | None, gives: bool) -> None:
     rule = {"max_budget": f"{cap}s"} | ({"budget": f"{cap}s"} if gives else {})
@@ -319,7 +317,6 @@ def test_nothing_gets_past_a_cap(asked: Options, cap: int, default: float | None
     assert not (options.lane is Lane.BATCH and until is None)
 
 
-@settings(deadline=None)
 @given(OPTIONS, st.none() | st.floats(1, 90_000))
 def test_nothing_gets_past_a_refusal(asked: Options, default: float | None) -> None:
     options = ruled(asked, {"refuse_budget": True}, default=default)
@@ -436,7 +433,6 @@ def read_or_refused(rules: list[Any]) -> tuple[tuple[Rule, ...] | None, str]:
         return None, str(error)
 
 
-@settings(deadline=None)
 @given(st.lists(st.dictionaries(KEYS, JUNK | WANTS, max_size=4), max_size=3))
 def test_any_rules_are_read_or_refused_in_a_sentence(rules: list[Any]) -> None:
     found, said = read_or_refused(rules)

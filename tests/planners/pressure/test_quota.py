@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from carpool.planners.pressure.quota import BatchQuota, TokenBucket, create_rate
@@ -39,7 +39,6 @@ def test_a_look_moves_the_creates_to_the_new_clock_too() -> None:
     assert road.create_ready_at(back) < back + 10
 
 
-@settings(deadline=None)
 @given(
     rate=st.floats(0.001, 1000),
     steps=st.lists(st.tuples(st.floats(-100, 100), st.booleans()), max_size=40),
@@ -102,7 +101,6 @@ def test_with_no_create_allowed_polling_uses_everything() -> None:
     assert not road.can_ask(NOW)
 
 
-@settings(deadline=None)
 @given(rpm=st.integers(1, 4000), poll=st.floats(0.01, 100), greedy=st.booleans())
 def test_the_minute_is_never_overdrawn_and_nobody_starves(rpm: int, poll: float, greedy: bool) -> None:
     road, now, creates, asks = BatchQuota.new(rpm, poll, NOW), NOW, 0, 0
