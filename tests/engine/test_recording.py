@@ -177,3 +177,13 @@ def test_a_conversation_is_recorded_whole_or_not_at_all() -> None:
     second(smaller, 1000.0, FEW * 2)
     for conversation in range(64):
         assert not sample.weight(1001.5, conversation, 0) or smaller.weight(1001.5, conversation, 0)
+
+
+async def test_close_does_not_wait_until_the_record_is_due() -> None:
+    context, recorder = scene()
+    recorder.admitted(shape(recorder))
+    await asyncio.sleep(0)
+    await recorder.close()
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    assert not context.background.busy

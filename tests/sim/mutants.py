@@ -64,7 +64,7 @@ MUTANTS = (
     Mutant(
         "who comes back at once is taken for another",
         f"{ENGINE}/batch/admit.py",
-        "waits = pending_call.fingerprint in self._leaving or (first and _may_be_early(admission))",
+        "waits = pending_call.fingerprint in self._leaving or (first and self._may_be_early(admission))",
         "waits = False",
         test=CUT,
     ),

