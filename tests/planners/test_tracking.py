@@ -336,6 +336,12 @@ def test_time_decides_between_the_lanes() -> None:
     assert retried(deadline_in=0) is None
 
 
+def test_a_call_that_is_being_sent_stays_on_its_way() -> None:
+    for attempts, deadline, awaited in [(1, NOW - 5.0, True), (4, NOW + 5.0, True), (1, None, False)]:
+        view = TicketView(1, TicketState.SENDING, attempts - 1, NOW - 15.0, deadline, awaited)
+        assert retry_lane(view, RoutingPolicy(max_attempts=3), NOW) is Lane.NOW
+
+
 def test_a_call_that_nobody_waits_for_takes_the_cheap_lane() -> None:
     assert retried(deadline_in=30, awaited=False) is Lane.BATCH
     assert retried(deadline_in=-30, awaited=False) is Lane.BATCH

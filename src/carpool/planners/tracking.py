@@ -29,7 +29,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from carpool.core.lifecycle import BatchState
+from carpool.core.lifecycle import BatchState, TicketState
 from carpool.core.model import Batch, Due, Lane, OpenCalls, TicketView
 from carpool.core.ports import BatchReport
 from carpool.planners.policy import RoutingPolicy
@@ -201,6 +201,8 @@ def _give_up_at(batch: Batch, suspected: bool, readable: bool, grace: float) -> 
 
 def retry_lane(view: TicketView, policy: RoutingPolicy, now: float) -> Lane | None:
     """The lane for another attempt of a call whose result line failed; None when the client gets the error."""
+    if view.state is TicketState.SENDING:
+        return Lane.NOW  # where it is: that answer is paid for, even if it comes late
     deadline, awaited = view.deadline, view.awaited
     if view.requeues + 1 >= policy.max_attempts:  # no more batches; a client that still waits may get it on `now`
         return Lane.NOW if awaited and deadline is not None and now < deadline else None

@@ -84,6 +84,21 @@ def test_what_a_stopped_batch_gives_back_does_not_wait_beyond_the_deadline(takes
     in_house(test, replace(config, faults=replace(REFUSED, cancel_500=0.0)))
 
 
+def test_a_late_answer_of_a_rescue_is_not_lost_to_the_end_of_its_batch() -> None:
+    """The batch gives the call back after the deadline, while the rescue that is paid for is still being answered."""
+
+    async def test(house: House) -> None:
+        reply, took = await _answered(house)
+        assert (reply.outcome.kind, reply.outcome.lane) == (OutcomeKind.SUCCEEDED, Lane.NOW), reply.outcome.body
+        assert took > BUDGET
+        assert house.provider.batches[0].ends_at < house.timeline.now() - 10
+        entries = await house.store.entries(reply.ticket)
+        assert [entry.kind for entry in entries if entry.paid] == [EntryKind.RESCUE]
+
+    times = {"cancel_latency": Constant(40.0), "sync_latency": Constant(60.0)}
+    in_house(test, MockConfig(batch_latency=Constant(7200.0), **times))
+
+
 def test_a_store_in_trouble_does_not_forget_a_call_whose_rescue_was_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """It stands as on its way, so nobody else would ever look for it."""
     failing = {"record": 2, "stop_sending": 2}
