@@ -15,8 +15,10 @@ import pytest
 from rich.console import Console
 
 from carpool.cli.simulated import brief, curves, tables
+from carpool.mock import MockConfig
 from carpool.sim.money.experiment import CODING, Experiment, TraceSource, WorldSource, run_experiment
 from carpool.sim.money.results import summarised
+from tests.sim.money.mock_fleet import FleetAgent, MockFleet
 
 SMALL = ("coding", "--agents", "2", "--turns", "3", "--seeds", "2", "--jobs", "1")
 SVG = "{http://www.w3.org/2000/svg}"
@@ -156,3 +158,32 @@ def test_several_worlds_get_a_picture_each(tmp_path: Path) -> None:
         "cost-coding-attended-quick-true.svg",
         "cost-coding-attended-slow-true.svg",
     }
+
+
+# ---------------------------------------------------------------- recorded traffic
+
+
+def test_traffic_from_a_store(tmp_path: Path) -> None:
+    path = tmp_path / "fleet.db"
+    agents = [FleetAgent(f"agent {number}", number, [0.0, 9.0], "system " * 2000) for number in range(4)]
+    MockFleet(path, agents, MockConfig(), None).go()
+    asked = ("--from-store", "--store", path, "--since", "36500d", "--policy", "carpool", "--seeds", "1", "--json")
+    found = json.loads(said(*asked))
+    [summary] = found["summaries"]
+    assert (summary["trace"], summary["policy"], summary["calls"]) == ("recorded", "carpool", 8)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        ((), "the word `coding`, or --from-store"),
+        (("--from-store", "--store", "missing.db"), "There is no store at missing.db"),
+        (("--from-store", "--store", ":memory:"), "A store in memory"),
+        (("--from-store", "--since", "soon"), "--since is 'soon'"),
+    ],
+)
+def test_what_can_not_be_replayed(arguments: tuple[str, ...], expected: str) -> None:
+    ran = carpool(*arguments)
+    assert ran.returncode == 2
+    assert expected in ran.stderr
+    assert "Traceback" not in ran.stderr

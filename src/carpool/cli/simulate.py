@@ -8,24 +8,29 @@ from contextlib import contextmanager
 from enum import StrEnum
 from fractions import Fraction
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, NamedTuple
 
 import typer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from carpool.cli.console import console, print_json
-from carpool.cli.flags import Json, complete_from, option
+from carpool.cli.flags import ConfigFile, Json, Store, complete_from, option
+from carpool.cli.keys import parse_duration
+from carpool.cli.setup import gather
 from carpool.cli.simulated import by_scene, picture_of, tables
+from carpool.core.clock import SystemClock
 from carpool.core.errors import ConfigError
 from carpool.dialects import DIALECTS
 from carpool.planners.policy import parse_budget
-from carpool.sim.money.experiment import Experiment, TraceSource, WorldSource, run_experiment
+from carpool.sim.money.experiment import RECORDED, Experiment, TraceSource, WorldSource, run_experiment
 from carpool.sim.money.policies import POLICIES, find_policy
+from carpool.sim.money.record_source import RecordSource
 from carpool.sim.money.results import RunResult, RunSummary, as_row, summarised, summary_row
-from carpool.sim.money.traces import DEFAULT_MODEL
+from carpool.sim.money.traces import DEFAULT_MODEL, PauseMode
 from carpool.sim.money.worlds import WORLDS
 
 DEFAULT_BUDGET_S = 1800.0
+DEFAULT_SINCE = "7d"
 _ON_NOW = ("now", "now+5m", "now+1h", "now+5m+pings(3)")
 ALL_POLICIES = (*_ON_NOW, *(name for name in POLICIES if name not in _ON_NOW))
 SWEEP = ("1m", "2m", "5m", "10m", "20m", "1h", "4h", "24h")  # the deadlines of a picture
@@ -37,7 +42,7 @@ class Pauses(StrEnum):
 
 
 Traces = Annotated[
-    list[str],
+    list[str] | None,
     typer.Argument(
         metavar="TRACE",
         help="Files with recorded traffic: sessions of Claude Code, Mooncake's or Azure's trace, tau-bench's turns. Or "
@@ -58,8 +63,15 @@ Mode = Annotated[
 ]
 READS = "Price of a cache read as a share of the input's, such as 0.1; that of the price table unless set. Repeatable."
 Reads = Annotated[list[str] | None, option("SHARE", READS, "--read-multiplier")]
-MODEL = "Model whose prices count for all calls; `recorded`: those in the trace, which must have batch prices."
-Model = Annotated[str, option("NAME", MODEL)]
+MODEL = (
+    f"Model whose prices count for all calls, {DEFAULT_MODEL} unless set; `recorded`: those in the trace, which must "
+)
+MODEL += "have batch prices."
+Model = Annotated[str | None, option("NAME", MODEL)]
+FROM_STORE = "Replay the calls that carpool recorded in its store (--store, --config), with their own models."
+FromStore = Annotated[bool, option(None, FROM_STORE, "--from-store")]
+SINCE = "How far back: calls of the last 12h, 7d or 30d."
+Since = Annotated[str, option("DURATION", SINCE)]
 FIRST_PROVIDER = next(iter(DIALECTS))
 PROVIDER = f"Whose prices, limits and cache rules hold: {' or '.join(DIALECTS)}. Name a --model of it."
 ProviderName = Annotated[str, option("NAME", PROVIDER, "--provider", autocompletion=complete_from(*DIALECTS))]
@@ -74,7 +86,11 @@ NoBound = Annotated[bool, option(None, "Leave out the bound, which takes part of
 
 
 def simulate(
-    traces: Traces,
+    traces: Traces = None,
+    from_store: FromStore = False,
+    store: Store = None,
+    config: ConfigFile = None,
+    since: Since = DEFAULT_SINCE,
     world: World = None,
     latency: Latency = None,
     policy: Policy = None,
@@ -82,7 +98,7 @@ def simulate(
     task_budget: TaskBudget = None,
     mode: Mode = Pauses.ATTENDED,
     read_multiplier: Reads = None,
-    model: Model = DEFAULT_MODEL,
+    model: Model = None,
     provider: ProviderName = FIRST_PROVIDER,
     seeds: Seeds = 5,
     sessions: Sessions = 20,
@@ -97,34 +113,69 @@ def simulate(
 
     Nothing is sent or paid. An agent's next turn starts when the last one is answered and its pause is over. Costs are
     compared with calls on `now` and a cache of 5 minutes, which is what a good client does today, and with the bound:
-    what somebody who knew all pauses and latencies in advance would have paid.
-
-    For example, how much a fleet of 40 coding agents would save if each call had 10 minutes:
+    what somebody who knew all pauses and latencies in advance would have paid. A fleet of 40 coding agents, your own
+    sessions as a picture, and what carpool recorded:
 
     carpool simulate coding --budget 10m
 
-    Or your own sessions, with batches as slow as you measured them, as a picture:
-
     carpool simulate sessions.jsonl --latency seconds.txt --picture cost.svg
+
+    carpool simulate --from-store --since 7d --budget 20m
     """
-    if picture is not None and picture.suffix != ".svg":
-        raise ConfigError(f"--picture {picture} must end in .svg: that is what is drawn.")
-    experiment = Experiment(
-        sources=[TraceSource(path, mode.value, sessions or None, model, agents, turns, provider) for path in traces],
-        worlds=_worlds(world or (), latency or ()),
-        policies=_policies(policy),
-        read_multipliers=[_share(text) for text in read_multiplier] if read_multiplier else [None],
-        deadlines=_deadlines(budget, picture is not None, task_budget is not None),
-        seeds=range(seeds),
-        task_budget_s=None if task_budget is None else parse_budget(task_budget),
-        bound=not no_bound,
-    )
+    sampling = _Sampling(mode.value, sessions or None, model, provider)
+    sources = [sampling.of_file(path, agents, turns) for path in traces or ()]
+    recorded = [sampling.of_store(store, config, since)] if from_store else []
+    worlds, names, shares = _worlds(world or (), latency or ()), _policies(policy), _shares(read_multiplier)
+    tasks = None if task_budget is None else parse_budget(task_budget)
+    deadlines = _deadlines(budget, _checked(picture) is not None, tasks is not None)
+    sampled = _sources([*sources, *recorded]), worlds, names, shares, deadlines, range(seeds)
+    _run(Experiment(*sampled, task_budget_s=tasks, bound=not no_bound), jobs, as_json, picture)
+
+
+def _run(experiment: Experiment, jobs: int, as_json: bool, picture: Path | None) -> None:
     with _progress(len(experiment.jobs())) as advance:
         results = run_experiment(experiment, jobs or os.cpu_count() or 1, advance)
     _show(results, as_json, picture)
 
 
 # ---------------------------------------------------------------- what is asked
+
+
+class _Sampling(NamedTuple):
+    """Which sessions are taken of a source, and whose prices count."""
+
+    mode: PauseMode
+    sessions: int | None
+    model: str | None
+    provider: str
+
+    def of_file(self, path: str, agents: int, turns: int) -> TraceSource:
+        return TraceSource(path, self.mode, self.sessions, self.model or DEFAULT_MODEL, agents, turns, self.provider)
+
+    def of_store(self, store: str | None, file: Path | None, since: str) -> RecordSource:
+        config, now = gather(file, None, (), store), SystemClock().now()
+        names = tuple((one.name, one.dialect) for one in config.providers)
+        time = now - parse_duration(since, "--since"), now
+        model = None if self.model == RECORDED else self.model
+        return RecordSource(config.store, *time, names, self.provider, self.mode, self.sessions, model)
+
+
+def _sources(found: Sequence[TraceSource | RecordSource]) -> Sequence[TraceSource | RecordSource]:
+    """Whatever is wrong with a record is said before anything runs."""
+    if not found:
+        raise ConfigError(
+            "Name a file with a trace, the word `coding`, or --from-store. carpool simulate -h says more."
+        )
+    for source in found:
+        if isinstance(source, RecordSource):
+            source.read(0)
+    return found
+
+
+def _checked(picture: Path | None) -> Path | None:
+    if picture is not None and picture.suffix != ".svg":
+        raise ConfigError(f"--picture {picture} must end in .svg: that is what is drawn.")
+    return picture
 
 
 def _worlds(names: Sequence[str], files: Sequence[Path]) -> list[WorldSource]:
@@ -138,6 +189,10 @@ def _policies(names: Sequence[str] | None) -> Sequence[str]:
     for name in names or ():
         find_policy(name)  # says what is wrong with it
     return names or ALL_POLICIES
+
+
+def _shares(texts: Sequence[str] | None) -> list[Fraction | None]:
+    return [_share(text) for text in texts] if texts else [None]
 
 
 def _share(text: str) -> Fraction:

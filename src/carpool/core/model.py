@@ -404,6 +404,18 @@ class RecordedPurchase(Value, frozen=True, gc=False):
     answered: float | None
 
 
+class TimedBatch(Value, frozen=True, gc=False):
+    """How long a batch took, from its purchase until it was seen to have ended. `whole`: it ended by itself; otherwise
+    it was cancelled, or its purchase was in doubt, and it would have taken at least so long."""
+
+    provider: str
+    credential: str
+    model: str  # empty if its pool holds several models
+    count: int
+    seconds: float
+    whole: bool
+
+
 class Settled(Value, frozen=True, gc=False):
     """A settled ticket with its outcome and, if there is one, the ledger entry of the purchase that provided it."""
 

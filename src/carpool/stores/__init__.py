@@ -16,15 +16,18 @@ from carpool.core.model import Totals
 from carpool.core.ports import Store
 from carpool.stores.encryption import check_sealing
 from carpool.stores.operations.calls import KeyAdmin
+from carpool.stores.operations.shapes import CallRecord
 from carpool.stores.secret import find_secret
 from carpool.stores.sqlite import SqliteStore
 from carpool.stores.sqlite.opening import inspect_file, is_there, read_totals, real_path
 from carpool.stores.sqlite.opening import open_keys as sqlite_keys
+from carpool.stores.sqlite.opening import open_record as sqlite_record
 
-__all__ = ["KeyAdmin", "SqliteStore", "carries_password", "check_url", "inspect_store", "is_postgres"]
-__all__ += ["open_keys", "open_store", "peek", "shown", "sqlite_path", "store_exists"]
+__all__ = ["CallRecord", "KeyAdmin", "SqliteStore", "carries_password", "check_url", "inspect_store", "is_postgres"]
+__all__ += ["open_keys", "open_record", "open_store", "peek", "shown", "sqlite_path", "store_exists"]
 
 _SQLITE = "sqlite://"
+_IN_MEMORY = "A store in memory can't be read by another process. Name the store's file."
 
 
 async def open_store(
@@ -46,8 +49,19 @@ async def peek(url: str | Path) -> tuple[list[Totals], Mapping[str, int]]:
         return await asyncio.to_thread(postgres_module().read_totals, str(url))
     path = sqlite_path(url)
     if path is None:
-        raise ConfigError("A store in memory can't be read by another process. Name the store's file.")
+        raise ConfigError(_IN_MEMORY)
     return await asyncio.to_thread(read_totals, path)
+
+
+def open_record(url: str | Path) -> AbstractContextManager[CallRecord]:
+    """Opens the record of calls to read it, even while another process uses the store."""
+    if is_postgres(url):
+        record: AbstractContextManager[CallRecord] = postgres_module().open_record(str(url))
+        return record
+    path = sqlite_path(url)
+    if path is None:
+        raise ConfigError(_IN_MEMORY)
+    return sqlite_record(path)
 
 
 def store_exists(url: str | Path | None) -> bool:

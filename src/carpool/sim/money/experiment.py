@@ -25,6 +25,7 @@ from carpool.sim.money.coding import coding_fleet
 from carpool.sim.money.fleet import ON_TIME_S, simulate
 from carpool.sim.money.model import Answer, MissReason, RunRecord, Trace
 from carpool.sim.money.policies import find_policy
+from carpool.sim.money.record_source import RecordSource
 from carpool.sim.money.results import BASELINE, BOUND, PricedRun, RunKey, RunResult, compared, timing
 from carpool.sim.money.traces import DEFAULT_MODEL, PauseMode, read_trace
 from carpool.sim.money.worlds import Latencies, ProviderWorld, find_world, measured
@@ -74,7 +75,7 @@ class WorldSource:
 class ReplayJob:
     """What one process does at a time: one policy (or the bound) on one trace in one world, for all deadlines."""
 
-    source: TraceSource
+    source: TraceSource | RecordSource
     world: WorldSource
     seed: int
     policy: str
@@ -85,7 +86,7 @@ class Experiment:
     """Everything that is compared. `deadlines` has None for calls that may take as long as they like, and
     `read_multipliers` for the price of cache reads that the price table has."""
 
-    sources: Sequence[TraceSource]
+    sources: Sequence[TraceSource | RecordSource]
     worlds: Sequence[WorldSource]
     policies: Sequence[str]
     read_multipliers: Sequence[Fraction | None]
@@ -145,7 +146,7 @@ def _processes(count: int) -> Iterator[Executor]:
 
 
 @lru_cache(maxsize=2)
-def _trace(source: TraceSource, seed: int) -> Trace:
+def _trace(source: TraceSource | RecordSource, seed: int) -> Trace:
     return source.read(seed)
 
 

@@ -96,8 +96,9 @@ class _Fleet:
 
     def _call(self, number: int, position: int, turn: TraceTurn) -> Call:
         session, now = self._run.trace.sessions[number], self._run.agenda.now
-        deadline = min(now + self._budget, self._task_ends[number])
-        life = TTL_S[self._run.policy.now_ttl]
+        budget = self._budget if turn.budget_s is None else turn.budget_s
+        deadline = min(now + budget, self._task_ends[number])
+        life = TTL_S[self._run.life_on_now(number)]
         return Call(
             ticket=next(self._tickets),
             provider=self._run.trace.provider,
@@ -110,6 +111,7 @@ class _Fleet:
             arrived=now,
             deadline=None if deadline == math.inf else deadline,
             max_output_tokens=session.max_output_tokens,
+            lane=turn.lane,
             tags=session.tags,
             turn=Turn(number, life, position == 0) if life else None,
         )

@@ -40,6 +40,16 @@ class TraceTurn:
     think_s: float
     sync_s: float
     tool_turn: bool = False
+    budget_s: float | None = None  # its own, in place of the run's
+    lane: Lane | None = None  # asked for
+
+
+@dataclass(frozen=True, slots=True)
+class ClientMarks:
+    """What a client marks for the cache: the end of its prompts, and the end of tools and system prompt."""
+
+    ttl: Ttl | None = None
+    system_ttl: Ttl | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +64,7 @@ class TraceSession:
     client: str = ""  # kind of agent: the client's name, with `/subagent` for a subagent
     system: int = ROOT  # the node where tools and system prompt end, if it is known
     max_output_tokens: int = 4096
+    marks: ClientMarks | None = None  # None: not recorded
 
 
 @dataclass(frozen=True, slots=True)

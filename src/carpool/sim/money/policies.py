@@ -52,6 +52,7 @@ class MoneyPolicy:
     forecast: Forecast = _FORECAST
     now_ttl: Ttl | None = None
     batch_ttl: Ttl | None = None
+    keeps_marks: bool = False  # the marks that clients set, where they were recorded, replace the lifetimes above
     pings: int = 0  # the most in one pause
     rescues: bool = False
     classes: bool = False  # pools by size and deadline, as the planners have them; otherwise one pool
@@ -105,7 +106,7 @@ POLICIES: Final[Mapping[str, MoneyPolicy]] = MappingProxyType(
             MoneyPolicy("window", _tight_now, _WINDOWED, poll_s=POLL_S),
             _BATCH,
             replace(_BATCH, name="batch+1h", batch_ttl="1h"),
-            MoneyPolicy("carpool", planned, now_ttl="5m", batch_ttl="5m", classes=True, rescues=True),
+            MoneyPolicy("carpool", planned, now_ttl="5m", batch_ttl="5m", keeps_marks=True, classes=True, rescues=True),
         )
     }
 )

@@ -13,7 +13,7 @@ from carpool.core.model import Call, Lane, PoolKey
 from carpool.core.ports import Dialect
 from carpool.planners.routing import Capabilities
 from carpool.sim.money.agenda import Agenda
-from carpool.sim.money.model import ROOT, PurchaseKind, RunPurchase, Trace
+from carpool.sim.money.model import ROOT, ClientMarks, PurchaseKind, RunPurchase, Trace, Ttl
 from carpool.sim.money.policies import MoneyPolicy
 from carpool.sim.money.worlds import Latencies, ProviderWorld
 
@@ -86,10 +86,8 @@ class FleetRun:
     ) -> None:
         """Enter a purchase, with the marks that the policy sets on this lane."""
         turn = self.trace.sessions[call.session].turns[call.turn]
-        ttl = self.policy.now_ttl if lane is Lane.NOW else self.policy.batch_ttl
-        if ttl is not None and not self.worth_marking(turn.node):
-            ttl = None
-        system = ROOT if ttl is None else self._systems[turn.node]
+        marks = self._marks(call, turn.node, lane)
+        system = ROOT if marks.system_ttl is None else self._systems[turn.node]
         self.purchases.append(
             RunPurchase(
                 call.session,
@@ -101,12 +99,27 @@ class FleetRun:
                 ends,
                 turn.node,
                 turn.output_tokens if output is None else output,
-                ttl,
-                None if system == ROOT else ttl,
+                marks.ttl,
+                None if system == ROOT else marks.system_ttl,
                 system,
                 batch,
             )
         )
+
+    def _marks(self, call: RunCall, node: int, lane: Lane) -> ClientMarks:
+        if (kept := self.client_marks(call.session)) is not None:
+            return kept
+        ttl = self.policy.now_ttl if lane is Lane.NOW else self.policy.batch_ttl
+        return ClientMarks(ttl, ttl) if self.worth_marking(node) else ClientMarks()
+
+    def client_marks(self, session: int) -> ClientMarks | None:
+        """The recorded marks of a session's client, if the policy keeps them."""
+        return self.trace.sessions[session].marks if self.policy.keeps_marks else None
+
+    def life_on_now(self, session: int) -> Ttl | None:
+        """How long the prompts of a session are marked to live on `now`."""
+        kept = self.client_marks(session)
+        return self.policy.now_ttl if kept is None else kept.ttl
 
     def worth_marking(self, node: int) -> bool:
         """A client marks nothing in a prompt that neither continues another nor is continued."""

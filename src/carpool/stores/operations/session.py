@@ -44,6 +44,10 @@ def no_store(name: str) -> str:
     return f"There is no store at {name}. Name one with --store or --config; carpool serve makes it when it starts."
 
 
+def older_store(name: str) -> str:
+    return f"The store {name} was last used by an older carpool, which kept less. Start carpool serve with it once."
+
+
 NO_CIPHER = "The store holds what was encrypted, but not what it takes to read it."
 PLAIN, PLAIN_TEXT = b"\0\0", "\1p"  # prefixes of plain values that begin like an encrypted one
 

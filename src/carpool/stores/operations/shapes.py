@@ -6,12 +6,12 @@ blocks are only ever written and removed whole, in the order in which they were 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import msgspec
 
-from carpool.core.model import CallShape, RecordedPurchase
-from carpool.stores.operations.session import Row, Session, entry_value, to_json
+from carpool.core.model import CallShape, RecordedPurchase, TimedBatch
+from carpool.stores.operations.session import PlainContents, Row, Session, entry_value, to_json
 
 BLOCK = 256
 MAX_SCANNED = 4096  # blocks scanned for removal at a time
@@ -59,3 +59,31 @@ def prune_shapes(session: Session, before: float, most: int) -> int:
     if excess > 0:
         removed += session.run("remove_first_shapes", {"excess": excess, "limit": MAX_SCANNED}).rowcount
     return removed
+
+
+class _Unread(PlainContents):
+    """Leaves texts as they are stored: nobody who replays traffic reads them, so the secret is not needed."""
+
+    def text_out(self, text: str) -> str:
+        return text
+
+
+class CallRecord:
+    """The record of calls, to be read while other processes may write to it."""
+
+    def __init__(self, session: Session) -> None:
+        session.contents = _Unread()
+        self._session = session
+
+    def pages(self, since: float) -> Iterator[list[RecordedPurchase]]:
+        """The purchases of the calls that arrived since then, in pages; all purchases of a call are in one page."""
+        found = shapes(self._session, since, 0)
+        while found is not None:
+            number, page = found
+            yield page
+            found = shapes(self._session, since, number)
+
+    def timed_batches(self, since: float) -> list[TimedBatch]:
+        found = self._session.rows("timed_batches", {"since": since})
+        rows: list[Row] = [(*row[:-1], not row[-1]) for row in found]
+        return [TimedBatch(*row) for row in rows]

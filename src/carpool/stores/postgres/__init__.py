@@ -23,8 +23,9 @@ from carpool.core.keys import VirtualKey
 from carpool.core.model import Totals
 from carpool.stores.encryption import check_sealing, unseal
 from carpool.stores.operations import calls, ledger
-from carpool.stores.operations.session import Row, no_store
+from carpool.stores.operations.session import Row, no_store, older_store
 from carpool.stores.operations.session import migrations as numbered_migrations
+from carpool.stores.operations.shapes import CallRecord
 from carpool.stores.operations.store import OperatedStore, open_in_thread
 from carpool.stores.postgres.groups import MAX_OUTAGE_S, PostgresGroups
 from carpool.stores.postgres.notify import NotifyChannel
@@ -297,6 +298,18 @@ def inspect(url: str, *, encrypt: bool) -> list[VirtualKey]:
         find_store_secret(session, None, _secret_file(session))
         check_sealing(session, encrypt=encrypt)
         return calls.all_keys(session)
+
+
+@contextmanager
+def open_record(url: str) -> Iterator[CallRecord]:
+    """Opens the record of calls to read it, from one snapshot."""
+    with _connected(url) as (connection, address):
+        if not _is_there(connection, address.schema):
+            raise StoreError(no_store(address.name))
+        if _standing(connection, address) < max(migrations()):
+            raise StoreError(older_store(address.name))
+        connection.execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
+        yield CallRecord(PostgresSession(connection, address.name))
 
 
 def read_totals(url: str) -> tuple[list[Totals], Mapping[str, int]]:

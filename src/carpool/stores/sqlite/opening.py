@@ -23,7 +23,8 @@ from carpool.core.keys import VirtualKey
 from carpool.core.model import Entry, Totals
 from carpool.stores.encryption import check_sealing, unseal
 from carpool.stores.operations import calls, ledger
-from carpool.stores.operations.session import migrations, no_store
+from carpool.stores.operations.session import migrations, no_store, older_store
+from carpool.stores.operations.shapes import CallRecord
 from carpool.stores.secret import find_secret, find_store_secret, load_secret, secret_file, settle_secret
 from carpool.stores.sqlite.session import SqliteSession, translated
 
@@ -203,6 +204,18 @@ def read_totals(path: str) -> tuple[list[Totals], Mapping[str, int]]:
         connection.execute("BEGIN")  # one snapshot for both queries
         session = SqliteSession(connection, path)
         return ledger.totals(session), calls.counts(session)
+
+
+@contextmanager
+def open_record(path: str) -> Iterator[CallRecord]:
+    """Opens the record of calls to read it, from one snapshot, without taking the lock."""
+    if not os.path.isfile(path):  # noqa: PTH113  unlike Path.is_file it never raises
+        raise StoreError(no_store(path))
+    with translated(path), closing(connect_to_read(path)) as connection:
+        if (version := version_of(connection, path)) < max(migrations()):
+            raise StoreError(older_store(path) if version else no_store(path))
+        connection.execute("BEGIN")
+        yield CallRecord(SqliteSession(connection, path))
 
 
 # ------------------------------------------------------------ opening

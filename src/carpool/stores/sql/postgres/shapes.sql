@@ -29,3 +29,9 @@ DELETE FROM shapes WHERE id <= (
     SELECT id, sum(calls) OVER (ORDER BY id) AS removed FROM (SELECT id, calls FROM shapes ORDER BY id LIMIT :limit) first
   ) running WHERE removed >= :excess
 )
+
+-- How long batches took, from their purchase to their end. Only those that were cancelled, or in doubt, have a note.
+-- name: timed_batches
+SELECT p.provider, r.name, p.model, b.count, b.ended_at - coalesce(b.resolved_at, b.intended_at), b.note <> ''
+FROM batches b JOIN pools p ON p.id = b.pool JOIN credentials r ON r.id = b.credential
+WHERE b.ended_at IS NOT NULL AND b.intended_at >= :since ORDER BY b.id
