@@ -165,7 +165,7 @@ def test_whatever_is_batched_can_still_be_rescued_in_time(budget: float, tokens:
     assert decision.reason.endswith(".")
     if decision.lane is Lane.BATCH:
         assert decision.rescue_at is not None
-        assert NOW < decision.rescue_at < NOW + budget - FORECAST.sync_seconds(tokens)
+        assert NOW < decision.rescue_at < NOW + budget - FORECAST.sync_seconds("anthropic", "m", tokens)
     else:
         assert decision.rescue_at is None
 

@@ -555,7 +555,7 @@ MUTANTS = (
     Mutant(
         "a rescue starts at the deadline",
         "src/carpool/planners/routing.py",
-        "return call.deadline - forecast.sync_seconds(call.max_output_tokens) - RESCUE_MARGIN",
+        "return call.deadline - sync_seconds(call, forecast) - RESCUE_MARGIN",
         "return call.deadline",
     ),
     Mutant(

@@ -19,9 +19,8 @@
    offered and would return in time, it is preferred unless the batch is almost sure (`SURE`) to be in time: `flex`
    costs about as much as a batch and carries less risk.
 
-Not modelled yet: the forecast is a fixed prior and learns nothing from observed batches; `q` is a constant; the price
-of a lane ignores prompt caches (`kept_warm` only keeps a warm conversation on `now`); and the current load or
-rate limit of a provider does not influence the choice.
+Not modelled yet: `q` is a constant; the price of a lane ignores prompt caches (`kept_warm` only keeps a warm
+conversation on `now`); and the current load or rate limit of a provider does not influence the choice.
 
 A batch ends with its slowest call and is rescued as a whole, so `pool_key` also separates calls by output size and by
 deadline.
@@ -43,7 +42,7 @@ from carpool.core.errors import BadCall, ConfigError
 from carpool.core.model import Call, Lane, PoolKey, Value
 from carpool.core.ports import Capability, Dialect
 from carpool.core.settings import SWITCH, Check, Range, check, known, mapping
-from carpool.planners.forecast import Forecast
+from carpool.planners.forecast import BatchClass, Forecast
 from carpool.planners.policy import RoutingPolicy, span
 
 T = TypeVar("T")
@@ -149,7 +148,7 @@ def route(
             raise BadCall(f"The lane {call.lane} was asked for, but this call can't take it. {obstacle}")
     flex = can_flex is None and (  # in time, and with enough time left for `now` if it is refused at the last moment
         call.deadline is None
-        or now + (FLEX_STRETCH + 1) * forecast.sync_seconds(call.max_output_tokens) + RESCUE_MARGIN <= call.deadline
+        or now + (FLEX_STRETCH + 1) * sync_seconds(call, forecast) + RESCUE_MARGIN <= call.deadline
     )
     if call.deadline is not None:
         return _within_deadline(call, call.deadline, policy, forecast, now, beta, q, flex=flex, no_batch=no_batch)
@@ -179,14 +178,14 @@ def _within_deadline(
         return Decision(Lane.FLEX, _FITS.format(span(budget), no_batch)) if fits else Decision(Lane.NOW, no_batch)
     if budget <= tight:
         return Decision(Lane.NOW, f"The budget of {span(budget)} is tight: up to {span(tight)} goes at once.")
-    latest_end = deadline - forecast.sync_seconds(call.max_output_tokens) - forecast.cancel_seconds
+    latest_end = deadline - sync_seconds(call, forecast) - forecast.cancel_seconds(call.provider)
     if latest_end - policy.linger_ms / 1000 <= now:
         return Decision(Lane.NOW, f"A budget of {span(budget)} leaves no room for a batch and a rescue.")
     if cap is not None:
         reason = f"The budget of {span(budget)} is above {span(tight)}."
         return Decision(Lane.BATCH, reason, rescue_time(call, forecast))
-    seconds_left = int(latest_end - pool_wait(policy) - now)
-    chance = _chance(forecast, seconds_left, call.model, size_class(call.max_output_tokens))
+    seconds_left = latest_end - pool_wait(policy) - now
+    chance = forecast.batch_cdf(seconds_left, batch_class(call))
     odds, needed = f"A batch is back in time with a chance of {chance:.0%}", break_even(beta, q)
     if flex and chance < SURE:
         return Decision(Lane.FLEX, _FITS.format(span(budget), f"{odds}, and flex costs no more."))
@@ -202,16 +201,19 @@ def noted(call: Call, decision: Decision) -> Decision:
     return msgspec.structs.replace(decision, reason=f"{call.note} {decision.reason}")
 
 
-@lru_cache(maxsize=4096)  # calls that arrive together have about the same time left
-def _chance(forecast: Forecast, seconds: int, model: str, size: str) -> float:
-    return forecast.batch_cdf(seconds, model, size)
+def batch_class(call: Call) -> BatchClass:
+    return BatchClass(call.provider, call.model, size_class(call.max_output_tokens))
+
+
+def sync_seconds(call: Call, forecast: Forecast) -> float:
+    return forecast.sync_seconds(call.provider, call.model, call.max_output_tokens)
 
 
 def rescue_time(call: Call, forecast: Forecast) -> float | None:
     """The latest time to resend a call on `now`. None for a call without a deadline."""
     if call.deadline is None:
         return None
-    return call.deadline - forecast.sync_seconds(call.max_output_tokens) - RESCUE_MARGIN
+    return call.deadline - sync_seconds(call, forecast) - RESCUE_MARGIN
 
 
 def break_even(beta: float, q: float) -> float:

@@ -25,7 +25,7 @@ from carpool.frontends.proxy.log import (
     span,
 )
 from carpool.mock import Constant, Faults, MockConfig, serve
-from carpool.planners.forecast import Forecast, Part
+from carpool.planners.forecast import Forecast, Part, Prior
 from tests.support.stage import QUICK, Stage, ask, staged
 
 BATCH = {"x-carpool-budget": "30m"}
@@ -71,8 +71,8 @@ async def test_the_way_of_a_batch_has_a_line_for_each_step() -> None:
 
 
 async def test_a_late_batch_and_its_rescues_have_a_line_each(monkeypatch: pytest.MonkeyPatch) -> None:
-    soon = Forecast(parts=(Part(1.0, 0.2, 0.5),), cancel_seconds=0.4, sync_floor=0.6, tokens_per_s=1e9)
-    monkeypatch.setattr("carpool.engine.engine.Forecast", lambda: soon)
+    soon = Prior(parts=(Part(1.0, 0.2, 0.5),), cancel_seconds=0.4, sync_floor=0.6, tokens_per_s=1e9)
+    monkeypatch.setattr("carpool.engine.engine.Forecast", lambda: Forecast(soon))
     hasty = replace(QUICK, sync_max_latency_ms=100)
     async with reported(MockConfig(faults=Faults(batch_stuck=1.0)), policy=hasty) as (stage, told):
         asked = [stage.post(ask(f"pressing {number}"), **{"x-carpool-budget": "4s"}) for number in range(2)]

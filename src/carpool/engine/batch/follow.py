@@ -27,7 +27,6 @@ from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import replace
-from functools import lru_cache, partial
 
 from carpool.core.bounded import backoff
 from carpool.core.errors import CarpoolError, MalformedResponse
@@ -40,6 +39,7 @@ from carpool.engine.batch.buy import Buyer
 from carpool.engine.batch.collect import GONE, Collector
 from carpool.engine.context import EngineContext
 from carpool.engine.events import BatchAbandoned, BatchEnded, BatchSubmitted, RetentionNear
+from carpool.planners.forecast import BatchClass
 from carpool.planners.tracking import (
     DENIED_PACE_S,
     WATCH,
@@ -166,8 +166,6 @@ class Follower:
         self._alerted: set[int] = set()
         self._hinted: set[int] = set()  # batches of any engine that were reported as ended since the last step
         self._reported_ended: set[str] = set()  # accounts with a batch that was reported as ended
-        # Of half the batches; every plan needs it for every open batch.
-        self._seconds_until_end = lru_cache(256)(partial(context.forecast.batch_quantile, 0.5))
 
     async def step(self, now: float) -> float | None:
         """Starts the polls that are due, and the collection of ended batches. Returns when to plan again."""
@@ -233,7 +231,7 @@ class Follower:
         poll_times = []
         for batch in filter(_ours, batches):
             bought_at = batch.resolved_at or batch.intended_at
-            expected = bought_at + self._seconds_until_end(batch.key.model, batch.key.size_class)
+            expected = bought_at + self._context.forecast.batch_quantile(0.5, BatchClass.of(batch.key))
             poll_times.append((bought_at, bought_at if last is None else last, expected))
         pace = self._context.policy.poll_interval_s
         if pace is None:

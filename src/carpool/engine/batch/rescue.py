@@ -81,7 +81,8 @@ class Rescuer:
         upcoming = await self._next_due()
         if upcoming is None:
             return None
-        horizon = context.forecast.cancel_seconds + DUE_PER_STEP * self._gap
+        slowest_cancel = max(map(context.forecast.cancel_seconds, context.upstreams), default=0.0)
+        horizon = slowest_cancel + DUE_PER_STEP * self._gap
         due = [call for call in await self._due(now + horizon) if call.ticket not in self._under_way]
         mine = [call.rescue_at for call in due if self._mine(call)]
         if not due:  # everything that is due is under way already, and may wait for its turn on `now`
@@ -140,7 +141,8 @@ class Rescuer:
             return min((call.rescue_at - shift for call in mine if call not in ready), default=None)
         ours = batch.owner == context.name  # only its owner cancels a batch
         open_calls = await context.store.open_calls(batch.id) if ours else OpenCalls(0, 0, None)
-        plan = rescue_plan(batch, calls, open_calls, now, context.forecast.cancel_seconds, early=shift)
+        cancel_seconds = context.forecast.cancel_seconds(batch.key.provider)
+        plan = rescue_plan(batch, calls, open_calls, now, cancel_seconds, early=shift)
         if plan.cancel and batch.id not in self._cancelling and self._cancel_after.get(batch.id, 0.0) <= now:
             self._cancelling.add(batch.id)
             context.background.spawn(self._cancel(batch), f"cancel {batch.id}")

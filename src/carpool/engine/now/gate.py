@@ -236,7 +236,11 @@ class Gates:
         if kept and not tried:  # better late than never: rejected at once, it would be retried at once, for ever
             until = max(until, now + PRESSING_S)
         self._check_queue(gate, now, until, kept)
-        press_at = None if deadline is None else deadline - PRESSING_S - self._context.forecast.sync_seconds(0)
+        press_at = (
+            None
+            if deadline is None
+            else deadline - PRESSING_S - self._context.forecast.sync_seconds(provider, model, 0)
+        )
         return await self._wait_in_queue(gate, tag_set(tags), press_at, tokens, until)
 
     def _check_queue(self, gate: Gate, now: float, until: float, kept: bool) -> None:

@@ -20,6 +20,7 @@ from carpool.core.model import Batch, Lane, OpenCalls, PoolView, TicketView
 from carpool.engine.batch.api import DEFAULT_PACE, DEFAULT_RPM
 from carpool.engine.batch.follow import MAX_PAGES
 from carpool.engine.context import HURRY_S
+from carpool.planners.forecast import BatchClass
 from carpool.planners.pooling import Flush, plan
 from carpool.planners.pressure.quota import BatchQuota
 from carpool.planners.routing import pool_key, pool_wait
@@ -190,7 +191,7 @@ class BatchLane:
         ends_at = min(expires, max(member.ends for member in members))
         size = sum(call.bytes for call in calls)
         row = Batch(number, flush.pool, key, "", BatchState.OPEN, OWNER, len(calls), size, now, now, now, str(number))
-        takes = run.policy.forecast.batch_quantile(0.5, key.model, key.size_class)
+        takes = run.policy.forecast.batch_quantile(0.5, BatchClass.of(key))
         self._batches[number] = RunBatch(row, members, now, takes, expires, ends_at)
         for call in calls:
             call.batch = number

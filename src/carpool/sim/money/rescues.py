@@ -50,6 +50,7 @@ class Rescues(Generic[B]):
         self._wake = math.inf
         self._cancelling: set[int] = set()
         self._cancel_after: dict[int, float] = {}
+        self._cancel_seconds = run.policy.forecast.cancel_seconds(run.trace.provider)
         rpm = run.policy.settings.sync_rpm
         self._gap = 0.0 if rpm is None else 60 / rpm
         self._pace = None if rpm is None else TokenBucket(rpm / 60, max(1.0, rpm / 60), 1.0, 0.0)
@@ -59,7 +60,7 @@ class Rescues(Generic[B]):
 
     def step(self, now: float) -> float:
         """Send what is due. Returns when to plan again. Until then the plan stands, unless something changes."""
-        horizon = self._run.policy.forecast.cancel_seconds + DUE_PER_STEP * self._gap
+        horizon = self._cancel_seconds + DUE_PER_STEP * self._gap
         self._bring_near(now + horizon)
         if not self._near:
             return self._later[0][0] - horizon if self._later else math.inf
@@ -104,9 +105,7 @@ class Rescues(Generic[B]):
         due = [
             Due(call.ticket, call.state, call.lane, number, call.rescue_at, call.call.deadline, "run") for call in calls
         ]
-        plan = rescue_plan(
-            batch.row, due, batch.open_calls(), now, self._run.policy.forecast.cancel_seconds, early=shift
-        )
+        plan = rescue_plan(batch.row, due, batch.open_calls(), now, self._cancel_seconds, early=shift)
         if plan.cancel and number not in self._cancelling and self._cancel_after.get(number, 0.0) <= now:
             self._cancelling.add(number)
             self._lane.request(1, partial(self._cancel, number, batch))

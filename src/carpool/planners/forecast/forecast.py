@@ -1,0 +1,241 @@
+"""The forecast that the router, the rescues and the polls read, and that the engine teaches."""
+
+from __future__ import annotations
+
+from typing import Final, NamedTuple
+
+from carpool.core.bounded import BoundedMap
+from carpool.core.model import PoolKey
+from carpool.planners.forecast import histogram, state
+from carpool.planners.forecast.curve import PLACES, WEIGHT, HazardCurve, observations
+from carpool.planners.forecast.decay import DecayedCounts
+from carpool.planners.forecast.prior import STRETCH, Prior
+
+MAX_CLASSES: Final = 1024  # of all kinds; the one that was observed longest ago is forgotten first
+SYNC_QUANTILE: Final = 0.998
+SYNC_MARGIN: Final = 2.0  # a promise allows this multiple of that quantile: the provider may slow down meanwhile
+SYNC_WEIGHT: Final = 1.0  # of the prior, in calls
+CANCEL_QUANTILE: Final = 0.95
+PROBE_SHARE: Final = 0.03  # of the calls that the forecast advises against a batch
+
+# Seconds of observed time in which an observation loses half its weight. Wider classes remember longer.
+_HALF_LIVES: Final = {
+    "size": 900.0,
+    "model": 7_200.0,
+    "provider": 43_200.0,
+    "sync": 900.0,
+    "flex": 600.0,
+    "cancel": 21_600.0,
+    "billed": 21_600.0,
+}
+_SIZES: Final = {
+    **dict.fromkeys(("size", "model", "provider"), 2 * PLACES),  # the ends of all bins, then the passages
+    **dict.fromkeys(("sync", "cancel"), histogram.SIZE),
+    **dict.fromkeys(("flex", "billed"), 2),  # no, yes
+}
+
+
+class BatchClass(NamedTuple):
+    provider: str
+    model: str  # empty for batches of several models
+    size_class: str
+
+    @classmethod
+    def of(cls, key: PoolKey) -> BatchClass:
+        return cls(key.provider, key.model, key.size_class)
+
+
+class Forecast:
+    """Changes with every observation. One for each engine, and one for each simulated run."""
+
+    def __init__(self, prior: Prior | None = None) -> None:
+        self._prior = prior or Prior()
+        self._prior_curve = HazardCurve.of_hazard(self._prior.hazard)
+        self._counts: BoundedMap[state.Key, DecayedCounts] = BoundedMap(MAX_CLASSES)
+        # Derived from the counts, and dropped when these change.
+        self._curves: dict[BatchClass, HazardCurve] = {}
+        self._sync: dict[tuple[str, str], tuple[float, float]] = {}
+
+    # ------------------------------------------------------------ batches
+
+    def batch_cdf(self, seconds: float, of: BatchClass) -> float:
+        """The chance that a batch ends within this many seconds of its purchase."""
+        return self._curve(of).cdf(seconds)
+
+    def batch_quantile(self, p: float, of: BatchClass) -> float:
+        """The seconds after which a share p of the batches has ended."""
+        return self._curve(of).quantile(p)
+
+    def batch_mean(self, most: float, of: BatchClass) -> float:
+        """The mean time until a batch has ended, or is given up at the age of `most` seconds."""
+        return self._curve(of).mean(most)
+
+    def ends_within(self, seconds: float, age: float, of: BatchClass) -> float:
+        """The chance that a batch that is in flight at this age ends within the next `seconds`."""
+        return self._curve(of).ends_within(seconds, age)
+
+    def observed(self, of: BatchClass) -> float:
+        """The number of ends in exactly this class and in batches of several models, older ones with less weight."""
+        found = (self._counts.get(("size", of.provider, model, of.size_class)) for model in {"", of.model})
+        return sum(sum(counts.raw()[:PLACES]) / counts.scale for counts in found if counts is not None)
+
+    def probes(self, of: BatchClass, rng_value: float, loss: float, gain: float) -> bool:
+        """Whether a call that would not go to a batch goes there nevertheless, to learn how long batches take.
+
+        `rng_value` is random, evenly distributed from 0 to 1. `loss` is what a batch is expected to cost more than the
+        lane that would be chosen, `gain` what it saves if it is in time, in the same unit. A share of `PROBE_SHARE` of
+        the calls are probes, of an unknown class up to three times as many. Where a loss exceeds the gain, they become
+        rarer, so that on average a call pays for probes at most that share of its gain.
+        """
+        if gain <= 0:
+            return False  # no observation would change the decision
+        share = PROBE_SHARE * (1 + 2 * WEIGHT / (WEIGHT + self.observed(of)))
+        return rng_value < share * min(1.0, gain / loss if loss > gain else 1.0)
+
+    def _curve(self, of: BatchClass) -> HazardCurve:
+        curve = self._curves.get(of)
+        return self._learned_curve(of) if curve is None else curve
+
+    def _learned_curve(self, of: BatchClass) -> HazardCurve:
+        provider, model, size_class = of
+        curve = self._updated(("provider", provider, "", ""), self._prior_curve)
+        if model:
+            curve = self._updated(("model", provider, model, ""), curve)
+        stretch = STRETCH.get(size_class, 1.0)
+        if stretch != 1:
+            curve = HazardCurve.of_hazard(curve.hazard, stretch)
+        curve = self._updated(("size", provider, "", size_class), curve)  # of batches of several models
+        if model:
+            curve = self._updated(("size", provider, model, size_class), curve)
+        if len(self._curves) >= MAX_CLASSES:
+            self._curves.clear()
+        self._curves[of] = curve
+        return curve
+
+    def _updated(self, key: state.Key, wider: HazardCurve) -> HazardCurve:
+        counts = self._counts.get(key)
+        if counts is None:
+            return wider
+        raw = counts.raw()
+        return HazardCurve.learned(raw[:PLACES], raw[PLACES:], counts.scale, wider.rates)
+
+    # ------------------------------------------------------------ synchronous calls, cancels, flex
+
+    def sync_seconds(self, provider: str, model: str, output_tokens: int) -> float:
+        """What a promise may rely on: a synchronous call with this output limit hardly ever takes longer."""
+        return self._sync_factors(provider, model)[0] * self._prior.sync_seconds(output_tokens)
+
+    def sync_typical(self, provider: str, model: str, output_tokens: int) -> float:
+        """The median of the same."""
+        return self._sync_factors(provider, model)[1] * self._prior.sync_seconds(output_tokens)
+
+    def cancel_seconds(self, provider: str) -> float:
+        """A high quantile of the time from a cancel request to the end of the batch."""
+        counts = self._counts.get(("cancel", provider, "", ""))
+        if counts is None:
+            return self._prior.cancel_seconds
+        return self._prior.cancel_seconds * histogram.quantile(counts.raw(), counts.scale, CANCEL_QUANTILE, WEIGHT)
+
+    def billed_chance(self, provider: str) -> float:
+        """The chance that a line of a cancelled batch is billed nevertheless."""
+        return self._chance(("billed", provider, "", ""), self._prior.billed_chance)
+
+    def flex_refusal(self, provider: str, model: str) -> float:
+        """The chance that the provider has no room for a call on flex."""
+        return self._chance(("flex", provider, model, ""), self._prior.flex_refusal)
+
+    def _sync_factors(self, provider: str, model: str) -> tuple[float, float]:
+        """What multiplies the prior's time: for a promise, and in the median."""
+        factors = self._sync.get((provider, model))
+        if factors is not None:
+            return factors
+        counts = self._counts.get(("sync", provider, model, ""))
+        raw, scale = ([0.0] * histogram.SIZE, 1.0) if counts is None else (counts.raw(), counts.scale)
+        factors = (
+            histogram.quantile(raw, scale, SYNC_QUANTILE, SYNC_WEIGHT),
+            histogram.quantile(raw, scale, 0.5, SYNC_WEIGHT) / SYNC_MARGIN,
+        )
+        if len(self._sync) >= MAX_CLASSES:
+            self._sync.clear()
+        self._sync[provider, model] = factors
+        return factors
+
+    def _chance(self, key: state.Key, prior: float) -> float:
+        counts = self._counts.get(key)
+        if counts is None:
+            return prior
+        no, yes = counts.raw()
+        weight = WEIGHT * counts.scale
+        return (yes + weight * prior) / (no + yes + weight)
+
+    # ------------------------------------------------------------ learning
+
+    def batch_passed(self, of: BatchClass, from_age: float, to_age: float, now: float) -> None:
+        """A batch was in flight between these ages. Of one that is cancelled by us or expires, nothing else counts."""
+        self._learn(of, from_age, to_age, now, ended=False)
+
+    def batch_ended(self, of: BatchClass, from_age: float, age: float, now: float) -> None:
+        """A batch ended by itself at this age. It was in flight before, and counted up to `from_age`."""
+        self._learn(of, from_age, age, now, ended=True)
+
+    def _learn(self, of: BatchClass, from_age: float, to_age: float, now: float, *, ended: bool) -> None:
+        """Wider classes hold several sizes, so their ages are those of the smallest."""
+        provider, model, size_class = of
+        added = observations(from_age, to_age, ended=ended)
+        self._of(("size", provider, model, size_class)).add_all(added, now)
+        stretch = STRETCH.get(size_class, 1.0)
+        if stretch != 1:
+            added = observations(from_age / stretch, to_age / stretch, ended=ended)
+        if model:
+            self._of(("model", provider, model, "")).add_all(added, now)
+        self._of(("provider", provider, "", "")).add_all(added, now)
+        self._curves.clear()
+
+    def call_answered(self, provider: str, model: str, output_tokens: int, seconds: float, now: float) -> None:
+        """A synchronous call was answered, a rescue included. `output_tokens` is what the response has."""
+        relative = SYNC_MARGIN * seconds / self._prior.sync_written(output_tokens)
+        self._of(("sync", provider, model, "")).add(histogram.bin_of(relative), 1.0, now)
+        self._sync.pop((provider, model), None)
+
+    def cancel_ended(self, provider: str, seconds: float, billed: int, unbilled: int, now: float) -> None:
+        """A batch that we cancelled has ended, and this many of its lines are billed. It counts as one observation:
+        what becomes of its lines depends on each other."""
+        relative = seconds / self._prior.cancel_seconds
+        self._of(("cancel", provider, "", "")).add(histogram.bin_of(relative), 1.0, now)
+        if total := billed + unbilled:
+            shares = ((0, unbilled / total), (1, billed / total))
+            self._of(("billed", provider, "", "")).add_all(shares, now)
+
+    def flex_answered(self, provider: str, model: str, refused: bool, now: float) -> None:
+        self._of(("flex", provider, model, "")).add(int(refused), 1.0, now)
+
+    # ------------------------------------------------------------ persistence
+
+    def dump(self) -> bytes:
+        """Everything learned, to be stored. If that succeeds, `saved` is to be called."""
+        return state.encode((key, counts.at or 0.0, counts.dump()) for key, counts in self._counts.items())
+
+    def saved(self) -> None:
+        for counts in self._counts.values():
+            counts.saved()
+
+    def load(self, stored: bytes, now: float) -> None:
+        """Takes over what is stored, by this engine or by several, and adds what was learned here since the last save.
+
+        Engines that share a store do this before each save: load, dump, store, and then `saved`. `now` limits the
+        times in the state: another machine's clock may be ahead.
+        """
+        for key, at, counts in state.decode(stored):
+            if len(counts) == _SIZES.get(key[0]):
+                self._of(key).load(counts, min(at, now))
+        self._curves.clear()
+        self._sync.clear()
+
+    def _of(self, key: state.Key) -> DecayedCounts:
+        counts = self._counts.get(key)
+        if counts is None:
+            counts = DecayedCounts(_SIZES[key[0]], _HALF_LIVES[key[0]])
+            self._counts[key] = counts
+        else:
+            self._counts.move_to_end(key)
+        return counts
