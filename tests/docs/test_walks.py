@@ -11,7 +11,7 @@ from tests.support.walk import all_walks, documented
 MOST = {
     "now: bytes → answer": 28,
     "patient: bytes → disk": 27,
-    "patient: ended → settled": 28,
+    "patient: ended → settled": 29,
     "fleet.submit → disk": 25,
 }
 TRIES = 3  # what runs beside a call by the clock, an engine's pulse, may fall into a walk

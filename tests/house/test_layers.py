@@ -106,7 +106,7 @@ def test_a_dead_module_is_found() -> None:
 
 # Parts of the forecast that the router and the engine are about to use.
 AWAITED = """
-batch_mean( ends_within( sync_typical( billed_chance( flex_refusal( probes( batch_passed( batch_ended(
+batch_mean( batch_quantile( sync_typical( billed_chance( flex_refusal( probes( batch_passed( batch_ended(
 call_answered( cancel_ended( flex_answered( saved(
 """
 

@@ -104,7 +104,7 @@ def test_tokens_bound_the_flushes() -> None:
     made = planned(a_pool(count=900_000, size=10))
     assert counts(made) == [100_000] * 3
     assert made.wake is not None
-    assert abs(made.wake - (NOW + 6)) < 0.01
+    assert abs(made.wake - (NOW + 4)) < 0.01
 
 
 def test_the_rest_of_a_full_pool_lingers() -> None:
@@ -339,9 +339,9 @@ def test_light_load_waits_for_nothing_but_the_linger() -> None:
 
 def test_heavy_load_widens_the_batches() -> None:
     world = World(RoutingPolicy(), BatchQuota.new(50, 2, NOW))
-    world.run([(0.01, 1)] * 6000)  # a hundred calls a second, ten creates a minute
+    world.run([(0.01, 1)] * 6000)  # a hundred calls a second, fifteen creates a minute
     widths = [count for _, count in world.sent[5:-1]]
-    assert 550 <= min(widths) <= max(widths) <= 650
+    assert 350 <= min(widths) <= max(widths) <= 450
     assert sum(world.waits) / len(world.waits) < 3.5
 
 

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from itertools import pairwise
 
 import pytest
 from hypothesis import given
@@ -15,9 +16,8 @@ from carpool.planners.tracking import (
     ReconcilePlan,
     RescuePlan,
     early_start,
-    next_poll,
-    poll_delay,
     reconcile,
+    reconcile_delay,
     rescue_plan,
     retry_lane,
 )
@@ -27,85 +27,24 @@ DAY = 86_400.0
 KEY = PoolKey("anthropic", "anthropic", "c1", "/v1/messages", (), "", "s", "8m")
 
 
-# ---------------------------------------------------------------- when to look
+# ---------------------------------------------------------------- unresolved creates
 
 
-def looks(expected_end: float, poll_interval: float | None, until: float) -> list[float]:
+def test_a_create_in_doubt_is_looked_for_early_then_every_15_seconds_and_at_the_end_of_the_grace() -> None:
     ages, age = [], 0.0
-    while age < until:
-        age += poll_delay(age, expected_end, poll_interval)
+    while age < 300:
+        age += reconcile_delay(age, 90, None)
         ages.append(age)
-    return ages
+    assert ages[:4] == [1, 3, 7, 15]
+    assert any(90 <= one <= 92 for one in ages)
+    assert max(after - before for before, after in pairwise(ages)) == 15
 
 
-def test_a_few_early_looks() -> None:
-    assert looks(150, None, 10)[:4] == [1, 3, 7, 15]
-
-
-def test_quick_around_the_expected_end_and_slow_in_the_tail() -> None:
-    assert poll_delay(150, 150, None) == 2
-    assert poll_delay(60, 300, None) > 30
-    assert poll_delay(5000, 150, None) == 60
-
-
-def test_an_explicit_interval_is_the_quickest_pace() -> None:
-    assert poll_delay(0, 150, 5) == 5
-    assert poll_delay(150, 150, 5) == 5
-    assert poll_delay(9000, 150, 300) == 300
-    assert looks(150, 0.1, 1)[:3] == pytest.approx([0.1, 0.3, 0.7])
-    assert poll_delay(150, 150, 0.1) == 0.1
-
-
-def test_a_clock_set_back_looks_early() -> None:
-    assert poll_delay(-500, 150, None) == 1
-
-
-@given(st.floats(0, DAY), st.none() | st.floats(0.01, 600))
-def test_a_day_costs_few_looks(expected_end: float, poll_interval: float | None) -> None:
-    assert len(looks(expected_end, poll_interval, DAY)) < 2000
-
-
-@given(st.floats(0, DAY), st.floats(1, DAY), st.none() | st.floats(0.01, 600))
-def test_an_end_is_seen_soon(end: float, expected_end: float, poll_interval: float | None) -> None:
-    seen = next(age for age in looks(expected_end, poll_interval, end + 1200) if age >= end)
-    assert seen - end <= max(min(60, end + 1), poll_interval or 0) + 1e-6
-
-
-@given(st.floats(0, DAY), st.floats(0, 1000), st.floats(1, DAY), st.none() | st.floats(0.01, 600))
-def test_a_later_look_never_plans_an_earlier_one(
-    age: float, more: float, expected_end: float, poll_interval: float | None
-) -> None:
-    first = age + poll_delay(age, expected_end, poll_interval)
-    assert first <= age + more + poll_delay(age + more, expected_end, poll_interval) + 1e-6
-
-
-@given(st.floats(0, DAY), st.floats(1, DAY), st.floats(0.01, 600), st.floats(0, 600))
-def test_a_longer_interval_never_looks_sooner(age: float, expected_end: float, interval: float, more: float) -> None:
-    assert poll_delay(age, expected_end, interval) <= poll_delay(age, expected_end, interval + more)
-
-
-def test_one_list_serves_the_most_urgent_batch() -> None:
-    fresh = (NOW, NOW, NOW + 150)
-    old = (NOW - 5000, NOW, NOW - 4850)
-    assert next_poll([old], None, NOW) == NOW + 60
-    assert next_poll([old, fresh], None, NOW) == NOW + 1
-    assert next_poll([], None, NOW) == math.inf
-
-
-def test_an_overdue_list_is_due_now() -> None:
-    assert next_poll([(NOW - 500, NOW - 400, NOW - 350)], None, NOW) == NOW
-
-
-def test_a_look_before_the_purchase_is_none() -> None:
-    assert next_poll([(NOW, NOW - 900, NOW + 150)], None, NOW) == NOW + 1
-
-
-def test_a_delay_after_a_failed_look_is_kept() -> None:
-    assert next_poll([(NOW - 150, NOW + 5, NOW)], None, NOW) == NOW + 7
-
-
-def test_a_clock_set_back_lists_at_once() -> None:
-    assert next_poll([(NOW, NOW + 3600, NOW + 150)], None, NOW + 1) == NOW + 1
+def test_an_explicit_interval_is_the_quickest_pace_of_doubt() -> None:
+    assert reconcile_delay(0, 90, 5) == 5
+    assert reconcile_delay(90, 90, 0.1) == 0.1
+    assert reconcile_delay(0, 90, 300) == 300
+    assert reconcile_delay(-500, 90, None) == 1  # the clock was set back
 
 
 # ---------------------------------------------------------------- rescue
@@ -334,12 +273,6 @@ def test_time_decides_between_the_lanes() -> None:
     assert retried(deadline_in=130) is Lane.NOW
     assert retried(deadline_in=1) is Lane.NOW
     assert retried(deadline_in=0) is None
-
-
-def test_a_call_that_is_being_sent_stays_on_its_way() -> None:
-    for attempts, deadline, awaited in [(1, NOW - 5.0, True), (4, NOW + 5.0, True), (1, None, False)]:
-        view = TicketView(1, TicketState.SENDING, attempts - 1, NOW - 15.0, deadline, awaited)
-        assert retry_lane(view, RoutingPolicy(max_attempts=3), NOW) is Lane.NOW
 
 
 def test_a_call_that_nobody_waits_for_takes_the_cheap_lane() -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -16,8 +17,10 @@ from carpool.core.lifecycle import BatchState, TicketState
 from carpool.core.model import Batch, Due, Lane, OpenCalls, PoolKey, PoolView
 from carpool.core.ports import BatchLimits
 from carpool.planners import pooling, tracking
+from carpool.planners.forecast import BatchClass, Forecast
 from carpool.planners.policy import RoutingPolicy
-from carpool.planners.pressure.quota import CREATE_BURST, BatchQuota, create_rate
+from carpool.planners.poll_pace import QUICK, InFlight, next_poll
+from carpool.planners.pressure.quota import CREATE_BURST, BatchQuota, TokenBucket, create_rate
 from carpool.planners.routing import pool_wait
 from tests.support.hypothesis_settings import STEADY
 
@@ -26,6 +29,7 @@ OVERHEAD = 70
 GRACE = 20.0
 CANCEL_S = 5.0
 LIMITS = BatchLimits(max_count=40, max_bytes=20_000, window=86_400, retention=29 * 86_400)
+ENDS_WITHIN = partial(Forecast().ends_within, of=BatchClass("anthropic", "m", "s"))
 END = 20_000.0  # a run that is not over by then starves somebody
 
 
@@ -78,7 +82,7 @@ class World:
     news: bool = False
 
     def __post_init__(self) -> None:
-        self.poll = self.policy.poll_interval_s or tracking.QUICK
+        self.poll = self.policy.poll_interval_s or QUICK
         self.quotas = {credential: BatchQuota.new(self.rpm, self.poll, self.now) for credential in ("c0", "c1")}
 
     # ------------------------------------------------------------ what waits
@@ -199,10 +203,9 @@ class World:
         return min(wakes, default=None)
 
     def follow(self, number: int, trip: Trip) -> list[float]:
-        bought, expected = trip.batch.intended_at, trip.batch.intended_at + 100
-        at = tracking.next_poll([(bought, trip.looked, expected)], self.policy.poll_interval_s, self.now)
-        assert at >= self.now
         quota = self.quotas[trip.batch.key.credential]
+        at = self.next_poll(trip, quota)
+        assert at >= self.now
         if at > self.now:
             return [at]
         if not quota.can_ask(self.now):
@@ -210,13 +213,17 @@ class World:
         self.quotas[trip.batch.key.credential] = quota.spend(self.now)
         trip.looked = self.now
         if self.now < trip.ends_at:
-            after = tracking.next_poll([(bought, trip.looked, expected)], self.policy.poll_interval_s, self.now)
+            after = self.next_poll(trip, self.quotas[trip.batch.key.credential])
             assert after > self.now
             return [after]
         trip.batch = replace(trip.batch, state=BatchState.COLLECTED)
         for _, ride in self.open_rides(trip):
             ride.done = self.now
         return []
+
+    def next_poll(self, trip: Trip, quota: BatchQuota) -> float:
+        in_flight = InFlight(ENDS_WITHIN, [trip.batch.intended_at])
+        return next_poll([in_flight], trip.looked, self.policy.poll_interval_s, quota.requests, self.now)
 
     def reconcile(self, number: int, trip: Trip) -> list[float]:
         plan = tracking.reconcile(
@@ -232,7 +239,7 @@ class World:
             trip.batch = replace(trip.batch, state=BatchState.ABANDONED, abandoned=True)
             self.release(number)
             return []
-        return [self.now + tracking.QUICK]
+        return [self.now + QUICK]
 
     def rescue(self) -> float | None:
         wakes: list[float] = []
@@ -364,4 +371,4 @@ def test_a_clock_that_is_set_back_stops_nobody(
 def test_after_a_long_step_back_looks_still_keep_their_pace(back: float, interval: float) -> None:
     """One look at once is right, since nothing is known; the next one has the first as its last look."""
     bought, now = NOW, NOW - back
-    assert tracking.next_poll([(bought, now, bought + 100)], interval, now) > now
+    assert next_poll([InFlight(ENDS_WITHIN, [bought])], now, interval, TokenBucket(1, 5, 5, now), now) > now

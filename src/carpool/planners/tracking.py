@@ -1,10 +1,5 @@
 """Plan what to do about batches that were bought or may have been bought. Pure: no I/O, no clock.
 
-Poll pace. One LIST per credential covers all of its batches. After the purchase the interval doubles (1, 3, 7, 15 s),
-because a small batch may end within seconds. Around the expected end it is short (`QUICK`), and it grows again, up to
-`SLOW`, the longer a batch is overdue: a quarter of the distance to the expected end. A user's `poll_interval_s` is the
-shortest interval.
-
 Rescue. Every call with a deadline has a rescue time: the deadline minus a synchronous call and a margin. At that time
 it is resent on `now`, whatever its batch does. If *every* open call of a batch has to be rescued, the batch is
 cancelled `cancel_seconds` before the last of them, because calls that it has not processed by then are not billed. Once
@@ -33,53 +28,16 @@ from carpool.core.lifecycle import BatchState, TicketState
 from carpool.core.model import Batch, Due, Lane, OpenCalls, TicketView
 from carpool.core.ports import BatchReport
 from carpool.planners.policy import RoutingPolicy
+from carpool.planners.poll_pace import QUICK
 from carpool.planners.routing import RESCUE_MARGIN
 
-QUICK: Final = 2.0  # seconds between polls around the expected end
-SLOW: Final = 60.0  # seconds between polls in the tail
 GRACE_CAP: Final = 30.0  # the longest time that the calls of an ended batch wait for their results
 CLOCK_SLACK: Final = 60.0  # tolerance for the provider's clock
 WATCH: Final = 86_400.0  # how long an abandoned batch is watched
+UNRESOLVED_PACE: Final = 15.0  # the longest interval between lists while the outcome of a create is unknown
 WATCH_PACE: Final = 300.0  # the first interval between polls of an abandoned batch
 WATCH_SLACK: Final = 3_600.0  # a suspect created at the last moment ends a little after its day
 RETRY_ROOM: Final = 120.0  # with less time left, another batch is not tried
-
-# ---------------------------------------------------------------- poll pace
-
-
-def poll_delay(age: float, expected_end: float, poll_interval: float | None) -> float:
-    """Seconds until the next poll after one at this age. `age` and `expected_end` both count from the purchase."""
-    quick = QUICK if poll_interval is None else poll_interval
-    age = max(0.0, age)
-    early = age + min(1.0, quick)
-    near = max(quick, abs(age - expected_end) / 4)
-    return max(min(early, near, SLOW), poll_interval or 0.0)
-
-
-def next_poll(batches: Sequence[tuple[float, float, float]], poll_interval: float | None, now: float) -> float:
-    """When to LIST next for a credential with these batches, each (bought_at, last_poll, expected_end) in absolute
-    times.
-
-    A batch that was never polled has its purchase as `last_poll`. A `last_poll` up to a minute in the future is a delay
-    after a failure, and is respected. Infinite when there are no batches.
-    """
-    return max(now, min((_next_poll_at(*batch, poll_interval, now) for batch in batches), default=math.inf))
-
-
-def _next_poll_at(
-    bought_at: float, last_poll: float, expected_end: float, poll_interval: float | None, now: float
-) -> float:
-    since = max(bought_at, last_poll)
-    if since <= now + SLOW:
-        return since + poll_delay(since - bought_at, expected_end - bought_at, poll_interval)
-    # The clock was set back: poll at once instead of waiting until it catches up, and then at the slowest pace.
-    return now if last_poll > now + SLOW or last_poll == bought_at else last_poll + SLOW
-
-
-def watch_pace(age: float) -> float:
-    """Seconds between polls of an abandoned batch."""
-    return max(WATCH_PACE, age / 10)
-
 
 # ---------------------------------------------------------------- rescue
 
@@ -194,6 +152,20 @@ def _give_up_at(batch: Batch, suspected: bool, readable: bool, grace: float) -> 
     if readable:  # one request gives the proof; giving up now could buy every call twice
         return since + WATCH + WATCH_SLACK
     return since + (WATCH + WATCH_SLACK if suspected else grace)
+
+
+def reconcile_delay(age: float, grace: float, poll_interval: float | None) -> float:
+    """Seconds until the next list for a create with unknown outcome. Quick at first, because it probably shows up
+    within seconds, and around the end of the grace time."""
+    quick = QUICK if poll_interval is None else poll_interval
+    age = max(0.0, age)
+    near = max(quick, abs(age - grace) / 4)
+    return max(min(age + min(1.0, quick), near, UNRESOLVED_PACE), poll_interval or 0.0)
+
+
+def watch_pace(age: float) -> float:
+    """Seconds between polls of an abandoned batch."""
+    return max(WATCH_PACE, age / 10)
 
 
 # ---------------------------------------------------------------- retry

@@ -59,9 +59,19 @@ def test_a_bucket_never_exceeds_its_burst_and_never_loses_to_the_clock(
 
 
 def test_the_rate_of_creates() -> None:
-    assert create_rate(50, 2) == pytest.approx(10)
+    assert create_rate(130, 2) == pytest.approx(50)
     assert create_rate(50, 60) == pytest.approx(24.5)
-    assert create_rate(50, 1) == pytest.approx(50 / 6)  # polling is stretched, buying never stops
+    assert create_rate(50, 2) == create_rate(50, 1) == pytest.approx(15)  # polls become rarer, buying goes on
+
+
+@pytest.mark.parametrize("rpm", [10, 50, 100])
+def test_both_waits_together_are_short(rpm: int) -> None:
+    """For a create, and for a poll after the end."""
+
+    def waits(creates: float) -> float:
+        return 30 / creates + 30 / (rpm - 2 * creates)
+
+    assert waits(create_rate(rpm, 1)) <= 1.01 * min(waits(rpm * share / 1000) for share in range(1, 500))
 
 
 def test_a_burst_of_three_creates_then_the_rate() -> None:
@@ -70,7 +80,7 @@ def test_a_burst_of_three_creates_then_the_rate() -> None:
         assert road.can_create(NOW)
         road = road.spend_create(NOW)
     assert not road.can_create(NOW)
-    assert road.create_ready_at(NOW) == pytest.approx(NOW + 6, abs=1e-3)
+    assert road.create_ready_at(NOW) == pytest.approx(NOW + 4, abs=1e-3)
     assert road.can_create(road.create_ready_at(NOW))
 
 

@@ -20,7 +20,7 @@ from carpool.core.ports import RawRequest
 from carpool.core.prices import PriceBook
 from carpool.dialects import get
 from carpool.engine import Engine, Keyring, Upstream
-from carpool.engine.tasks import BackgroundTasks
+from carpool.engine.background import BackgroundTasks
 from carpool.frontends.intake import make_call
 from carpool.mock import MockAnthropic, MockConfig
 from carpool.planners.access.options import Options

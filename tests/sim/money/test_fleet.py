@@ -6,14 +6,17 @@ import math
 import random
 from collections import Counter, defaultdict
 from dataclasses import replace
+from functools import partial
 
 import pytest
 
 from carpool.core.errors import ConfigError
 from carpool.core.model import Call, Lane
+from carpool.planners.forecast import BatchClass, Forecast
 from carpool.planners.policy import RoutingPolicy
+from carpool.planners.poll_pace import InFlight, next_poll
+from carpool.planners.pressure.quota import TokenBucket
 from carpool.planners.routing import Decision
-from carpool.planners.tracking import next_poll
 from carpool.sim.money.coding import coding_fleet
 from carpool.sim.money.fleet import simulate
 from carpool.sim.money.model import ROOT, Node, RunRecord, Trace, TraceSession, TraceTurn
@@ -288,21 +291,32 @@ def test_an_unknown_policy_is_named() -> None:
 
 @pytest.mark.parametrize("seed", range(20))
 def test_the_next_poll_is_that_of_all_batches(seed: int) -> None:
-    rng = random.Random(seed)
+    rng, forecast = random.Random(seed), Forecast()
     interval = rng.choice([None, 1.0, 5.0])
-    poll_times, flying, last = PollTimes(interval), [], None
+    poll_times, last = PollTimes(interval, forecast), None
+    flying: list[tuple[float, str]] = []
+    requests = TokenBucket(0.8, 5.0, 5.0, 0.0)
     for step in range(300):
         now = step * 7.0
         if rng.random() < 0.6:
-            batch = now - rng.random() * 5, rng.choice([60.0, 130.0, 900.0])
-            flying.append(batch)
-            poll_times.add(*batch)
+            bought, size = now - rng.random() * 5, rng.choice("sml")
+            flying.append((bought, size))
+            poll_times.add(bought, BatchClass("anthropic", "m", size))
         elif flying:
-            poll_times.remove(*flying.pop(rng.randrange(len(flying))))
+            bought, size = flying.pop(rng.randrange(len(flying)))
+            poll_times.remove(bought, BatchClass("anthropic", "m", size))
         if rng.random() < 0.5:
             last = now
-        every = [(bought, bought if last is None else last, bought + takes) for bought, takes in flying]
-        assert poll_times.next(last, now) == next_poll(every, interval, now), f"seed {seed}, step {step}"
+        requests = requests.take(now, rng.choice([0, 4, 9]))
+        every = [
+            InFlight(
+                partial(forecast.ends_within, of=BatchClass("anthropic", "m", size)),
+                sorted(bought for bought, one in flying if one == size),
+            )
+            for size in "sml"
+        ]
+        found = poll_times.next(last, requests, now)
+        assert found == pytest.approx(next_poll(every, last, interval, requests, now)), f"seed {seed}, step {step}"
 
 
 def test_times_are_never_below_their_floor() -> None:

@@ -27,6 +27,7 @@ from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import replace
+from functools import partial
 
 from carpool.core.bounded import backoff
 from carpool.core.errors import CarpoolError, MalformedResponse
@@ -40,13 +41,13 @@ from carpool.engine.batch.collect import GONE, Collector
 from carpool.engine.context import EngineContext
 from carpool.engine.events import BatchAbandoned, BatchEnded, BatchSubmitted, RetentionNear
 from carpool.planners.forecast import BatchClass
+from carpool.planners.poll_pace import InFlight, next_poll
 from carpool.planners.tracking import (
     DENIED_PACE_S,
     WATCH,
     Denials,
-    next_poll,
-    poll_delay,
     reconcile,
+    reconcile_delay,
     watch_pace,
 )
 
@@ -67,7 +68,7 @@ class Reconciler:
             return since
         if batch.state is BatchState.ABANDONED:
             return polled_at + watch_pace(polled_at - since)
-        return polled_at + min(poll_delay(polled_at - since, GRACE_S, self._context.policy.poll_interval_s), 15.0)
+        return polled_at + reconcile_delay(polled_at - since, GRACE_S, self._context.policy.poll_interval_s)
 
     async def apply(
         self, upstream: Upstream, batches: Sequence[Batch], listed: Sequence[BatchReport], asked: float
@@ -228,21 +229,24 @@ class Follower:
 
     def _due(self, account: str, batches: Sequence[Batch], now: float) -> float:
         last = self._polled_at.get(account)
-        poll_times = []
-        for batch in filter(_ours, batches):
-            bought_at = batch.resolved_at or batch.intended_at
-            expected = bought_at + self._context.forecast.batch_quantile(0.5, BatchClass.of(batch.key))
-            poll_times.append((bought_at, bought_at if last is None else last, expected))
         pace = self._context.policy.poll_interval_s
         if pace is None:
             pace = self._context.upstreams[batches[0].key.provider].dialect.limits.pace
-        times = [next_poll(poll_times, pace, now)] if poll_times else []
+        requests = self._api.quota(batches[0].key.credential).requests
+        times = [next_poll(self._in_flight(batches), last, pace, requests, now)]
         times += [self._reconciler.due(batch, last) for batch in batches if _unresolved(batch)]
         if last is not None and any(batch.id in self._denials for batch in batches):
             times.append(last + DENIED_PACE_S)
         if any(map(_denied, batches)):  # the caller filtered out those that are not due yet
             times.append(now)
         return max(self._not_before.get(account, 0.0), min(times))
+
+    def _in_flight(self, batches: Sequence[Batch]) -> list[InFlight]:
+        ends_within = self._context.forecast.ends_within
+        bought: defaultdict[BatchClass, list[float]] = defaultdict(list)
+        for batch in filter(_ours, batches):
+            bought[BatchClass.of(batch.key)].append(batch.resolved_at or batch.intended_at)
+        return [InFlight(partial(ends_within, of=of), sorted(times)) for of, times in bought.items()]
 
     async def _poll(self, account: str, batches: list[Batch]) -> None:
         context = self._context

@@ -13,6 +13,7 @@ from carpool.core.model import Batch
 # ------------------------------------------------------------ requests per minute
 
 CREATE_BURST: Final = 3.0
+CREATE_SHARE: Final = 0.3  # of the quota that creates may take from polls; as much again is for results
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,9 +44,11 @@ class TokenBucket:
 def create_rate(rpm: float, poll_interval: float) -> float:
     """Creates per minute: what polling leaves, halved because the results of each batch must be downloaded too.
 
-    At least a third of the quota is reserved for creates and downloads; polling slows down instead.
+    Where polls at their pace would leave creates less than their share, polls become rarer. With c creates and x polls
+    a minute, a call waits about 30/c seconds for its create, and its answer 30/x for a poll. With 2c + x = rpm the sum
+    is smallest at c = 0.29 rpm.
     """
-    return max((rpm - 60 / poll_interval) / 2, rpm / 6)
+    return max((rpm - 60 / poll_interval) / 2, rpm * CREATE_SHARE)
 
 
 @dataclass(frozen=True, slots=True)

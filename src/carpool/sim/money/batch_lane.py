@@ -60,7 +60,6 @@ class RunBatch:
     row: Batch
     members: list[Member]
     bought_at: float
-    takes: float  # is expected to
     expires: float
     ends_at: float
     cancelled_at: float = math.inf
@@ -94,7 +93,7 @@ class BatchLane:
         self._batches: dict[int, RunBatch] = {}  # in flight
         self._ends: list[tuple[float, int]] = []
         self._requests: deque[tuple[int, Callable[[], None]]] = deque()
-        self._poll_times = PollTimes(settings.poll_interval_s or run.dialect.limits.pace)
+        self._poll_times = PollTimes(settings.poll_interval_s or run.dialect.limits.pace, run.policy.forecast)
         self._polls_at = math.inf
         self._polled_at: float | None = None
         self._polling = False
@@ -191,15 +190,14 @@ class BatchLane:
         ends_at = min(expires, max(member.ends for member in members))
         size = sum(call.bytes for call in calls)
         row = Batch(number, flush.pool, key, "", BatchState.OPEN, OWNER, len(calls), size, now, now, now, str(number))
-        takes = run.policy.forecast.batch_quantile(0.5, BatchClass.of(key))
-        self._batches[number] = RunBatch(row, members, now, takes, expires, ends_at)
+        self._batches[number] = RunBatch(row, members, now, expires, ends_at)
         for call in calls:
             call.batch = number
         self._rescues.changed()
         if not self._ends and self._pace is not None:
             self._polled_at = now  # nothing was polled while nothing was in flight
         heappush(self._ends, (ends_at, number))
-        self._poll_times.add(now, takes)
+        self._poll_times.add(now, BatchClass.of(key))
         self._polls_at = min(self._polls_at, self._poll_time(now))
 
     def _member(self, call: RunCall, now: float) -> Member:
@@ -211,7 +209,7 @@ class BatchLane:
 
     def _poll_time(self, now: float) -> float:
         if self._pace is None:
-            return self._poll_times.next(self._polled_at, now)
+            return self._poll_times.next(self._polled_at, self._quota.requests, now)
         return self._useful_poll(self._pace, now)
 
     def _useful_poll(self, pace: float, now: float) -> float:
@@ -224,6 +222,8 @@ class BatchLane:
     def _poll(self, now: float) -> float:
         if self._polling or not self._batches:
             return math.inf
+        if self._polls_at <= now and self._pace is None:  # others may have taken the requests since it was planned
+            self._polls_at = self._poll_time(now)
         if self._polls_at > now:
             return self._polls_at
         if not self._quota.can_ask(now):
@@ -260,7 +260,7 @@ class BatchLane:
 
     def _end(self, batch: RunBatch) -> None:
         batch.row = changed(batch.row, state=BatchState.ENDED)
-        self._poll_times.remove(batch.bought_at, batch.takes)
+        self._poll_times.remove(batch.bought_at, BatchClass.of(batch.row.key))
         self._ended[batch.row.id] = batch
         self._rescues.changed()
         self.request(1, partial(self._collect, batch))
