@@ -34,6 +34,7 @@ class Mutant:
 
 ENGINE = "src/carpool/engine"
 SQL = "src/carpool/stores/sql"
+ADMITTED = "tests/engine/batch/test_admit.py"
 LOST = "tests/engine/batch/test_follow.py"
 PRESSED = "tests/frontends/proxy/test_pressure.py"
 PROXY = "src/carpool/frontends/proxy"
@@ -54,12 +55,20 @@ MUTANTS = (
         "or self._due.get(ticket)",
     ),
     Mutant(
-        "an answer that was lost and handed over again has no time of its own",
+        "a delivery is on disk sooner because another one is about to be",
         f"{ENGINE}/batch/admit.py",
         "            self._due, self._pending = self._pending, {}\n"
         "            await self._context.clock.sleep(WRITE_S)\n",
         "            await self._context.clock.sleep(WRITE_S)\n"
         "            self._due, self._pending = self._pending, {}\n",
+        test=f"{ADMITTED}::test_a_delivery_can_be_taken_back_for_a_while_even_if_others_are_about_to_be_written",
+    ),
+    Mutant(
+        "an answer that is handed over again is written as soon as the first time",
+        f"{ENGINE}/batch/admit.py",
+        "        self._due.pop(ticket, None)  # delivered again,",
+        "        # delivered again,",
+        test=f"{ADMITTED}::test_a_repeated_delivery_can_be_taken_back_for_as_long_as_a_first",
     ),
     Mutant(
         "who comes back at once is taken for another",

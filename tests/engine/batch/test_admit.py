@@ -6,13 +6,16 @@ import asyncio
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
-from unittest.mock import patch
+from unittest.mock import Mock, patch
 
 import pytest
 
 from carpool.core.errors import CarpoolError, StoreError, TooManyWaiting, Undecided
 from carpool.core.model import Admission
+from carpool.engine.batch.admit import WRITE_S, Deliveries, PendingCall
+from carpool.sim.timeline import Timeline, VirtualClock, run
 from carpool.stores import SqliteStore
+from tests.support.engine_context import engine_context
 from tests.support.fleets import QUICK, SOON, riding
 
 admit_all = SqliteStore.admit_all
@@ -238,3 +241,47 @@ async def test_who_was_not_let_in_takes_no_room(slow: SlowStore) -> None:
         for call in calls:
             call.cancel()
         await asyncio.gather(*calls, return_exceptions=True)
+
+
+# ------------------------------------------------------------ deliveries
+
+
+def written_and_left(at: dict[int, list[float]], taken_back: dict[int, float]) -> tuple[set[int], set[int]]:
+    """Which tickets were written as delivered, and which clients count as gone: `at` says when each ticket was
+    delivered, `taken_back` when its connection turned out to be broken."""
+    timeline = Timeline()
+    context, _ = engine_context(clock=VirtualClock(timeline))
+    left: set[int] = set()
+
+    async def body() -> None:
+        deliveries = Deliveries(context, lambda pending_call: left.add(pending_call.ticket))
+        loop = asyncio.get_running_loop()
+        for ticket, times in at.items():
+            pending_call = Mock(spec=PendingCall, ticket=ticket)
+            for seconds in times:
+                loop.call_later(seconds, deliveries.add, ticket, pending_call)
+        for ticket, seconds in taken_back.items():
+            loop.call_later(seconds, deliveries.take_back, ticket)
+        await asyncio.sleep(1)
+
+    run(body(), timeline)
+    delivered: Any = context.store.delivered
+    return {ticket for group in delivered.await_args_list for ticket in group.args[0]}, left
+
+
+def test_a_delivery_is_written_unless_it_is_taken_back() -> None:
+    assert written_and_left({1: [0.0], 2: [0.0]}, {2: WRITE_S / 2}) == ({1}, {2})
+
+
+def test_a_delivery_can_be_taken_back_for_a_while_even_if_others_are_about_to_be_written() -> None:
+    just_before, in_time = WRITE_S * 0.9, WRITE_S * 1.8
+    assert written_and_left({1: [0.0], 2: [just_before]}, {2: in_time}) == ({1}, {2})
+
+
+def test_a_repeated_delivery_can_be_taken_back_for_as_long_as_a_first() -> None:
+    again, in_time = WRITE_S * 0.9, WRITE_S * 1.8
+    assert written_and_left({1: [0.0, again]}, {1: in_time}) == (set(), {1})
+
+
+def test_a_delivery_that_is_on_disk_is_not_taken_back() -> None:
+    assert written_and_left({1: [0.0]}, {1: WRITE_S * 3}) == ({1}, set())
