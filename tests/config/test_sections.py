@@ -222,7 +222,7 @@ def test_a_bad_variable_is_named(refusal: Callable[..., str], name: str, value: 
         ("rooting: {}", "rooting is not a setting: did you mean routing?"),
         ("batching: {rpm: 0}", "batching.rpm is 0; it must be a whole number from 1"),
         ("providers: [a]", "The section providers must hold `key: value` pairs, but holds list."),
-        ("providers: {x: {}}", "providers.x.dialect is missing: say which API it speaks, anthropic or openai."),
+        ("providers: {x: {}}", "providers.x.dialect is missing: say which API it has, anthropic or openai."),
         ("providers: {x: {dialect: openai}}", "providers.x.base_url is missing: say where the provider is"),
         ("providers: {openai: {dialect: anthropic}}", "providers.openai.base_url is missing"),
         ("providers: {x: {dialect: morse}}", "providers.x.dialect is 'morse'; it must be one of anthropic, openai."),

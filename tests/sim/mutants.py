@@ -478,7 +478,7 @@ MUTANTS = (
     Mutant(
         "carpool answers to any name",
         "src/carpool/planners/access/providers.py",
-        "        if not self._welcomes(names[0]):\n",
+        "        if not self._accepts(names[0]):\n",
         "        if not names[0]:\n",
         test="tests/frontends/proxy/test_hosts.py",
     ),

@@ -40,7 +40,7 @@ async def test_a_running_store_hears_of_a_key_that_another_process_adds(tmp_path
     assert second[1] == [key]
     await store.used_keys({key.digest: NOW})
     with open_keys(path) as cabinet:
-        assert [one.last_used for one in cabinet.standing()] == [NOW]
+        assert [one.last_used for one in cabinet.stored()] == [NOW]
     await store.aclose()
 
 
@@ -52,7 +52,7 @@ def test_a_store_is_made_only_where_that_is_asked_for(tmp_path: Path) -> None:
     with open_keys(path, make=True) as cabinet:
         put(cabinet, "ci")
     with open_keys(path) as cabinet:
-        assert [key.name for key in cabinet.standing()] == ["ci"]
+        assert [key.name for key in cabinet.stored()] == ["ci"]
     assert (tmp_path / "carpool.db").stat().st_mode & 0o777 == 0o600
 
 
@@ -63,7 +63,7 @@ def test_what_is_refused_changes_nothing(tmp_path: Path) -> None:
         with pytest.raises(ConfigError, match="There is a key ci already"):
             put(cabinet, "ci")
         put(cabinet, "other")
-        assert sorted(key.name for key in cabinet.standing()) == ["ci", "other"]
+        assert sorted(key.name for key in cabinet.stored()) == ["ci", "other"]
 
 
 def test_of_many_who_want_one_name_one_gets_it(tmp_path: Path) -> None:
@@ -99,7 +99,7 @@ async def test_an_older_store_in_use_is_left_alone(tmp_path: Path, monkeypatch: 
         pass
     await store.aclose()
     with open_keys(path) as cabinet:  # free again, it is brought up to date
-        assert cabinet.standing() == []
+        assert cabinet.stored() == []
     connection = sqlite3.connect(path)
     assert connection.execute("PRAGMA user_version").fetchone() == (newest + 1,)
     connection.close()

@@ -196,7 +196,7 @@ def list_keys(
     """List the keys: the owner, the limits, and when it was last used (to the minute)."""
     now = SystemClock().now()
     with open_keys(gather(config, None, (), store).store) as admin:
-        existing = admin.standing()
+        existing = admin.stored()
     chosen = [key for key in existing if everything or key.live(now)]
     chosen.sort(key=lambda key: (key.name, key.created_at))
     if as_json:

@@ -171,7 +171,7 @@ def _default_addresses(name: str, path: str, given: dict[str, Any]) -> None:
     vendor = given.get("vendor", name if name in _OTHERS else None)
     given.setdefault("dialect", name if name in DIALECTS else VENDOR_DIALECT.name if vendor else None)
     if given["dialect"] is None:
-        raise ConfigError(f"{path}.dialect is missing: say which API it speaks, {' or '.join(sorted(DIALECTS))}.")
+        raise ConfigError(f"{path}.dialect is missing: say which API it has, {' or '.join(sorted(DIALECTS))}.")
     if name in BUILT_IN and given["dialect"] == BUILT_IN[name].dialect:
         given.setdefault("base_url", BUILT_IN[name].base_url)
     elif vendor in _OTHERS:

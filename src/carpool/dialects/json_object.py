@@ -163,16 +163,16 @@ def _repeated_field() -> BadCall:
 # ------------------------------------------------------------ prefixes of prompts
 # A provider reuses what it computed for an earlier prompt as far as a new prompt begins with the same bytes. So a
 # prompt is a chain: first its root, which is what all the rest depends on (model, tools, system prompt), then the turns
-# of the conversation. Three ends of that chain are told, for the record of calls and never for routing:
+# of the conversation. Three ends of that chain are recorded, for the record of calls and never for routing:
 #
 # - the root: calls of one kind of agent share it;
 # - the parent: where the prompt of the turn before ended. An agent sends its earlier prompt again, then the answer that
 #   it got, then what is new. So that is before the last answer, and no earlier prompt must be remembered to find it;
 # - the end of the prompt.
 #
-# Each is told by a CRC-32 of all bytes before it, which takes a fifth of the time of a cryptographic hash. The engine
-# makes a keyed hash of checksum and size (`engine.recording`). Bytes count as the client sent them: the order of names
-# matters to providers, too.
+# Each is identified by a CRC-32 of all bytes before it, which takes a fifth of the time of a cryptographic hash. The
+# engine makes a keyed hash of checksum and size (`engine.recording`). Bytes count as the client sent them: the order of
+# names matters to providers, too.
 
 items = msgspec.json.Decoder(list[msgspec.Raw]).decode
 

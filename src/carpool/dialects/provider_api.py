@@ -57,7 +57,7 @@ def path_of(under: str, name: str) -> str:
 
 
 def checked_id(name: str) -> str:
-    """An id that the provider told, if it can be one."""
+    """An id that the provider stated, if it is a valid one."""
     if not _ID.fullmatch(name):
         raise MalformedResponse(f"The provider named something {name[:80]!r}, which can't be an id.")
     return name

@@ -1,7 +1,7 @@
 """The secrets of clients, and what is known of the accounts that they buy with.
 
 Two clients may buy with one secret: several virtual keys stand for it, or it is sent in two forms, as `x-api-key` and
-as a bearer token. So three names are told apart, each a keyed hash:
+as a bearer token. So three names are distinguished, each a keyed hash:
 
 - The name of a secret in one form, as it is sent. A batch that was bought with it stores this name.
 - The credential: the name of the usual form. Calls, results and adoption are separate between credentials.

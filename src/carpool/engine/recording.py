@@ -1,7 +1,7 @@
 """The record of calls: sizes, times and prefix hashes, from which one's own traffic can be replayed under other
 policies.
 
-Every call leaves one `CallShape`, on every lane; what was bought for it stands in the ledger. A call that goes straight
+Every call leaves one `CallShape`, on every lane; what was bought for it is in the ledger. A call that goes straight
 to `now` or `flex` is recorded when its answer has ended, one that waits on disk when it is admitted. Shapes are written
 together every few seconds, so a crash loses the last ones: they are statistics, and no call waits for them.
 

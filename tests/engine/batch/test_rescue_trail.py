@@ -62,7 +62,7 @@ def test_a_batch_that_somebody_else_stopped_was_not_late() -> None:
         house.policy = replace(house.policy, max_attempts=1)
         reply, _ = await _rescued(house)
         await stopping
-        assert (reply.outcome.lane, reply.outcome.reason) == (Lane.NOW, "the batch gave it back as canceled")
+        assert (reply.outcome.lane, reply.outcome.reason) == (Lane.NOW, "the batch returned it as canceled")
 
     in_house(test, NEVER)
 
@@ -91,7 +91,7 @@ def test_the_trail_of_purchases_stays_with_the_call() -> None:
         assert (rescue["lane"], rescue["kind"], rescue["batch"]) == (Lane.NOW, EntryKind.RESCUE, None)
         assert rescue["paid"] == reply.entry.paid if reply.entry else False
         assert (line["lane"], line["kind"], line["paid"]) == (Lane.BATCH, EntryKind.PURCHASE, 0)
-        assert (line["batch"], line["reason"]) == (house.provider.batches[0].id, "the batch gave it back as canceled")
+        assert (line["batch"], line["reason"]) == (house.provider.batches[0].id, "the batch returned it as canceled")
 
     in_house(test, NEVER)
 

@@ -107,7 +107,7 @@ def test_where_nothing_tells_the_client_learns_how_to() -> None:
 
 
 def test_a_dialect_that_nobody_speaks_is_named() -> None:
-    with pytest.raises(NoProvider, match="speaks gemini"):
+    with pytest.raises(NoProvider, match="uses the API gemini"):
         choose(None, "/v1beta/models", (("x-goog-api-key", "k"),), BOTH)
 
 
@@ -130,7 +130,7 @@ def test_without_a_mark_the_namesake_of_the_dialect_is_the_default() -> None:
 
 @pytest.mark.parametrize("marked", [(), ("groq", "xai")])
 def test_without_one_default_the_client_must_choose(marked: tuple[str, ...]) -> None:
-    with pytest.raises(NoProvider, match="Several providers speak openai: groq, xai"):
+    with pytest.raises(NoProvider, match="Several providers have the API openai: groq, xai"):
         choose(None, "/v1/responses", (), upstreams(groq="openai", xai="openai"), marked)
 
 

@@ -207,7 +207,7 @@ _SYSTEM_ROLES = frozenset({"system", "developer"})
 
 
 def prompt_sums(parsed: Parsed) -> PromptSums:
-    """The system prompt is at the begin of the turns. A prompt that is no list is one turn."""
+    """The system prompt is at the beginning of the turns. A prompt that is no list is one turn."""
     values, members = parsed.document.values, parsed.document.members
     root = json_object.Prefix(parsed.model.encode("utf-8", "surrogatepass"))
     for name in _ROOT:

@@ -83,7 +83,7 @@ class Buyer:
             if row.unsent:
                 await self.refuse(row, Refusal(0, "Its create was never sent.", True, 0.0))
             else:
-                await self._record_unknown(row, "what became of its create was not written down")
+                await self._record_unknown(row, "the result of its create was not recorded")
 
     def _plan(self, provider: str, pools: list[PoolView], now: float) -> FlushPlan:
         context, account_of = self._context, self._context.keyring.account
@@ -272,7 +272,7 @@ class Buyer:
         context = self._context
         offset = self._api.offsets.get(batch.key.provider, 0.0)
         await context.retry_write(
-            "writing down a bought batch",
+            "recording a bought batch",
             lambda: context.store.move(
                 batch.id,
                 BatchState.OPEN,
@@ -291,7 +291,7 @@ class Buyer:
         context = self._context
         offset = self._api.offsets.get(batch.key.provider, 0.0)
         await context.retry_write(
-            "writing down an unknown create",
+            "recording an unknown create",
             lambda: context.store.move(
                 batch.id, BatchState.UNKNOWN, resolved_at=context.now(), clock_offset=offset, note=reason
             ),
@@ -312,7 +312,7 @@ class Buyer:
         lane = await self._api.learn_refusal(batch, refusal)
         reason = f"the batch was refused: {refusal.message}"
         await context.retry_write(
-            "writing down a refused batch",
+            "recording a refused batch",
             lambda: context.store.release(batch.id, BatchState.REFUSED, lane, context.now(), reason),
         )
         context.stats.batches_refused += 1

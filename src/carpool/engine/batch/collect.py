@@ -113,7 +113,7 @@ class Collector:
             after: int | None = -1
             while after is not None:  # removes bodies in the order of the tickets, which is that of the disk
                 after = await context.store.tidy(batch.id, after, TIDY)
-            doing = "writing down a collected batch"
+            doing = "recording a collected batch"
             if await context.retry_write(doing, lambda: self._api.moved(batch, BatchState.COLLECTED)) is not None:
                 await context.reached("collected")
                 self._finished(batch, tally)
@@ -259,7 +259,7 @@ class Collector:
         reason = ""
         if line.result != "succeeded":
             usage, paid, would_have_paid = None, 0, 0  # only successful lines are billed
-            reason = f"the batch gave it back as {line.result}"
+            reason = f"the batch returned it as {line.result}"
         elif usage is not None:
             paid, would_have_paid = self._context.prices.paid_and_would_have_paid(
                 upstream.dialect, model, usage, Lane.BATCH, now

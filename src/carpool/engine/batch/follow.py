@@ -13,7 +13,7 @@ result lines are read. If one carries our nonce, the batch is ours: the row beco
 If none does, it is a stranger to this row, though it may still prove another row.
 
 The reconciler gives up when no suspect has appeared within a grace time, or when suspects prove nothing for a day. The
-row becomes `abandoned`: each of its calls stands in the ledger as a purchase of unknown price, and open calls are
+row becomes `abandoned`: each of its calls is in the ledger as a purchase of unknown price, and open calls are
 bought again. An abandoned batch is watched for 24 hours more. Late proof settles calls that are still open, and is
 otherwise entered as a duplicate. Without proof the row becomes `void`, and the price stays unknown.
 

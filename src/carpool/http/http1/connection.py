@@ -337,7 +337,7 @@ class Http1Connection(asyncio.Protocol):
     def on_headers_complete(self) -> None:
         exchange, status = self._exchange, self._parser.get_status_code()
         if exchange is None or exchange.status:
-            raise ValueError("Nothing was asked.")
+            raise ValueError("There is no request for this response.")
         headers = tuple([(_name(name), value.decode("latin-1")) for name, value in self._headers])
         self._headers = _IGNORED  # trailers after the body are dropped
         by_name = dict(headers)
@@ -347,7 +347,7 @@ class Http1Connection(asyncio.Protocol):
             self._head_size = 0
             self._informed += 1
             if self._informed > MAX_INFORMED:
-                raise ValueError("The answer itself never comes.")
+                raise ValueError("There are too many 1xx responses before the final one.")
             if exchange.informed is not None and status != 101:
                 exchange.informed(status, headers)
             return
@@ -386,9 +386,9 @@ def _name(name: bytes) -> str:
 def _check_answer(status: int, headers: Headers) -> None:
     """Refuses a response whose framing is ambiguous: passed on, it could be read differently by the client."""
     if not 100 <= status <= 599:
-        raise ValueError("This is no status that a client could be given.")
+        raise ValueError("This is not a valid status.")
     for name, value in headers:
         if name == "transfer-encoding" and (status < 200 or value.strip().lower() != "chunked"):
-            raise ValueError("This coding of the answer would not reach the client.")
+            raise ValueError("This transfer coding can't be passed on.")
         if status < 200 and name == "content-length" and value.strip("0 \t"):
-            raise ValueError("A body before the answer would be taken for a part of it.")
+            raise ValueError("A 1xx response has no body.")

@@ -41,7 +41,7 @@ class OutgoingProxy:
             try:
                 head = await reader.readuntil(b"\r\n\r\n")
             except (EOFError, asyncio.LimitOverrunError) as error:
-                raise OSError("The proxy's answer has no end.") from error
+                raise OSError("The head of the proxy's response is too long.") from error
             status = re.match(rb"HTTP/1\.[^ \r]* ([0-9]+)[ \r]", head)
             if status is None:
                 raise OSError("The proxy does not speak HTTP.")

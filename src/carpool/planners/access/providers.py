@@ -1,5 +1,5 @@
 """What the head of a request decides: whether its host name is accepted, which provider it is for, and whether it gets
-the house's own key.
+a configured key.
 
 A web page can make its own name point at this machine (DNS rebinding) and then talk to carpool as if it were its own
 server; the name in `Host` reveals that. A reverse proxy that terminates TLS sends the client's address and host name in
@@ -60,7 +60,9 @@ def choose(
 
 def _pick(dialect: str, candidates: Sequence[Upstream], defaults: Collection[str]) -> Upstream:
     if not candidates:
-        raise NoProvider(f"This request speaks {dialect}, and no such provider is configured: add one to the config.")
+        raise NoProvider(
+            f"This request uses the API {dialect}, and no provider with it is configured: add one to the config."
+        )
     if len(candidates) == 1:
         return candidates[0]
     preferred = [upstream for upstream in candidates if upstream.provider in defaults]
@@ -69,8 +71,8 @@ def _pick(dialect: str, candidates: Sequence[Upstream], defaults: Collection[str
         return preferred[0]
     names = sorted(upstream.provider for upstream in candidates)
     raise NoProvider(
-        f"Several providers speak {dialect}: {', '.join(names)}. Send x-carpool-provider with the name of one, or mark "
-        "one of them as the default in the config."
+        f"Several providers have the API {dialect}: {', '.join(names)}. Send x-carpool-provider with the name of one, "
+        "or mark one of them as the default in the config."
     )
 
 
@@ -143,7 +145,7 @@ class Hosts:
         self._trusted = tuple(ipaddress.ip_network(network) for network in trusted)
         self._open = not local and not self._allowed
         self._trusts = lru_cache(1024)(self._trusted_address)
-        self._welcomes = lru_cache(256)(self._accepts_name)
+        self._accepts = lru_cache(256)(self._accepts_name)
 
     def trusts(self, peer: Peer) -> bool:
         """Whether the peer is a trusted reverse proxy."""
@@ -159,7 +161,7 @@ class Hosts:
             return
         if not names:
             raise BadCall("This request names no host. Send a host header, such as 127.0.0.1.")
-        if not self._welcomes(names[0]):
+        if not self._accepts(names[0]):
             raise Misdirected(
                 f"carpool does not answer to the name {names[0][:100]!r}. Use {self._own_names()}, or add the name to "
                 "server.allowed_hosts."

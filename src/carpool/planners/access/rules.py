@@ -1,4 +1,4 @@
-"""A request is understood, ruled and decided: the chain that proxy, library and `serve --check` share. It is pure.
+"""The chain that proxy, library and `serve --check` share: parse a request, apply the rules, make its call. It is pure.
 
 `understand` parses the request, `apply_rules` completes its options, and `routing.route` chooses the lane of the call
 that `call_of` makes of both.

@@ -190,7 +190,7 @@ def open_calls(session: Session, batch: int) -> OpenCalls:
 
 
 def tidy(session: Session, batch: int, after: int, limit: int) -> int | None:
-    tickets = [row[0] for row in session.rows("settled_aboard", {"batch": batch, "after": after, "limit": limit})]
+    tickets = [row[0] for row in session.rows("settled_in_batch", {"batch": batch, "after": after, "limit": limit})]
     session.change("remove_bodies", (to_json(tickets),))
     return tickets[-1] if tickets else None
 

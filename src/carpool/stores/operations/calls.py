@@ -174,14 +174,14 @@ class KeyAdmin(NamedTuple):
     pepper: bytes
     transaction: Callable[[], AbstractContextManager[object]]
 
-    def standing(self) -> list[VirtualKey]:
+    def stored(self) -> list[VirtualKey]:
         return all_keys(self.session)
 
     def change(self, decide: Callable[[list[VirtualKey]], Sequence[VirtualKey]]) -> None:
         """Passes the current keys to `decide` and writes what it returns, in one transaction. If it raises, nothing
         changes."""
         with self.transaction():
-            write_keys(self.session, decide(self.standing()))
+            write_keys(self.session, decide(self.stored()))
 
 
 def used_keys(session: Session, uses: Mapping[str, float]) -> None:

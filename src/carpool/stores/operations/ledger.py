@@ -27,11 +27,11 @@ class _LedgerLine(NamedTuple):
 class LedgerWriter:
     """Collects the entries written in one transaction and compares them with the stored ones."""
 
-    def __init__(self, session: Session, stood: str) -> None:
-        """`stood`: the stored entries of these tickets, as JSON."""
+    def __init__(self, session: Session, stored: str) -> None:
+        """`stored`: the stored entries of these tickets, as JSON."""
         self._session = session
         self._stored = {
-            (ticket, purchase): _LedgerLine(*rest) for ticket, purchase, *rest in msgspec.json.decode(stood)
+            (ticket, purchase): _LedgerLine(*rest) for ticket, purchase, *rest in msgspec.json.decode(stored)
         }
         self._rows: dict[tuple[int, int], Row] = {}
 
@@ -80,7 +80,7 @@ class LedgerWriter:
 def _writer(session: Session, tickets: set[int]) -> LedgerWriter:
     ticket_list = to_json(sorted(tickets))
     session.hold(ticket_list)
-    [(stored,)] = session.rows("standing_entries", (ticket_list,))
+    [(stored,)] = session.rows("stored_entries", (ticket_list,))
     return LedgerWriter(session, stored)
 
 
@@ -165,7 +165,7 @@ class _Settling:
         self._now = now  # the earliest time in the group, so that requeued calls are due for its first caller too
         ticket_list = to_json(sorted(tickets))
         session.hold(ticket_list)
-        [(calls, entries, first)] = session.rows("standing", {"tickets": ticket_list})
+        [(calls, entries, first)] = session.rows("stored_tickets", {"tickets": ticket_list})
         self._calls = {call.ticket: call for call in _ticket_rows.decode(calls)}
         self._ledger = LedgerWriter(session, entries)
         self._settled: list[int] = []

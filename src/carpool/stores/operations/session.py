@@ -335,7 +335,9 @@ def load_statements(folder: str, live: str, words: Mapping[str, str]) -> dict[st
         "orphan": (
             f"CASE WHEN sender IS NOT NULL THEN sender NOT IN {live} ELSE awaiter IS NULL OR awaiter NOT IN {live} END"
         ),
-        "aboard": f"EXISTS (SELECT 1 FROM batches b WHERE b.id = calls.batch AND b.state IN ({unfinished}))",  # noqa: S608
+        "in_unfinished_batch": (
+            f"EXISTS (SELECT 1 FROM batches b WHERE b.id = calls.batch AND b.state IN ({unfinished}))"  # noqa: S608
+        ),
     }
     text = "".join((files("carpool.stores") / "sql" / folder / name).read_text("utf-8") for name in _FILES)
     text = re.sub(r"\{from (\w+)\}", lambda match: _sources(match[1]), text)

@@ -216,12 +216,12 @@ def _migrate(connection: psycopg.Connection[Row], address: Address) -> None:
 
     `-- oldest: 3` in a script means that a carpool that knows only version 3 may still work with its schema.
     """
-    if _standing(connection, address) >= max(migrations()):
+    if _version_of(connection, address) >= max(migrations()):
         return
     with connection.transaction():
         key = f"carpool:migrate:{address.schema}"
         connection.execute("SELECT pg_advisory_xact_lock(hashtextextended(%s, 0))", (key,))
-        version = _standing(connection, address)
+        version = _version_of(connection, address)
         if not connection.execute("SELECT 1 FROM pg_namespace WHERE nspname = %s", (address.schema,)).fetchone():
             connection.execute(f"CREATE SCHEMA {address.schema}")
         connection.execute("CREATE TABLE IF NOT EXISTS meta (name text PRIMARY KEY, value text NOT NULL)")
@@ -245,7 +245,7 @@ def _is_there(connection: psycopg.Connection[Row], schema: str) -> bool:
     return connection.execute(query, (schema, "meta")).fetchone() is not None
 
 
-def _standing(connection: psycopg.Connection[Row], address: Address) -> int:
+def _version_of(connection: psycopg.Connection[Row], address: Address) -> int:
     """Returns the schema version, 0 if there is no store. Raises if this carpool can't work with it."""
     if not _is_there(connection, address.schema):
         return 0
@@ -290,7 +290,7 @@ def exists(url: str) -> bool:
 def inspect(url: str, *, encrypt: bool) -> list[VirtualKey]:
     """Raises what opening the store would raise, and creates nothing. Returns its keys."""
     with _connected(url) as (connection, address):
-        if _standing(connection, address) == 0:
+        if _version_of(connection, address) == 0:
             find_secret(None)
             check_sealing(None, encrypt=encrypt)
             return []

@@ -59,8 +59,8 @@ WHERE state NOT IN ({finished})
 -- `now` it stays in `sending`, but an engine that comes back later is no longer its sender.
 -- name: return_orphans
 UPDATE calls SET
-  state = CASE WHEN {aboard} THEN 'boarded' WHEN lane = 'batch' THEN 'queued' ELSE state END,
-  batch = CASE WHEN {aboard} THEN batch END,
+  state = CASE WHEN {in_unfinished_batch} THEN 'boarded' WHEN lane = 'batch' THEN 'queued' ELSE state END,
+  batch = CASE WHEN {in_unfinished_batch} THEN batch END,
   sender = NULL
 WHERE state {from return_orphans} AND (lane = 'batch' OR sender IS NOT NULL) AND {orphan}
 
@@ -163,7 +163,7 @@ FROM (
   UNION ALL SELECT awaiter, rescue_at FROM calls INDEXED BY calls_sending WHERE batch = :batch AND state = 'sending'
 )
 
--- name: settled_aboard
+-- name: settled_in_batch
 SELECT id FROM calls INDEXED BY calls_batch
 WHERE batch = :batch AND batch IS NOT NULL AND id > :after AND state = 'settled'
 ORDER BY id LIMIT :limit

@@ -124,7 +124,7 @@ RETURNING tags
 
 -- name: stop_sending
 UPDATE calls SET state = 'boarded', rescue_at = coalesce(deadline, 9e999), sender = NULL
-WHERE id = ? AND state {from stop_sending} AND {aboard}
+WHERE id = ? AND state {from stop_sending} AND {in_unfinished_batch}
 
 -- name: call_counts
 SELECT 'queued', count(*) FROM calls WHERE state = 'queued'

@@ -1,7 +1,7 @@
 -- Statements about settling, the ledger and remembered values.
 
 -- Calls, entries and the number of the next outcome in one statement, because each statement may wait for the GIL.
--- name: standing
+-- name: stored_tickets
 SELECT (
   SELECT json_group_array(json_array(c.id, c.state, c.batch, o.purchase, b.state = 'submitting', c.tags))
   FROM json_each(:tickets) j CROSS JOIN calls c ON c.id = j.value
@@ -11,7 +11,7 @@ SELECT (
   FROM json_each(:tickets) j CROSS JOIN entries e ON e.ticket = j.value
 ), (SELECT coalesce(max(id), 0) + 1 FROM outcomes)
 
--- name: standing_entries
+-- name: stored_entries
 SELECT json_group_array(json_array(e.ticket, e.purchase, e.lane, e.kind, e.paid, e.would_have_paid))
 FROM json_each(?) j CROSS JOIN entries e ON e.ticket = j.value
 

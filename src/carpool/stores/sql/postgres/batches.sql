@@ -73,8 +73,8 @@ WHERE state NOT IN ({finished})
 -- `now` it stays in `sending`, but an engine that comes back later is no longer its sender.
 -- name: return_orphans
 UPDATE calls SET
-  state = CASE WHEN {aboard} THEN 'boarded' WHEN lane = 'batch' THEN 'queued' ELSE state END,
-  batch = CASE WHEN {aboard} THEN batch END,
+  state = CASE WHEN {in_unfinished_batch} THEN 'boarded' WHEN lane = 'batch' THEN 'queued' ELSE state END,
+  batch = CASE WHEN {in_unfinished_batch} THEN batch END,
   sender = NULL
 WHERE id IN (
   SELECT id FROM calls WHERE state {from return_orphans} AND (lane = 'batch' OR sender IS NOT NULL) AND {orphan} ORDER BY id
@@ -189,7 +189,7 @@ SELECT count(*), count(*) FILTER (WHERE awaiter IS NULL OR rescue_at = 'Infinity
   max(CASE WHEN awaiter IS NOT NULL AND rescue_at < 'Infinity' THEN rescue_at END)
 FROM calls WHERE batch = :batch AND batch IS NOT NULL AND state IN ('boarded', 'sending')
 
--- name: settled_aboard
+-- name: settled_in_batch
 SELECT id FROM calls
 WHERE batch = :batch AND batch IS NOT NULL AND id > :after AND state = 'settled'
 ORDER BY id LIMIT :limit

@@ -1,6 +1,6 @@
 -- Statements about settling, the ledger and remembered values, for PostgreSQL.
 
--- name: standing
+-- name: stored_tickets
 SELECT (
   SELECT coalesce(json_agg(json_build_array(c.id, c.state, c.batch, o.purchase, b.state = 'submitting', c.tags)), '[]')
   FROM calls c LEFT JOIN outcomes o ON o.ticket = c.id LEFT JOIN batches b ON b.id = c.batch
@@ -10,7 +10,7 @@ SELECT (
   FROM entries e WHERE e.ticket = {numbers :tickets}
 )::text, 0
 
--- name: standing_entries
+-- name: stored_entries
 SELECT coalesce(json_agg(json_build_array(e.ticket, e.purchase, e.lane, e.kind, e.paid, e.would_have_paid)), '[]')::text
 FROM entries e WHERE e.ticket = {numbers ?}
 
