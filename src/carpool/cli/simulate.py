@@ -179,10 +179,10 @@ def _checked(picture: Path | None) -> Path | None:
 
 
 def _worlds(names: Sequence[str], files: Sequence[Path]) -> list[WorldSource]:
-    found = [WorldSource(name) for name in names] + [WorldSource(latencies=file) for file in files]
-    for world in found:
+    worlds = [WorldSource(name) for name in names] + [WorldSource(latencies=file) for file in files]
+    for world in worlds:
         world.read()  # whatever is wrong with it is said before anything runs
-    return found or [WorldSource(next(iter(WORLDS)))]
+    return worlds or [WorldSource(next(iter(WORLDS)))]
 
 
 def _policies(names: Sequence[str] | None) -> Sequence[str]:
@@ -229,7 +229,12 @@ def _progress(total: int) -> Iterator[Callable[[], None]]:
 def _show(results: Sequence[RunResult], as_json: bool, picture: Path | None) -> None:
     summaries = summarised(results)
     if as_json:
-        print_json({"rows": [as_row(one) for one in results], "summaries": [summary_row(one) for one in summaries]})
+        print_json(
+            {
+                "rows": [as_row(result) for result in results],
+                "summaries": [summary_row(summary) for summary in summaries],
+            }
+        )
     else:
         for table in tables(summaries):
             console().print(table)

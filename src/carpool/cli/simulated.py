@@ -67,13 +67,13 @@ def _costs(title: str, summaries: Sequence[RunSummary]) -> Table:
     for key, group in _by_deadline(summaries).items():
         table.add_section()
         table.add_row(_asked(key), style="dim")
-        for one in group:
-            late = _share(one.timing.misses, one.timing.calls)
-            cost = dollars(round(one.cost)), _estimate(one.to_baseline), _estimate(one.to_bound)
-            table.add_row(one.policy, *cost, f"{one.cache_share:.0%}", late)
+        for summary in group:
+            late = _share(summary.timing.misses, summary.timing.calls)
+            cost = dollars(round(summary.cost)), _estimate(summary.to_baseline), _estimate(summary.to_bound)
+            table.add_row(summary.policy, *cost, f"{summary.cache_share:.0%}", late)
         if group[0].bound is not None:
             table.add_row(BOUND, dollars(round(group[0].bound)), _estimate(group[0].bound_to_baseline), "1.00")
-    calls, seeds = max(one.timing.calls for one in summaries), summaries[0].seeds
+    calls, seeds = max(summary.timing.calls for summary in summaries), summaries[0].seeds
     sampled = f"a seed, {seeds} seeds; ± is the 95 % confidence interval" if seeds > 1 else "with one seed"
     table.caption = f"{calls / seeds:,.0f} calls {sampled}."
     return table
@@ -85,11 +85,11 @@ def _times(summaries: Sequence[RunSummary]) -> Table:
     for key, group in _by_deadline(summaries).items():
         table.add_section()
         table.add_row(_asked(key), style="dim")
-        for one in group:
-            seen, seeds = one.timing, one.seeds
+        for summary in group:
+            seen, seeds = summary.timing, summary.seeds
             turn, task = (seen.turn_p50_s, seen.turn_p95_s), (seen.task_p50_s, seen.task_p95_s)
             counts = _share(seen.rescues, seen.calls), *(f"{n / seeds:,.0f}" for n in (seen.batches, seen.api_calls))
-            table.add_row(one.policy, *map(brief, (*turn, *task, seen.added_wait_s)), *counts)
+            table.add_row(summary.policy, *map(brief, (*turn, *task, seen.added_wait_s)), *counts)
     table.caption = _reasons(summaries)
     return table
 
@@ -102,12 +102,12 @@ def _asked(key: RunKey) -> str:
 def _reasons(summaries: Sequence[RunSummary]) -> str:
     """Why calls were late, a line per policy that has late ones."""
     reasons: dict[str, Counter[str]] = defaultdict(Counter)
-    for one in summaries:
-        reasons[one.policy].update(one.timing.miss_reasons)
+    for summary in summaries:
+        reasons[summary.policy].update(summary.timing.miss_reasons)
     lines = [
-        f"{policy}: " + ", ".join(f"{count:,} {reason}" for reason, count in found.most_common())
-        for policy, found in reasons.items()
-        if found
+        f"{policy}: " + ", ".join(f"{count:,} {reason}" for reason, count in counts.most_common())
+        for policy, counts in reasons.items()
+        if counts
     ]
     return "\n".join(["Why calls were late, all seeds together:", *lines]) if lines else "No call was late."
 
@@ -144,15 +144,15 @@ def picture_of(scene: Scene, summaries: Sequence[RunSummary], trace: str = "") -
 def curves(summaries: Sequence[RunSummary]) -> list[Curve]:
     """A curve per policy, and the bound's. Calls without a deadline have no place on the axis."""
     points: dict[str, list[CurvePoint]] = defaultdict(list)
-    on_now = {one.key: one.timing.misses for one in summaries if one.policy == BASELINE}
-    for one in sorted(summaries, key=lambda summary: summary.key.deadline_s or 0.0):
-        if one.key.deadline_s is None:
+    on_now = {summary.key: summary.timing.misses for summary in summaries if summary.policy == BASELINE}
+    for summary in sorted(summaries, key=lambda each: each.key.deadline_s or 0.0):
+        if summary.key.deadline_s is None:
             continue
-        missed = max(0, one.timing.misses - on_now.get(one.key, 0)) / max(1, one.timing.calls)
-        _add(points[one.policy], one.key.deadline_s, one.to_baseline, missed)
-        if not points[BOUND] or points[BOUND][-1].deadline_s < one.key.deadline_s:
-            _add(points[BOUND], one.key.deadline_s, one.bound_to_baseline, 0.0)
-    return [Curve(name, found) for name, found in points.items()]
+        missed = max(0, summary.timing.misses - on_now.get(summary.key, 0)) / max(1, summary.timing.calls)
+        _add(points[summary.policy], summary.key.deadline_s, summary.to_baseline, missed)
+        if not points[BOUND] or points[BOUND][-1].deadline_s < summary.key.deadline_s:
+            _add(points[BOUND], summary.key.deadline_s, summary.bound_to_baseline, 0.0)
+    return [Curve(name, curve) for name, curve in points.items()]
 
 
 def _add(points: list[CurvePoint], deadline_s: float, ratio: Estimate | None, missed: float) -> None:

@@ -78,7 +78,7 @@ class Tap(Struct, eq=False):
     usage_of: Callable[[bytes], Usage | None]
     usage_of_tail: Callable[[bytes], Usage | None] = _unknown
     rest: bytearray = field(default_factory=bytearray)  # the incomplete line
-    one: bytes = b""  # plain JSON of a single chunk so far: the usual case, which needs no copy
+    only_chunk: bytes = b""  # plain JSON of a single chunk so far: the usual case, which needs no copy
     data: list[bytes] = []
     held: int = 0
     skipping: bool = False  # inside a line that is too long to buffer
@@ -116,18 +116,18 @@ class Tap(Struct, eq=False):
         return ResponseEnd(usage, complete, complete)
 
     def _body(self) -> bytes:
-        return self.one or bytes(self.rest)
+        return self.only_chunk or bytes(self.rest)
 
     def _decide(self, chunk: bytes) -> None:
         if start := chunk.lstrip():
             self.plain = start.startswith(b"{")
 
     def _keep(self, chunk: bytes) -> None:
-        if not self.rest and not self.one and len(chunk) <= _MAX_HELD:
-            self.one = chunk
+        if not self.rest and not self.only_chunk and len(chunk) <= _MAX_HELD:
+            self.only_chunk = chunk
             return
-        self.rest += self.one
-        self.one = b""
+        self.rest += self.only_chunk
+        self.only_chunk = b""
         self.rest += chunk
         if len(self.rest) > _MAX_HELD:
             self.cut = True

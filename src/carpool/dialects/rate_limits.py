@@ -34,14 +34,14 @@ def openai(headers: Headers) -> Allowances | None:
 def _allowances(
     headers: dict[str, str], names: list[list[str]], seconds: Callable[[str | None], float | None]
 ) -> Allowances | None:
-    found: list[Allowance | None] = []
+    allowances: list[Allowance | None] = []
     for limit_name, remaining_name, reset_name in names:
         limit, remaining = _number(headers.get(limit_name)), _number(headers.get(remaining_name))
         if not limit or remaining is None:
-            found.append(None)
+            allowances.append(None)
         else:
-            found.append(Allowance(limit, min(remaining, limit), seconds(headers.get(reset_name))))
-    return Allowances(*found) if any(found) else None
+            allowances.append(Allowance(limit, min(remaining, limit), seconds(headers.get(reset_name))))
+    return Allowances(*allowances) if any(allowances) else None
 
 
 def _number(text: str | None) -> int | None:

@@ -100,7 +100,7 @@ class ReconcilePlan:
     new_suspects: tuple[str, ...]
     inspect: tuple[str, ...]  # ended suspects: their results prove whose they are
     give_up: bool  # an unknown batch becomes abandoned, an abandoned one void
-    found: str | None = None  # the batch whose nonce proves that it is ours
+    proven: str | None = None  # the batch whose nonce proves that it is ours
 
 
 def reconcile(

@@ -145,13 +145,13 @@ def _turn(values: dict[str, Any], messages: list[Any]) -> Turn | None:
     life = _life(values, messages)
     if life is None:
         return None
-    said = _objects(messages)
-    first = next((message for message in said if message.get("role") == "user"), {})
+    dialogue = _objects(messages)
+    first = next((message for message in dialogue if message.get("role") == "user"), {})
     parts = [str(values.get("model")), *_texts(values.get("system"))]
     parts += (str(tool.get("name"))[:_SHORT] for tool in _objects(values.get("tools")))
     parts += _texts(first.get("content"))
     digest = hashlib.blake2b("\0".join(parts).encode("utf-8", "surrogatepass"), digest_size=8).digest()
-    opening = not any(message.get("role") == "assistant" for message in said)
+    opening = not any(message.get("role") == "assistant" for message in dialogue)
     return Turn(int.from_bytes(digest, "big"), life, opening)
 
 

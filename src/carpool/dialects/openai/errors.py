@@ -106,7 +106,7 @@ def failure(problems: Sequence[tuple[str, str]]) -> Refusal:
     message = next((text for _, text in problems if text), "The provider failed the batch and did not say why.")
     message = message[:_LONGEST]
     if _FULL in codes:
-        holds = next((int(re.sub(r"\D", "", found[1])) for _, text in problems if (found := _HOLDS.search(text))), None)
+        holds = next((int(re.sub(r"\D", "", match[1])) for _, text in problems if (match := _HOLDS.search(text))), None)
         return Refusal(400, message, retryable=True, queue_full=True, queue_tokens=holds)
     if codes & _NO_MODEL:
         return Refusal(400, message, retryable=False, cannot_batch=True, of_model=True)

@@ -91,8 +91,8 @@ class Reconciler:
             self._api.offsets.get(upstream.provider, batch.clock_offset),
             grace=GRACE_S,
         )
-        if plan.found is not None:
-            await self._adopt(batch, plan.found)
+        if plan.proven is not None:
+            await self._adopt(batch, plan.proven)
             return
         for provider_id in plan.new_suspects:
             await context.store.suspect(batch.id, provider_id, "watched")

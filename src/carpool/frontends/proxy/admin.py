@@ -159,26 +159,26 @@ class Admin:
 
     async def _ticket(self, method: str, text: str, query: str, headers: Headers, request: RequestContext) -> None:
         text, _, verb = text.partition("/")
-        found = await self._tickets.find(text, headers)
+        call = await self._tickets.find(text, headers)
         sees_all = self._is_authorized(headers) and self._viewer(headers) is None
-        if not found and verb == "purchases" and sees_all:
-            found = await self._engine.tickets.find(ticket_number(text)) or []
+        if not call and verb == "purchases" and sees_all:
+            call = await self._engine.tickets.find(ticket_number(text)) or []
         reads = method == "GET" and verb in ("", "purchases")
         ends = (method, verb) in (("DELETE", ""), ("POST", "cancel"))
-        if not found:
+        if not call:
             await self._refuse(request, 404, "There is no such call for the key that this request carries.")
         elif not reads and not ends:
             message = "Read a call, or its /purchases, with GET; end it with DELETE."
             await self._refuse(request, 405, message, ("allow", "GET, DELETE"))
-        elif not isinstance(found, CallRow):
-            await (send_bought if reads else send_too_late)(request, found)
+        elif not isinstance(call, CallRow):
+            await (send_bought if reads else send_too_late)(request, call)
         elif ends:
-            await self._tickets.cancel(found, request)
+            await self._tickets.cancel(call, request)
         elif verb:
-            rows = await self._engine.overview.purchases(found.ticket)
-            await request.send_json({"call": _call(found), "purchases": rows}, 200, NO_STORE)
+            rows = await self._engine.overview.purchases(call.ticket)
+            await request.send_json({"call": _call(call), "purchases": rows}, 200, NO_STORE)
         else:
-            await self._tickets.collect(found, query, request)
+            await self._tickets.collect(call, query, request)
 
 
 def _digest(token: str) -> bytes:

@@ -166,9 +166,9 @@ def _condition(key: str, want: object, path: str) -> Condition:
 
 def _patterns(want: object, path: str) -> list[str]:
     listed = list(want) if isinstance(want, Sequence) and not isinstance(want, str) else [want]
-    if not listed or not all(isinstance(one, str) and one for one in listed):
+    if not listed or not all(isinstance(item, str) and item for item in listed):
         raise ConfigError(f"{path} is {named(want)}; it must be text, in which * matches anything, or a list of such.")
-    return [str(one) for one in listed]
+    return [str(item) for item in listed]
 
 
 def _window(wants: Mapping[str, object], path: str, zone: tzinfo) -> Condition | None:
@@ -210,7 +210,7 @@ def _between(want: object, path: str) -> tuple[int, int]:
 
 def _days(want: object, path: str) -> frozenset[int]:
     listed = list(want) if isinstance(want, Sequence) and not isinstance(want, str) else [want]
-    parts = [part.strip() for one in listed if isinstance(one, str) for part in one.lower().split(",")]
+    parts = [part.strip() for item in listed if isinstance(item, str) for part in item.lower().split(",")]
     spans = [_DAY_WORDS.get(part, part).partition("-") for part in parts]
     if not spans or len(parts) < len(listed) or not all(a in DAYS and (not dash or b in DAYS) for a, dash, b in spans):
         raise ConfigError(f"{path} is {named(want)}; it must be days such as mon-fri, sat, or [mon, wed].")
