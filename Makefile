@@ -12,7 +12,7 @@ TOGETHER := -n $(or $(WORKERS),auto) --dist loadfile
 UNIT := config contract core dialects engine house http mock planners properties stores
 
 .DEFAULT_GOAL := help
-.PHONY: help setup test test-deep test-all unit walk check fix docs sim mutants demo clean test-sdks test-newest test-real test-slow fuzz test-uvicorn bench-pool bench-proxy bench-shared bench-recording bench-pressure bench-money bench-polls
+.PHONY: help setup test test-deep test-all unit walk check fix docs sim mutants demo clean test-sdks test-newest test-real test-slow fuzz test-uvicorn bench-pool bench-proxy bench-shared bench-recording bench-pressure bench-money bench-polls bench-caching
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-11s %s\n", $$1, $$2 }' Makefile
@@ -156,6 +156,9 @@ bench-money: $(READY) ## Simulate what each policy would have paid; takes about 
 
 bench-polls: $(READY) ## Measure in real time how late answers are after their batch ended; takes about 10 minutes
 	@$(BIN)/python bench/polls $(ARGS)
+
+bench-caching: $(READY) ## Measure what following prompt caches costs: hashing, look-ups, memory; takes a minute
+	@$(BIN)/python bench/caching $(ARGS)
 
 bench-pressure: $(READY) ## Run 200 agents at 1,000 requests a minute with bursts of 429, in real time; takes 3 minutes
 	@CARPOOL_MINUTE_S=60 $(BIN)/python -m pytest -s tests/frontends/proxy/test_pressure.py -k two_hundred $(ARGS)

@@ -31,7 +31,7 @@ def scene(**changes: Any) -> tuple[EngineContext, CallRecorder]:
 
 
 def shape(recorder: CallRecorder, credential: str = "c", ticket: int = 1) -> CallShape:
-    found = recorder.shape_of(OPENAI, PARSED, call(ticket, credential), "curl")
+    found = recorder.described(OPENAI, PARSED, call(ticket, credential), "curl").shape
     assert found is not None
     return found
 
@@ -56,18 +56,19 @@ def test_hashes_are_keyed_with_the_secret_and_the_credential() -> None:
 
 
 def test_no_hash_is_the_checksum_itself() -> None:
-    sums, prefixes = OPENAI.prompt_sums(PARSED), shape(scene()[1]).prefixes
-    assert sums is not None
+    chain, prefixes = OPENAI.prompt_chain(PARSED), shape(scene()[1]).prefixes
+    assert chain is not None
     assert prefixes is not None
-    assert {prefixes.root, prefixes.parent, prefixes.end}.isdisjoint({sums.root, sums.parent, sums.end})
+    told = {number for position in chain.positions for number in (position, position & 0xFFFFFFFF)}
+    assert {prefixes.root, prefixes.parent, prefixes.end}.isdisjoint(told)
     assert all(0 <= number < 2**63 for number in (prefixes.root, prefixes.end))
 
 
 def test_a_dialect_that_can_not_tell() -> None:
     class Silent(type(OPENAI)):  # type: ignore[misc]
-        prompt_sums = Dialect.prompt_sums
+        prompt_chain = Dialect.prompt_chain
 
-    found = scene()[1].shape_of(Silent(), PARSED, call(), "curl")
+    found = scene()[1].described(Silent(), PARSED, call(), "curl").shape
     assert found is not None
     assert found.prefixes is None
 
@@ -77,7 +78,7 @@ def test_a_dialect_that_can_not_tell() -> None:
 
 def test_off_means_off() -> None:
     context, recorder = scene(policy=RoutingPolicy(record_calls=False))
-    assert recorder.shape_of(OPENAI, PARSED, call(), "curl") is None
+    assert recorder.described(OPENAI, PARSED, call(), "curl").shape is None
     recorder.admitted(None)
     assert not context.background.busy
 

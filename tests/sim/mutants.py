@@ -539,7 +539,7 @@ MUTANTS = (
         "src/carpool/planners/routing.py",
         "if chosen or turn.opening or not warmth.is_warm(",
         "if chosen or turn.opening or warmth.is_warm(",
-        test="tests/planners/test_caching.py",
+        test="tests/planners/test_warm_conversations.py",
     ),
     Mutant(
         "a message that was started early is started again",

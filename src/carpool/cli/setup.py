@@ -119,7 +119,9 @@ def _roots(provider: Provider) -> bytes | None:
 
 def upstreams_of(config: Config, client_for: Callable[[Provider], HttpClient]) -> dict[str, Upstream]:
     return {
-        provider.name: Upstream(provider.name, provider.base_url, dialect_of(provider), client_for(provider))
+        provider.name: Upstream(
+            provider.name, provider.base_url, dialect_of(provider), client_for(provider), provider.workspace
+        )
         for provider in config.providers
     }
 

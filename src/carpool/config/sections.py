@@ -20,6 +20,7 @@ from carpool.planners.policy import RoutingPolicy
 
 _STORE: Final = Shape(re.compile(r"\S.{0,4000}"), "a path, or a URL such as sqlite:///carpool.db")
 _VERSION: Final = Shape(re.compile(r"[A-Za-z0-9.-]{1,40}"), "a version such as preview or 2025-04-01-preview")
+_WORKSPACE: Final = Shape(re.compile(r"[^\x00-\x1f\x7f]{1,100}"), "the name of a workspace, at most 100 characters")
 _SECONDS: Final = Range(0.1, 86_400, whole=False)
 
 
@@ -50,6 +51,7 @@ class Provider:
     vendor: str = setting("", one_of(COMPATIBLE_PROVIDERS))  # empty for the dialect's own
     window: float | None = None  # completion window of its batches in seconds; None: the usual one
     api_version: str = setting("", allowed(_VERSION))  # query parameter of every request
+    workspace: str = setting("", allowed(_WORKSPACE))  # all keys of this provider belong to it; empty: unknown
 
 
 PROVIDER_KEYS: Final = (*(field.name for field in fields(Provider) if field.name != "name"), "batch")

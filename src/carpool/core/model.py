@@ -130,6 +130,33 @@ class Turn(Value, frozen=True, gc=False):
     opening: bool  # no earlier turn of the conversation was answered
 
 
+class CacheMark(Value, frozen=True, gc=False):
+    """A block that the client marks for the provider's cache."""
+
+    position: int  # index of the block's position in the chain
+    ttl: str  # as the client wrote it; empty if it left it open
+
+
+class PromptChain(Value, frozen=True, gc=False):
+    """A prompt as the chain of its positions. Each is the end of a block, and stands for all content before: the size
+    of that content in bytes, then 32 bits of checksum. Equal positions mean, nearly always, equal prefixes; cache marks
+    do not count."""
+
+    positions: tuple[int, ...]  # the first one: only settings, no content yet
+    marks: tuple[CacheMark, ...]  # in the order of their positions
+    root: int  # index of the last position of tools and system prompt
+    parent: int | None  # index of the position where the prompt of the turn before ended; None: this is a first turn
+    conversation: int  # the same for all turns of a conversation
+    implicit: bool = False  # the provider caches it without marks
+
+    def size(self, index: int) -> int:
+        """Bytes of content up to a position."""
+        return self.positions[index] >> 32
+
+    def __repr__(self) -> str:
+        return f"<PromptChain of {len(self.positions)}>"
+
+
 class Prefixes(Value, frozen=True, gc=False, array_like=True):
     """The prefixes of a prompt that calls may share, each as a keyed hash of everything up to its end, and its size in
     bytes. Equal hashes mean equal prefixes at one provider with one credential; without the store's secret they say
@@ -187,6 +214,7 @@ class Call(Value, frozen=True, gc=False):
     flexible: bool = False  # the request leaves the service tier open
     payer: str = ""  # hash of the secret in the form in which it was sent; empty: the same as `credential`
     shape: CallShape | None = None  # to be recorded; None if nothing is
+    prompt: PromptChain | None = None  # the positions of its prompt, while they are needed
 
     @property
     def budget(self) -> float | None:

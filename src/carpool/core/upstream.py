@@ -49,6 +49,7 @@ class Upstream:
     base_url: str
     dialect: Dialect
     http_client: HttpClient
+    workspace: str = ""  # all keys of this provider share one; empty: unknown
     push_client: PushClient | None = field(init=False)  # the same client, if it can push a response without a task
 
     def __post_init__(self) -> None:

@@ -7,14 +7,11 @@ A short scan over the members finds both.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
 from typing import Any
-from zlib import crc32
 
 import msgspec
 
 from carpool.core.errors import BadCall
-from carpool.core.ports import PromptSums
 
 _FULL = msgspec.json.Decoder()
 _SHALLOW = msgspec.json.Decoder(dict[str, msgspec.Raw])
@@ -158,65 +155,3 @@ def _spans(body: bytes, members: dict[str, msgspec.Raw]) -> dict[str, tuple[int,
 
 def _repeated_field() -> BadCall:
     return BadCall("The request body names a top-level field twice; send each field once.")
-
-
-# ------------------------------------------------------------ prefixes of prompts
-# A provider reuses what it computed for an earlier prompt as far as a new prompt begins with the same bytes. So a
-# prompt is a chain: first its root, which is what all the rest depends on (model, tools, system prompt), then the turns
-# of the conversation. Three ends of that chain are recorded, for the record of calls and never for routing:
-#
-# - the root: calls of one kind of agent share it;
-# - the parent: where the prompt of the turn before ended. An agent sends its earlier prompt again, then the answer that
-#   it got, then what is new. So that is before the last answer, and no earlier prompt must be remembered to find it;
-# - the end of the prompt.
-#
-# Each is identified by a CRC-32 of all bytes before it, which takes a fifth of the time of a cryptographic hash. The
-# engine makes a keyed hash of checksum and size (`engine.recording`). Bytes count as the client sent them: the order of
-# names matters to providers, too.
-
-items = msgspec.json.Decoder(list[msgspec.Raw]).decode
-
-_PIECE = 5_000  # `crc32` releases the GIL above 5 KB, and getting it back may take longer than the sum
-
-
-class Prefix:
-    """Checksum and size of the bytes so far. `head` counts for the checksum only."""
-
-    __slots__ = ("bytes", "checksum")
-
-    def __init__(self, head: bytes) -> None:
-        self.checksum, self.bytes = crc32(head), 0
-
-    def add(self, part: bytes | msgspec.Raw) -> None:
-        size = len(part)
-        self.bytes += size
-        if size <= _PIECE:
-            self.checksum = crc32(part, self.checksum)
-            return
-        view = memoryview(part)
-        for start in range(0, size, _PIECE):
-            self.checksum = crc32(view[start : start + _PIECE], self.checksum)
-
-
-def prompt_sums(
-    root: Prefix, turns: Sequence[tuple[bytes | msgspec.Raw, Any]], is_answer: Callable[[Any], bool]
-) -> PromptSums:
-    """The sums of a prompt from its root and its turns, each as bytes and decoded."""
-    prefix, parent, parent_bytes = root, 0, 0
-    start, start_bytes = prefix.checksum, prefix.bytes
-    continued = _continued(turns, is_answer)
-    for number, (part, _) in enumerate(turns):
-        if number == continued and number:
-            parent, parent_bytes = prefix.checksum, prefix.bytes
-        prefix.add(part)
-    return PromptSums(start, start_bytes, parent, parent_bytes, prefix.checksum, prefix.bytes)
-
-
-def _continued(turns: Sequence[tuple[object, Any]], is_answer: Callable[[Any], bool]) -> int:
-    """The number of turns before the last answer, which may consist of several; 0 if there is none."""
-    count = len(turns)
-    while count and not is_answer(turns[count - 1][1]):
-        count -= 1
-    while count and is_answer(turns[count - 1][1]):
-        count -= 1
-    return count

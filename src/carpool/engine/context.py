@@ -29,6 +29,7 @@ from carpool.core.upstream import Upstream
 from carpool.engine.background import BackgroundTasks
 from carpool.engine.events import CallSettled, Event, EventHooks, Stats, Trouble, Troubles
 from carpool.engine.keyring import Keyring, LaneRefusals
+from carpool.engine.prompt_caches import PromptCaches
 from carpool.planners.forecast import Forecast
 from carpool.planners.policy import RoutingPolicy
 
@@ -199,6 +200,7 @@ class EngineContext:
     stats: Stats = field(default_factory=Stats)
     troubles: Troubles = field(init=False)
     learned: LaneRefusals = field(init=False)
+    prompt_caches: PromptCaches = field(init=False)
     batches: list[Batch] = field(default_factory=list)  # unfinished batches of this engine, as of this step
     led: frozenset[str] = frozenset()  # accounts that this engine leads, as of the last check
     led_credentials: tuple[str, ...] = ()  # of the accounts it leads
@@ -215,6 +217,7 @@ class EngineContext:
         self.dice = random.Random(self.rng.getrandbits(64))  # noqa: S311
         self.troubles = Troubles(self.event_hooks, self.now, self.keyring.account)
         self.learned = LaneRefusals(self.store, self.clock, self.keyring)
+        self.prompt_caches = PromptCaches(self.upstreams, self.stats)
 
     # ------------------------------------------------------------ time
 

@@ -250,6 +250,8 @@ class Stats:
     retries: int = 0  # on `now`, of calls with a budget
     slowdowns: int = 0
     breaker_openings: int = 0
+    cache_expected_tokens: int = 0  # that answers were expected to read from prompt caches, where the index knows
+    cache_read_tokens: int = 0  # that the same answers did read
     paid: int = 0
     would_have_paid: int = 0
 

@@ -19,7 +19,7 @@ from hashlib import blake2b
 from msgspec.structs import replace
 
 from carpool.core.errors import CarpoolError
-from carpool.core.model import Call, CallShape, Entry, Prefixes
+from carpool.core.model import Call, CallShape, Entry, Lane, Prefixes, PromptChain
 from carpool.core.ports import Dialect, Parsed
 from carpool.engine.context import EngineContext
 
@@ -76,31 +76,33 @@ class CallRecorder:
         self._shapes: list[CallShape] = []
         self._writing: asyncio.Task[None] | None = None
 
-    def shape_of(self, dialect: Dialect, parsed: Parsed, call: Call, client: str) -> CallShape | None:
-        """The shape of a call that has just arrived from this kind of client; None if it is not recorded."""
-        if not self._records:
-            return None
-        size, most = len(call.body), call.max_output_tokens
+    def described(self, dialect: Dialect, parsed: Parsed, call: Call, client: str) -> Call:
+        """A call that has just arrived from this kind of client, with the shape to be recorded and the chain of its
+        prompt. To read the whole prompt takes time, so of calls that go straight to `now` only the sample has a chain.
+        """
+        size = len(call.body)
         weight = self._sample.weight(call.arrived, call.ticket if call.turn is None else call.turn.conversation, size)
-        if not weight:
-            return None
-        prefixes = self._prefixes(dialect, parsed, call)
-        asked = client, call.stream, parsed.tool_turn, call.deadline, most, size
-        return CallShape(call.ticket, call.arrived, *asked, prefixes, weight=weight)
+        if not weight and call.deadline is None and call.lane in (None, Lane.NOW):
+            return call
+        prompt = dialect.prompt_chain(parsed)
+        if not weight or not self._records:
+            return replace(call, prompt=prompt)
+        asked = client, call.stream, parsed.tool_turn, call.deadline, call.max_output_tokens, size
+        prefixes = None if prompt is None else self._prefixes(prompt, call)
+        shape = CallShape(call.ticket, call.arrived, *asked, prefixes, weight=weight)
+        return replace(call, shape=shape, prompt=prompt)
 
-    def _prefixes(self, dialect: Dialect, parsed: Parsed, call: Call) -> Prefixes | None:
-        sums = dialect.prompt_sums(parsed)
-        if sums is None:
-            return None
-        whose = (call.credential, call.endpoint)
-        root = self._hash(whose, 0, sums.root, sums.root_bytes)
-        parent = self._hash(whose, root, sums.parent, sums.parent_bytes) if sums.parent_bytes else None
-        end = self._hash(whose, root, sums.end, sums.end_bytes)
-        return Prefixes(root, sums.root_bytes, parent, sums.parent_bytes, end, sums.end_bytes)
+    def _prefixes(self, prompt: PromptChain, call: Call) -> Prefixes:
+        whose, positions, size = (call.credential, call.endpoint), prompt.positions, prompt.size
+        root = self._hash(whose, 0, positions[prompt.root])
+        parent = None if prompt.parent is None else self._hash(whose, root, positions[prompt.parent])
+        parent_bytes = 0 if prompt.parent is None else size(prompt.parent)
+        end = self._hash(whose, root, positions[-1])
+        return Prefixes(root, size(prompt.root), parent, parent_bytes, end, size(-1))
 
-    def _keyed_hash(self, whose: tuple[str, str], root: int, checksum: int, size: int) -> int:
+    def _keyed_hash(self, whose: tuple[str, str], root: int, position: int) -> int:
         """63 bits, which every database can store."""
-        text = "\n".join(whose).encode() + _NUMBERS.pack(root, checksum, size)
+        text = "\n".join(whose).encode() + _NUMBERS.pack(root, position & 0xFFFFFFFF, position >> 32)
         return int.from_bytes(blake2b(text, digest_size=8, key=self._key).digest(), "big") >> 1
 
     def admitted(self, shape: CallShape | None) -> None:

@@ -62,8 +62,8 @@ def make_call(engine: Engine, upstream: Upstream, clock: Clock, raw: RawRequest,
 def identify(
     engine: Engine, upstream: Upstream, parsed: Parsed, options: Options, arrived: float, caller: Caller
 ) -> Call:
-    """The call of a parsed request, with its ticket, its credential and the shape to be recorded. It has no
-    fingerprint: that is expensive, and not needed on `now`."""
+    """The call of a parsed request, with its ticket, its credential, the shape to be recorded and the chain of its
+    prompt. It has no fingerprint: that is expensive, and not needed on `now`."""
     if not parsed.secret:
         ways = ["Authorization: Bearer" if name == BEARER else name for name in upstream.dialect.key_headers]
         raise BadCall(f"This request carries no API key. Send it as {' or '.join(ways)}.")
@@ -75,8 +75,7 @@ def identify(
         caller.credential = engine.credential(caller.payer)
     ticket, credential, payer = engine.new_ticket(), caller.credential, caller.payer
     call = call_of(upstream, parsed, options, arrived, ticket=ticket, credential=credential, payer=payer)
-    shape = engine.recorder.shape_of(upstream.dialect, parsed, call, caller.client)
-    return call if shape is None else replace(call, shape=shape)
+    return engine.recorder.described(upstream.dialect, parsed, call, caller.client)
 
 
 def with_fingerprint(call: Call, parsed: Parsed) -> Call:

@@ -66,7 +66,7 @@ async def test_a_call_on_now(stage_with: Callable[..., Any]) -> None:
         assert call.seconds is not None
         assert found.answered == entry.at + call.seconds >= call.arrived
         assert call.bytes == len(response.request.content)
-        assert call.prefixes.root_bytes == len('"Be brief."')
+        assert call.prefixes.root_bytes == len("Be brief.")
         assert call.prefixes.root_bytes < call.prefixes.end_bytes < call.bytes
         assert call.prefixes.parent is None
 

@@ -18,7 +18,6 @@ from carpool.core.ports.dialect import (
     ModelTable,
     Parsed,
     Pricing,
-    PromptSums,
     RawRequest,
     Refusal,
     ResponseEnd,

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 from msgspec import Raw
 
-from carpool.core.model import NONCE_LETTERS, TICKET_LETTERS, Headers, Lane, Turn, Usage, Value
+from carpool.core.model import NONCE_LETTERS, TICKET_LETTERS, Headers, Lane, PromptChain, Turn, Usage, Value
 
 
 class RawRequest(Value, frozen=True, gc=False):
@@ -51,18 +51,6 @@ class Parsed(Value, frozen=True, gc=False):
     turn: Turn | None = None  # None if nothing is cached, or if it can't be determined
     tool_turn: bool = False  # the last message carries tool results
     flexible: bool = False  # the request itself does not rule out lane `flex`
-
-
-class PromptSums(Value, frozen=True, gc=False):
-    """The ends of a prompt's prefixes, as in `Prefixes`, each with the checksum of all bytes before it. `parent_bytes`
-    is 0 if the prompt continues none."""
-
-    root: int
-    root_bytes: int
-    parent: int
-    parent_bytes: int
-    end: int
-    end_bytes: int
 
 
 class Ask(Value, frozen=True, gc=False):
@@ -327,9 +315,8 @@ class Dialect(Protocol):
         """Whether `parse` understands this endpoint."""
 
     def parse(self, raw: RawRequest) -> Parsed: ...
-    def prompt_sums(self, parsed: Parsed) -> PromptSums | None:
-        """Where the prefixes of a prompt end that calls may share; None if this dialect can't tell. Equal checksums and
-        sizes mean, nearly always, equal prefixes; cache marks do not count."""
+    def prompt_chain(self, parsed: Parsed) -> PromptChain | None:
+        """The positions at which prefixes of a prompt end that calls may share; None if this dialect can't tell."""
         return None
 
     def secret(self, headers: Headers) -> Headers:

@@ -18,7 +18,7 @@ from carpool.dialects.anthropic.parse import (
     handles,
     key_header,
     parse,
-    prompt_sums,
+    prompt_chain,
     secret,
 )
 from carpool.dialects.anthropic.replay import PING, replay, stream_error
@@ -65,7 +65,7 @@ class Anthropic(RestDialect):
     endpoint_of = staticmethod(endpoint_of)
     handles = staticmethod(handles)
     parse = staticmethod(parse)
-    prompt_sums = staticmethod(prompt_sums)
+    prompt_chain = staticmethod(prompt_chain)
     secret = staticmethod(secret)
     key_header = staticmethod(key_header)
 

@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-import hashlib
-import re
 from collections.abc import Iterable, Iterator, Mapping
 from functools import lru_cache
 from operator import itemgetter
 from typing import Any
 
 import msgspec
+from msgspec import UNSET
 
 from carpool.core.errors import BadCall
 from carpool.core.keys import BEARER, strip_bearer
-from carpool.core.model import Headers, Turn
-from carpool.core.ports import Claim, Parsed, PromptSums, RawRequest
+from carpool.core.model import Headers, PromptChain, Turn
+from carpool.core.ports import Claim, Parsed, RawRequest
 from carpool.dialects import json_object
 from carpool.dialects.headers import DROPPED, DROPPED_PREFIXES, SortedHeaders, first, forwarded
+from carpool.dialects.prompt import ChainBuilder, continued, conversation_number
 
 # ------------------------------------------------------------ headers
 # Which of a client's headers are sent to Anthropic with its call.
@@ -132,11 +132,8 @@ def _unbatchable(values: dict[str, Any], headers: SortedHeaders, query: str) -> 
 
 # ------------------------------------------------------------ conversations
 # A turn repeats everything before it, so its model, system prompt, tools and first message identify the conversation.
-# Long texts are compared by their length and their ends only: this runs for every call, and a mistake only costs a
-# discount.
 
 _SHORT = 2_000
-_END = 800
 _LATEST = 4  # messages: cache marks of an ongoing conversation are at its end
 _VOLATILE = "x-anthropic-billing-header"  # a block that changes with every request of a conversation
 
@@ -145,14 +142,15 @@ def _turn(values: dict[str, Any], messages: list[Any]) -> Turn | None:
     life = _life(values, messages)
     if life is None:
         return None
-    dialogue = _objects(messages)
-    first = next((message for message in dialogue if message.get("role") == "user"), {})
+    opening = not any(message.get("role") == "assistant" for message in _objects(messages))
+    return Turn(_conversation(values, messages), life, opening)
+
+
+def _conversation(values: Mapping[str, Any], messages: list[Any]) -> int:
+    first = next((message for message in _objects(messages) if message.get("role") == "user"), {})
     parts = [str(values.get("model")), *_texts(values.get("system"))]
     parts += (str(tool.get("name"))[:_SHORT] for tool in _objects(values.get("tools")))
-    parts += _texts(first.get("content"))
-    digest = hashlib.blake2b("\0".join(parts).encode("utf-8", "surrogatepass"), digest_size=8).digest()
-    opening = not any(message.get("role") == "assistant" for message in dialogue)
-    return Turn(int.from_bytes(digest, "big"), life, opening)
+    return conversation_number([*parts, *_texts(first.get("content"))])
 
 
 def _life(values: dict[str, Any], messages: list[Any]) -> float | None:
@@ -180,41 +178,61 @@ def _objects(value: Any) -> list[dict[str, Any]]:
 def _texts(content: Any) -> list[str]:
     """The texts of some content. Cache marks move from turn to turn, so whole blocks can't be compared."""
     if isinstance(content, str):
-        return [_ends(content)]
+        return [content]
     blocks = _objects(content)
     texts = [text if isinstance(text := block.get("text"), str) else str(block.get("type")) for block in blocks]
-    return [_ends(text) for text in texts if not text.startswith(_VOLATILE)]
+    return [text for text in texts if not text.startswith(_VOLATILE)]
 
 
-def _ends(text: str) -> str:
-    return text if len(text) <= _SHORT else f"{len(text)} {text[:_END]}{text[-_END:]}"
+# ------------------------------------------------------------ prompts
+# The positions of a Messages request: each tool, each block of the system prompt, each block of a message.
+#
+# What the cache depends on besides content comes first. `tool_choice`, and whether there are images, matter only from
+# the messages on. The block that Claude Code changes with every request does not count: its requests read the cache all
+# the same.
+
+MARK = "cache_control"
+_SETTINGS = ("thinking", "output_config", "output_format", "speed", "context_management")
+_IMAGE = b'"image"'  # within a text its quotes would be escaped
 
 
-# ------------------------------------------------------------ prefixes, for the record of calls
-# Cache marks move from turn to turn and do not count, nor does the volatile block.
+def prompt_chain(parsed: Parsed) -> PromptChain | None:
+    values = parsed.document.values
+    messages = values.get("messages")
+    if not isinstance(messages, list) or any(value is UNSET for value in values.values()):
+        return None
+    builder = ChainBuilder(_head(parsed.model, parsed.headers), MARK)
+    _root(builder, values)
+    root, parent = len(builder) - 1, None
+    if "tool_choice" in values:
+        builder.setting(values["tool_choice"])
+    if _IMAGE in parsed.body:
+        builder.setting("image")
+    before = continued([_role(message) == "assistant" for message in messages])
+    for number, message in enumerate(messages):
+        if number == before and number:
+            parent = len(builder) - 1
+        role = _role(message)
+        content = message.get("content") if isinstance(message, dict) else message
+        for block in content if isinstance(content, list) else (content,):
+            builder.block(role, block)
+    if MARK in values:  # automatic: the last block
+        builder.mark_end(values[MARK])
+    turn = parsed.turn
+    return builder.chain(root, parent, _conversation(values, messages) if turn is None else turn.conversation)
 
-_ROOT = ("thinking", "output_config", "output_format", "speed", "context_management", "tools")
-_MARK_NAME = b'"cache_control"'
-_MARK = re.compile(rb'"cache_control"\s*:\s*(?:null|\{[^{}]*\})\s*')
-_COMMA = re.compile(rb",\s*")
-_BEFORE_MARK = 8  # bytes in which the comma before a mark is looked for; clients write it with one space at most
 
-
-def prompt_sums(parsed: Parsed) -> PromptSums:
-    values, members = parsed.document.values, parsed.document.members
-    root = json_object.Prefix(_head(parsed.model, parsed.headers))
-    for name in _ROOT:
-        if name in members:
-            root.add(_unmarked(members[name], values[name]))
-    if "system" in members:
-        for part in _system(members["system"], values["system"]):
-            root.add(part)
-    turns: list[tuple[bytes | msgspec.Raw, Any]] = []
-    if isinstance(messages := values.get("messages"), list):
-        for part, message in zip(json_object.items(members["messages"]), messages, strict=True):
-            content = message.get("content") if isinstance(message, dict) else None
-            turns.append((_unmarked(part, content), message))
-    return json_object.prompt_sums(root, turns, _is_answer)
+def _root(builder: ChainBuilder, values: Mapping[str, Any]) -> None:
+    for name in _SETTINGS:
+        if name in values:
+            builder.setting((name, values[name]))
+    builder.end_settings()
+    tools, system = values.get("tools"), values.get("system")
+    for tool in tools if isinstance(tools, list) else ():
+        builder.block("tool", tool)
+    for block in system if isinstance(system, list) else () if system is None else (system,):
+        if not (isinstance(block, dict) and str(block.get("text")).startswith(_VOLATILE)):
+            builder.block("system", block)
 
 
 @lru_cache(maxsize=256)  # a client sends the same headers with every call
@@ -224,43 +242,5 @@ def _head(model: str, headers: Headers) -> bytes:
     return "\0".join([model, *sorted(betas)]).encode("utf-8", "surrogatepass")
 
 
-def _system(raw: msgspec.Raw, system: Any) -> Iterator[bytes | msgspec.Raw]:
-    if not isinstance(system, list):
-        yield raw
-        return
-    for part, block in zip(json_object.items(raw), system, strict=True):
-        if not (isinstance(block, dict) and str(block.get("text")).startswith(_VOLATILE)):
-            yield _unmarked(part, [block])
-
-
-def _is_answer(message: Any) -> bool:
-    return isinstance(message, dict) and message.get("role") == "assistant"
-
-
-def _unmarked(part: msgspec.Raw, blocks: Any) -> bytes | msgspec.Raw:
-    """A part without the cache marks of its blocks."""
-    if isinstance(blocks, list):
-        for block in blocks:
-            if isinstance(block, dict) and "cache_control" in block:
-                return _without_marks(bytes(part))
-    return part
-
-
-def _without_marks(text: bytes) -> bytes:
-    """The text without its cache marks, and without the comma that each of them needs."""
-    pieces, done = [], 0
-    at = text.find(_MARK_NAME)
-    while at >= 0:
-        mark = _MARK.match(text, at)
-        after = at + len(_MARK_NAME)
-        if mark is not None:
-            start, after = at, mark.end()
-            before = text[max(0, at - _BEFORE_MARK) : at]
-            if before.rstrip().endswith(b","):
-                start -= len(before) - len(before.rstrip()) + 1
-            elif (comma := _COMMA.match(text, after)) is not None:
-                after = comma.end()
-            pieces.append(text[done:start])
-            done = after
-        at = text.find(_MARK_NAME, after)
-    return b"".join([*pieces, text[done:]])
+def _role(message: Any) -> str:
+    return str(message.get("role")) if isinstance(message, dict) else ""

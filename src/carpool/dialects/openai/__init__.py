@@ -23,7 +23,7 @@ from carpool.dialects.openai.parse import (
     endpoint_of,
     handles,
     parse,
-    prompt_sums,
+    prompt_chain,
     secret,
 )
 from carpool.dialects.openai.providers import (
@@ -101,7 +101,7 @@ class OpenAI(RestDialect):
     completed = staticmethod(completed)
     handles = staticmethod(handles)
     secret = staticmethod(secret)
-    prompt_sums = staticmethod(prompt_sums)
+    prompt_chain = staticmethod(prompt_chain)
 
     def parse(self, raw: RawRequest) -> Parsed:
         return parse(raw, self.provider)

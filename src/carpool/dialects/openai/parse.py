@@ -6,12 +6,12 @@ from collections.abc import Iterator, Mapping
 from functools import lru_cache
 from typing import Any
 
-from msgspec import Raw
+from msgspec import UNSET
 
 from carpool.core.errors import BadCall
 from carpool.core.keys import BEARER, strip_bearer
-from carpool.core.model import Headers
-from carpool.core.ports import Claim, Parsed, PromptSums, RawRequest
+from carpool.core.model import Headers, PromptChain
+from carpool.core.ports import Claim, Parsed, RawRequest
 from carpool.dialects import json_object
 from carpool.dialects.headers import DROPPED, DROPPED_PREFIXES, SortedHeaders, forwarded
 from carpool.dialects.openai.providers import (
@@ -23,6 +23,7 @@ from carpool.dialects.openai.providers import (
     RESPONSES,
     CompatibleProvider,
 )
+from carpool.dialects.prompt import ChainBuilder, continued, conversation_number
 
 # ------------------------------------------------------------ headers
 # Which of a client's headers are sent to OpenAI with its call.
@@ -199,29 +200,55 @@ def _list(value: object) -> list[Any]:
     return value if isinstance(value, list) else []
 
 
-# ------------------------------------------------------------ prefixes, for the record of calls
+# ------------------------------------------------------------ prompts
+# The positions of a prompt: each tool, the instructions, each message or item. The system prompt is at the begin of
+# the turns. A prompt that is no list is one position.
+#
+# Most models cache without marks. With `prompt_cache_options: {mode: explicit}` only marked blocks count.
 
-_ROOT = ("tools", "instructions", "reasoning", "reasoning_effort", "response_format", "text")
-_TURNS = ("messages", "input", "prompt")
+MARK = "prompt_cache_breakpoint"
+OPTIONS = "prompt_cache_options"
+_SETTINGS = ("reasoning", "reasoning_effort", "response_format", "text")
+_PROMPTS = ("messages", "input", "prompt")
 _SYSTEM_ROLES = frozenset({"system", "developer"})
 
 
-def prompt_sums(parsed: Parsed) -> PromptSums:
-    """The system prompt is at the beginning of the turns. A prompt that is no list is one turn."""
-    values, members = parsed.document.values, parsed.document.members
-    root = json_object.Prefix(parsed.model.encode("utf-8", "surrogatepass"))
-    for name in _ROOT:
-        if name in members:
-            root.add(members[name])
-    turns: list[tuple[Raw, Any]] = []
-    if name := next((name for name in _TURNS if name in members), ""):
-        value, raw = values[name], members[name]
-        turns = list(zip(json_object.items(raw), value, strict=True)) if isinstance(value, list) else [(raw, value)]
-    leading = 0
-    while leading < len(turns) and _is_system(turns[leading][1]):
-        root.add(turns[leading][0])
-        leading += 1
-    return json_object.prompt_sums(root, turns[leading:], _is_answer)
+def prompt_chain(parsed: Parsed) -> PromptChain | None:
+    values = parsed.document.values
+    if any(value is UNSET for value in values.values()):
+        return None
+    builder = ChainBuilder(parsed.model.encode("utf-8", "surrogatepass"), MARK)
+    for name in _SETTINGS:
+        if name in values:
+            builder.setting((name, values[name]))
+    builder.end_settings()
+    tools, turns = values.get("tools"), _turns_of(values)
+    for tool in tools if isinstance(tools, list) else ():
+        builder.block("tool", tool)
+    if "instructions" in values:
+        builder.block("system", values["instructions"])
+    leading = next((number for number, turn in enumerate(turns) if not _is_system(turn)), len(turns))
+    for turn in turns[:leading]:
+        builder.block("", turn)
+    root, parent, rest = len(builder) - 1, None, turns[leading:]
+    before = continued([_is_answer(turn) for turn in rest])
+    for number, turn in enumerate(rest):
+        if number == before and number:
+            parent = len(builder) - 1
+        builder.block("", turn)
+    first = builder.at(root + 1 if rest else root)  # the same in all turns
+    return builder.chain(root, parent, conversation_number([str(first)]), implicit=_is_implicit(values))
+
+
+def _turns_of(values: Mapping[str, Any]) -> list[Any]:
+    name = next((name for name in _PROMPTS if name in values), "")
+    value = values[name] if name else []
+    return value if isinstance(value, list) else [value]
+
+
+def _is_implicit(values: Mapping[str, Any]) -> bool:
+    options = values.get(OPTIONS)
+    return not (isinstance(options, dict) and options.get("mode") == "explicit")
 
 
 def _is_system(turn: Any) -> bool:

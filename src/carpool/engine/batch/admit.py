@@ -292,6 +292,7 @@ class Tickets:
         else:
             stats.batched_calls += 1
         self._recorder.admitted(call.shape)
+        self._context.prompt_caches.admitted(call, admitted.ticket)
 
     # ------------------------------------------------------------ leaving a call
 

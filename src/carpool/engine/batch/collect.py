@@ -243,6 +243,9 @@ class Collector:
         self, batch: Batch, upstream: Upstream, ticket: int, line: ResultLine, view: TicketView | None, now: float
     ) -> Settlement:
         entry = self._entry(batch, upstream, ticket, line, now)
+        if line.usage is not None:
+            sent = batch.intended_at if batch.sent_at is None else batch.sent_at
+            self._context.prompt_caches.collected(ticket, sent, line.usage)
         if line.retryable and batch.abandoned:
             return Settlement(ticket, entry=entry)  # the call was requeued when the batch was abandoned
         if line.retryable and view is not None and (lane := retry_lane(view, self._context.policy, now)) is not None:

@@ -26,7 +26,7 @@ from msgspec.structs import replace
 from carpool.core.bounded import backoff
 from carpool.core.errors import DeadlineMissed, NotConnected, ProviderFailing, TooBusy, WireError
 from carpool.core.lifecycle import TicketState
-from carpool.core.model import Call, CallShape, Entry, EntryKind, Lane, Outcome, OutcomeKind, Settlement, Value
+from carpool.core.model import Call, Entry, EntryKind, Lane, Outcome, OutcomeKind, Settlement, Value
 from carpool.core.ports import Ask, Dialect, HttpResponse, Refusal, ResponseEnd, ResponseReceiver
 from carpool.core.upstream import Upstream, WholeResponse, whole
 from carpool.engine.context import EngineContext, Reply
@@ -91,14 +91,14 @@ class Sender:
         whole_response = await whole(response)
         entry = self._priced(request, entry, whole_response)
         self._complete(entry)
-        if request.call.shape is not None and whole_response.ok:
-            self._recorder.answered(request.call.shape, entry, whole=True)
+        if whole_response.ok:
+            self._answered(request.call, entry, whole=True)
         return Reply(request.call.ticket, _outcome(whole_response, request, self._context.now()), entry)
 
     def stream_response(self, request: SendRequest, response: HttpResponse, entry: Entry) -> StreamedResponse:
         """Streams the response. Closing the streamed aborts the request."""
         dialect = self._upstream(request).dialect
-        finish = partial(self.close_entry, entry, response.status, dialect, shape=request.call.shape)
+        finish = partial(self.close_entry, entry, response.status, dialect, call=request.call)
         chunks = TappedChunks(response, dialect.usage_tap(), finish)
         ticket = request.call.ticket if entry.sent else None
         return StreamedResponse(ticket, response.status, response.headers, chunks, request.reason, request.lane)
@@ -122,13 +122,14 @@ class Sender:
         except BaseException as error:
             slot.failed(error)
             raise
-        record = self.close_entry if call.shape is None else partial(self.close_entry, shape=call.shape)
+        follows = call.shape is not None or call.prompt is not None
+        record = partial(self.close_entry, call=call) if follows else self.close_entry
         purchase = Purchase(record, self.record_unsent, upstream.dialect, entry, receiver, slot)
         purchase.start(http_client, upstream.request(ask, (), RELAY_TIMEOUT_S), context.background)
         return purchase
 
     def close_entry(
-        self, entry: Entry, status: int, dialect: Dialect, end: ResponseEnd, shape: CallShape | None = None
+        self, entry: Entry, status: int, dialect: Dialect, end: ResponseEnd, call: Call | None = None
     ) -> Entry:
         """Prices and records a finished purchase: an error is not billed, and a response that broke off has no known
         price."""
@@ -139,9 +140,14 @@ class Sender:
         else:
             finished = replace(entry, usage=end.usage)
         self._complete(finished)
-        if shape is not None and status < 400:
-            self._recorder.answered(shape, finished, whole=end.answered)
+        if call is not None and status < 400:
+            self._answered(call, finished, whole=end.answered)
         return finished
+
+    def _answered(self, call: Call, entry: Entry, *, whole: bool) -> None:
+        self._context.prompt_caches.answered(call, entry)
+        if call.shape is not None:
+            self._recorder.answered(call.shape, entry, whole=whole)
 
     def record_unsent(self, entry: Entry) -> None:
         """Records that the request was never sent, so nothing was bought."""
@@ -175,7 +181,9 @@ class Sender:
                 if await self._leave_to_batch(request):
                     return Sent.LEFT
         outcome = _outcome(whole_response, request, context.now())
-        await context.settle([Settlement(request.call.ticket, outcome, self._priced(request, entry, whole_response))])
+        priced = self._priced(request, entry, whole_response)
+        context.prompt_caches.answered(request.call, priced)
+        await context.settle([Settlement(request.call.ticket, outcome, priced)])
         await context.reached("resettled")
         return Sent.SETTLED
 
