@@ -306,7 +306,7 @@ def open_record(url: str) -> Iterator[CallRecord]:
     with _connected(url) as (connection, address):
         if not _is_there(connection, address.schema):
             raise StoreError(no_store(address.name))
-        if _standing(connection, address) < max(migrations()):
+        if _version_of(connection, address) < max(migrations()):
             raise StoreError(older_store(address.name))
         connection.execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
         yield CallRecord(PostgresSession(connection, address.name))
