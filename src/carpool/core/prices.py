@@ -1,4 +1,4 @@
-"""Token prices: rate cards built from genai-prices and from the prices in the config.
+"""Token prices: rate cards built from genai-prices and from the prices that a program sets (`PriceBook`).
 
 A look-up in genai-prices is too slow to be made for every line of a batch. So prices are converted to cards of exact
 integers, cached per provider, model, lane and quarter of an hour (prices change on dates or at times of day, at most
@@ -46,7 +46,7 @@ _NO_TIER = (None, "", "standard")
 
 @dataclass(frozen=True, slots=True)
 class Price:
-    """A price from the config, in USD per million tokens (`web_search`: per thousand searches).
+    """A price that a program sets, in USD per million tokens (`web_search`: per thousand searches).
 
     It replaces all prices of its model in the table: a price not given here is unknown. Without
     `batch_multiplier` the batch price is unknown too.
