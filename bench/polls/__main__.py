@@ -5,7 +5,9 @@
 provider states it, and the end of the response at the client.
 
 - `agents`: accounts with one agent each, which asks again when it is answered: one batch at a time.
-- `busy`: one account with 20 calls a minute, at random times, so that creates and results take 40 of its 50 requests.
+- `busy`: one account with 20 calls a minute, at random times, so that creates and results take most of its 50 requests.
+
+`waits` is simulated: how long a call waits for its create where 50 creates a minute are allowed.
 """
 
 from __future__ import annotations
@@ -32,7 +34,9 @@ HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE), str(HERE.parent)]
 
 from running import keep, machine, say  # noqa: E402
+from waits import waits  # noqa: E402
 
+SCENARIOS = "waits", "agents", "busy"
 LATENCY = "uniform:9,70"
 BATCH_RPM = 50
 CALLS_PER_MINUTE = 20
@@ -177,11 +181,17 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="make bench-polls", description=__doc__)
     parser.add_argument("--minutes", type=float, default=4.0, help="of new calls in each scenario")
     parser.add_argument("--accounts", type=int, default=8)
-    parser.add_argument("--only", nargs="+", choices=("agents", "busy"), default=("agents", "busy"))
+    parser.add_argument("--only", nargs="+", choices=SCENARIOS, default=SCENARIOS)
     parser.add_argument("--seed", type=int, default=1)
     chosen = parser.parse_args()
-    facts, found = machine(), {}
-    for name in chosen.only:
+    facts = machine()
+    found: dict[str, Any] = {}
+    if "waits" in chosen.only:
+        found["waits"] = waits(chosen.seed)
+        for row in found["waits"]:
+            told = f"{row['wait_s']:.2f} s for a create, in batches of {row['batch_size']:g}"
+            say(f"{row['calls_per_s']:g} calls/s wait {told}")
+    for name in (name for name in chosen.only if name != "waits"):
         found[name] = asyncio.run(measure(name, chosen))
         late = found[name]["late_s"]
         told = f"{late['median']} s in the median, {late['p90']} s for one in ten, {late['worst']} s at worst"

@@ -1,8 +1,12 @@
 from __future__ import annotations
 
 import math
+import random
+import statistics
+from collections import Counter
 from dataclasses import dataclass, field, replace
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec import structs
@@ -11,7 +15,8 @@ from carpool.core.model import PoolKey, PoolView
 from carpool.core.ports import BatchLimits
 from carpool.planners.policy import RoutingPolicy
 from carpool.planners.pooling import PATIENCE, Flush, FlushPlan, plan
-from carpool.planners.pressure.quota import BatchQuota
+from carpool.planners.pressure.quota import BatchQuota, create_rate
+from carpool.planners.pressure.turns import FRESH
 from tests.support.cost import calls_made_by
 
 NOW = 1_800_000_000.0
@@ -226,6 +231,67 @@ def test_a_paused_road_waits_for_the_end_of_the_pause() -> None:
     assert planned(a_pool(count=100_000), roads=paused, draining=True) == FlushPlan((), NOW + 33)
 
 
+# ---------------------------------------------------------------- tenants of an account
+
+
+SHARED = dict.fromkeys(("c1", "alice", "bob", "carol"), "c1")
+
+
+def creates(pools: dict[str, list[PoolView]], count: int) -> list[str]:
+    """Whose pools get the next creates of one account, one token at a time, while none of these pools runs empty."""
+    road, got = spent_road(2), []
+    for _ in range(count):
+        made = plan(
+            [view for views in pools.values() for view in views],
+            {"c1": road},
+            RoutingPolicy(),
+            LIMITS,
+            {},
+            NOW,
+            overhead=100,
+            accounts=SHARED,
+        )
+        [flush] = made.flushes
+        got.append(flush.credential)
+        road = replace(spent_road(2), turns=flush.turns)
+    return got
+
+
+def test_tenants_get_equal_shares_however_many_pools_they_have() -> None:
+    many = [a_pool(number, credential="alice", age=100) for number in range(50)]
+    got = creates({"alice": many, "bob": [a_pool(60, credential="bob")], "carol": [a_pool(70, credential="carol")]}, 30)
+    assert Counter(got) == {"alice": 10, "bob": 10, "carol": 10}
+
+
+def test_a_tenant_that_is_always_in_a_hurry_gets_no_more_than_its_share() -> None:
+    hasty = [a_pool(number, credential="alice", rescue=NOW + 20) for number in range(9)]
+    got = creates({"alice": hasty, "bob": [a_pool(60, credential="bob", age=1)]}, 40)
+    assert got[:2] == ["alice", "alice"]
+    assert 19 <= Counter(got)["bob"] <= 20
+
+
+def test_a_pool_near_its_rescue_goes_before_the_turn_of_its_tenant() -> None:
+    road = replace(spent_road(2), turns=FRESH.taken("alice", ["alice", "bob"]))
+    pools = [a_pool(1, credential="alice", rescue=NOW + 20), a_pool(2, credential="bob", rescue=NOW + 4000)]
+    pools += [a_pool(3, credential="alice", rescue=NOW + 3000)]
+    quotas, keys = {"c1": road}, {"overhead": 100, "accounts": SHARED}
+    assert [one.pool for one in plan(pools, quotas, RoutingPolicy(), LIMITS, {}, NOW, **keys).flushes] == [1]
+    assert [one.pool for one in plan(pools[1:], quotas, RoutingPolicy(), LIMITS, {}, NOW, **keys).flushes] == [2]
+
+
+def test_of_one_tenant_the_least_slack_goes_first() -> None:
+    pools = [a_pool(number, rescue=NOW + 50 * number, age=number) for number in (5, 3, 4, 1, 2)]
+    assert [flush.pool for flush in planned(*pools).flushes] == [1, 2, 3]
+
+
+def test_one_key_in_two_forms_is_one_tenant() -> None:
+    pools = [a_pool(1, credential="alice"), a_pool(2, credential="bob"), a_pool(3, credential="carol")]
+    forms = {"alice": "alice", "bob": "alice"}
+    quotas = {"c1": replace(spent_road(2), turns=FRESH.taken("alice", ["alice", "carol"]))}
+    made = plan(pools, quotas, RoutingPolicy(), LIMITS, {}, NOW, overhead=100, accounts=SHARED, tenants=forms)
+    assert [flush.pool for flush in made.flushes] == [3]
+
+
 # ---------------------------------------------------------------- unresolved creates
 
 
@@ -343,6 +409,49 @@ def test_heavy_load_widens_the_batches() -> None:
     widths = [count for _, count in world.sent[5:-1]]
     assert 350 <= min(widths) <= max(widths) <= 450
     assert sum(world.waits) / len(world.waits) < 3.5
+
+
+def group_commit(per_s: float, per_minute: float) -> float:
+    """The mean wait of a call for its create, if whatever waits is taken whenever a create is allowed."""
+    turn = 60 / per_minute
+    return per_s * turn**2 / 2 / (per_s * turn + math.exp(-per_s * turn))
+
+
+def mean_wait(per_s: float, rpm: int, linger_ms: float, poll_interval: float = 2.0) -> tuple[float, float]:
+    """The mean wait of calls that arrive at random, and the mean size of their batches."""
+    rng = random.Random(f"{per_s} {rpm}")
+    world = World(RoutingPolicy(linger_ms=linger_ms), BatchQuota.new(rpm, poll_interval, NOW))
+    world.run([(rng.expovariate(per_s), 1) for _ in range(int(min(12_000, max(400, 400 * per_s))))])
+    return statistics.fmean(world.waits), statistics.fmean(count for _, count in world.sent[5:-1])
+
+
+@pytest.mark.parametrize("per_s", [0.1, 1, 10, 100, 1000])
+def test_with_50_creates_a_minute_calls_wait_less_than_a_second(per_s: float) -> None:
+    assert create_rate(130, 2) == 50
+    assert mean_wait(per_s, 130, 500)[0] <= 1.0
+
+
+@pytest.mark.parametrize(
+    ("per_minute", "per_s", "wait", "size"),
+    [
+        (5, 0.1, 4.8, 1.5),
+        (5, 10, 6.0, 120),
+        (50, 0.1, 0.07, 1.0),
+        (50, 1, 0.48, 1.5),
+        (50, 100, 0.60, 120),
+        (50, 1000, 0.60, 1200),
+    ],
+)
+def test_the_wait_for_a_create_is_that_of_group_commit(per_minute: int, per_s: float, wait: float, size: float) -> None:
+    """Without a linger. Three creates in advance make a light load wait less than the theory says."""
+    rpm, pace = {5: (15, 12.0), 50: (130, 2.0)}[per_minute]
+    assert create_rate(rpm, pace) == pytest.approx(per_minute)
+    assert group_commit(per_s, per_minute) == pytest.approx(wait, rel=0.03)
+    waited, batch = mean_wait(per_s, rpm, 0, pace)
+    assert waited <= 1.05 * wait
+    if size > 100:
+        assert waited >= 0.85 * wait
+        assert batch == pytest.approx(size, rel=0.15)
 
 
 def test_a_patient_pool_travels_under_a_flood_of_pressing_ones() -> None:

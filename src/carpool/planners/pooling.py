@@ -12,9 +12,14 @@ future because the clock was set back. Otherwise it opens after its wait:
 - `batch_window_ms`, if the user sets one;
 - with `batch_min_size`: the linger once the minimum is reached, before that the window (30 s if unset).
 
-Several pools may compete for the tokens of one account. They are served in rounds of one batch per pool, the earliest
-rescue time first. A pool without deadlines counts as due after `PATIENCE`, so it can't starve. A pool that holds more
-than one batch gets its next batch in the next round.
+Several pools may compete for the tokens of one account:
+
+- Tenants (credentials: keys, virtual keys) get equal shares of the creates, however many pools they have (`Turns`).
+- Of one tenant, the pool with the least slack goes first: the one with the earliest rescue time. A pool without
+  deadlines counts as due after `PATIENCE`, so it can't starve.
+- A pool with a rescue time within `PRESSING` goes before its tenant's turn, but only as long as its tenant is not far
+  ahead of the others: nobody gets more than a share by being in a hurry all the time.
+- A pool that holds more than one batch gets its next batch after all other pools got one.
 
 The size is limited by the provider's count and byte limits and by `batch_max_size`. It also never equals the size of a
 create of the same account whose outcome is unknown: reconciling finds suspects by their count, and a second batch of
@@ -24,8 +29,9 @@ equal size would look the same (see `planners.tracking`).
 from __future__ import annotations
 
 import math
+from collections import defaultdict, deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Final
 
@@ -33,10 +39,12 @@ from carpool.core.model import PoolView
 from carpool.core.ports import BatchLimits
 from carpool.planners.policy import RoutingPolicy
 from carpool.planners.pressure.quota import BatchQuota
+from carpool.planners.pressure.turns import FRESH, Turns
 from carpool.planners.routing import pool_wait
 
 FILL: Final = 0.95  # share of the provider's byte limit to use; the rest covers what is only estimated
 PATIENCE: Final = 300.0  # after this wait a pool without deadlines counts as due
+PRESSING: Final = 60.0  # a pool whose first rescue time is within this goes before its tenant's turn
 RECHECK: Final = 15.0  # pace of checks while a pool is blocked by something other than time, as by an unresolved create
 
 
@@ -49,6 +57,7 @@ class Flush:
     max_count: int
     max_bytes: int
     model: str = ""  # set where a batch may hold one model only
+    turns: Turns = field(default=FRESH, compare=False)  # of the account's tenants, after this batch
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,35 +77,91 @@ def plan(
     overhead: int,
     draining: bool = False,
     accounts: Mapping[str, str] = MappingProxyType({}),
+    tenants: Mapping[str, str] = MappingProxyType({}),
 ) -> FlushPlan:
     """Decide what to flush now. `overhead` is the bytes that a call takes in a create beyond its body; `unresolved`
     holds the sizes of creates with unknown outcome; `draining` flushes everything that the quota allows. `accounts`
-    maps credentials that share another account to it: `batch_quotas` and `unresolved` are per account."""
+    maps credentials that share another account to it: `batch_quotas` and `unresolved` are per account. `tenants` maps
+    credentials to their tenant, where that has another name."""
     cap = limits.max_count if policy.batch_max_size is None else min(policy.batch_max_size, limits.max_count)
     sealer = _Sealer(policy, cap, int(limits.max_bytes * FILL), overhead, now, draining)
-    quotas = dict(batch_quotas)
-    account_of = {view.pool: accounts.get(view.key.credential, view.key.credential) for view in pools}
-    waiting = sorted((view for view in pools if view.count > 0 and account_of[view.pool] in quotas), key=_urgency)
+    by_account: dict[str, list[PoolView]] = defaultdict(list)
+    for view in pools:
+        by_account[accounts.get(view.key.credential, view.key.credential)].append(view)
     flushes: list[Flush] = []
-    planned = True
-    while planned:  # in rounds, so that one huge pool doesn't take every token before the others get one
-        planned, remaining = False, []
-        for view in waiting:
-            account, flush = account_of[view.pool], None
-            if quotas[account].can_create(now) and sealer.opens_at(view) <= now:
-                flush = sealer.flush(view, unresolved.get(account, frozenset()))
+    wakes = []
+    for account, views in by_account.items():
+        if account in batch_quotas:
+            planning = _Account(sealer, batch_quotas[account], unresolved.get(account, frozenset()), tenants)
+            planning.flush([view for view in views if view.count > 0])
+            flushes += planning.flushes
+            wakes += planning.ready_times()
+    return FlushPlan(tuple(flushes), min((at if at > now else now + RECHECK for at in wakes), default=None))
+
+
+@dataclass(slots=True)
+class _Account:
+    sealer: _Sealer
+    quota: BatchQuota
+    unresolved: frozenset[int]
+    tenants: Mapping[str, str]
+    flushes: list[Flush] = field(default_factory=list)
+    waiting: list[PoolView] = field(default_factory=list)  # what stays
+
+    def flush(self, views: Sequence[PoolView]) -> None:
+        now = self.sealer.now
+        if not self.quota.can_create(now):
+            self.waiting += views
+            return
+        lines: dict[str, deque[PoolView]] = defaultdict(deque)  # by tenant, the most urgent pool first
+        for view in sorted(views, key=_urgency):
+            if self.sealer.opens_at(view) <= now:
+                lines[self.tenants.get(view.key.credential, view.key.credential)].append(view)
+            else:
+                self.waiting.append(view)
+        while lines and self.quota.can_create(now):
+            lines = self._flush_each_once(lines)
+        self.waiting += [view for line in lines.values() for view in line]
+
+    def _flush_each_once(self, lines: dict[str, deque[PoolView]]) -> dict[str, deque[PoolView]]:
+        """One round: returns what is left for the next."""
+        now = self.sealer.now
+        left: dict[str, deque[PoolView]] = defaultdict(deque)
+        while lines and self.quota.can_create(now):
+            tenant = self._next_tenant(lines)
+            view = lines[tenant].popleft()
+            flush = self.sealer.flush(view, self.unresolved, self.quota.turns.taken(tenant, lines))
+            if not lines[tenant]:
+                del lines[tenant]
             if flush is None:
-                remaining.append(view)
+                self.waiting.append(view)
                 continue
-            planned = True
-            flushes.append(flush)
-            quotas[account] = quotas[account].spend_create(now)
+            self.flushes.append(flush)
+            self.quota = self.quota.spend_create(now, flush.turns)
             # What is left, as if all bodies had the same size; the store knows the exact sizes.
-            if (left := view.count - flush.max_count) > 0:
-                remaining.append(replace(view, count=left, bytes=view.bytes * left // view.count))
-        waiting = remaining
-    ready = [max(sealer.opens_at(view), quotas[account_of[view.pool]].create_ready_at(now)) for view in waiting]
-    return FlushPlan(tuple(flushes), min((at if at > now else now + RECHECK for at in ready), default=None))
+            if (rest := view.count - flush.max_count) > 0:
+                view = replace(view, count=rest, bytes=view.bytes * rest // view.count)
+                if self.sealer.opens_at(view) <= now:
+                    left[tenant].append(view)
+                else:
+                    self.waiting.append(view)
+        for tenant, line in lines.items():
+            left[tenant].extendleft(reversed(line))
+        return left
+
+    def _next_tenant(self, lines: Mapping[str, deque[PoolView]]) -> str:
+        turns, pressing_before = self.quota.turns, self.sealer.now + PRESSING
+
+        def order(tenant: str) -> tuple[bool, float, tuple[float, float, int]]:
+            rescue = lines[tenant][0].earliest_rescue
+            pressing = rescue is not None and rescue <= pressing_before and turns.may_press(tenant, lines)
+            return not pressing, turns.place(tenant), _urgency(lines[tenant][0])
+
+        return min(lines, key=order)
+
+    def ready_times(self) -> list[float]:
+        ready = self.quota.create_ready_at(self.sealer.now)
+        return [max(self.sealer.opens_at(view), ready) for view in self.waiting]
 
 
 def _urgency(view: PoolView) -> tuple[float, float, int]:
@@ -124,7 +189,7 @@ class _Sealer:
             wait = min(self.policy.linger_ms / 1000, wait)
         return view.oldest + wait
 
-    def flush(self, view: PoolView, taken: frozenset[int]) -> Flush | None:
+    def flush(self, view: PoolView, taken: frozenset[int], turns: Turns) -> Flush | None:
         """Takes all calls that fit, but never as many as a create of the account whose outcome is unknown."""
         mean = view.bytes / view.count + self.overhead
         count = int(max(1, min(view.count, self.cap, self.room / mean if mean > 0 else math.inf)))
@@ -133,4 +198,6 @@ class _Sealer:
         if count == 0:
             return None
         # The store sums bodies only, so the overhead of all lines is subtracted here.
-        return Flush(view.pool, view.key.credential, count, max(1, self.room - count * self.overhead), view.key.model)
+        return Flush(
+            view.pool, view.key.credential, count, max(1, self.room - count * self.overhead), view.key.model, turns
+        )

@@ -106,6 +106,7 @@ class Buyer:
             overhead=max(dialect.line_overhead(view.key.endpoint) for view in pools),
             draining=context.closing,
             accounts=accounts,
+            tenants={credential: context.keyring.credential(credential) for credential in accounts},
         )
 
     async def _flush(self, flush: Flush, now: float) -> None:
@@ -128,7 +129,7 @@ class Buyer:
             return
         self._creating.add(batch.id)
         context.batches.append(batch)  # so that the next flush of this step counts it as enqueued
-        self._api.set_quota(flush.credential, self._api.quota(flush.credential).spend_create(now))
+        self._api.set_quota(flush.credential, self._api.quota(flush.credential).spend_create(now, flush.turns))
         context.background.spawn(self._create(batch), f"create {batch.id}")
 
     async def _create(self, batch: Batch) -> None:

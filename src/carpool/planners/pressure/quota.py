@@ -9,6 +9,7 @@ from typing import Final
 from carpool.core.bounded import backoff
 from carpool.core.lifecycle import BatchState
 from carpool.core.model import Batch
+from carpool.planners.pressure.turns import FRESH, Turns
 
 # ------------------------------------------------------------ requests per minute
 
@@ -61,6 +62,7 @@ class BatchQuota:
     creates: TokenBucket
     most: int  # the known limit of requests per minute; refusals lower `rpm` below it
     paused_until: float = 0.0
+    turns: Turns = FRESH  # of the tenants of the account
 
     @classmethod
     def new(cls, rpm: int, poll_interval: float, now: float) -> BatchQuota:
@@ -75,8 +77,10 @@ class BatchQuota:
     def can_create(self, now: float) -> bool:
         return self.create_ready_at(now) <= now
 
-    def spend_create(self, now: float) -> BatchQuota:
-        return replace(self, requests=self.requests.take(now), creates=self.creates.take(now))
+    def spend_create(self, now: float, turns: Turns | None = None) -> BatchQuota:
+        """Take the tokens of a create. `turns` is whose turn it is after it."""
+        spent = replace(self, requests=self.requests.take(now), creates=self.creates.take(now))
+        return spent if turns is None else replace(spent, turns=turns)
 
     def ask_ready_at(self, now: float) -> float:
         # The last token is reserved for a create that is allowed, or frequent polling would starve the creates.
