@@ -31,6 +31,7 @@ from carpool.planners.access.rules import Rule, apply_rules, call_of, understand
 from carpool.planners.forecast import Forecast
 from carpool.planners.policy import places, span
 from carpool.planners.routing import Capabilities, noted, route
+from carpool.planners.tasks import TaskBook
 from carpool.stores import shown
 
 DEFAULT = "default"
@@ -210,6 +211,7 @@ def _rule_document(rule: Rule) -> dict[str, Any]:
         "name": rule.name,
         "match": {condition.key: switches.get(condition.wanted, condition.wanted) for condition in rule.match},
         "budget": rule.budget,
+        "task_budget": rule.task_budget,
         "lane": rule.lane,
         "tags": dict(rule.tags),
         "max_budget": rule.max_budget,
@@ -231,6 +233,7 @@ def _effects(rule: Rule) -> str:
     reason = f" ({rule.refuse_reason})" if rule.refuse_reason else ""
     effects = [
         rule.budget is not None and f"budget {span(rule.budget)}",
+        rule.task_budget is not None and f"task budget {span(rule.task_budget)}",
         rule.lane is not None and f"lane {rule.lane}",
         rule.max_budget is not None and f"at most {span(rule.max_budget)}",
         rule.refuse_budget and f"no budgets of clients{reason}",
@@ -284,7 +287,7 @@ def explain(config: Config, raw: RawRequest, options: Options, now: float) -> di
     learned from refusals."""
     upstreams = upstreams_of(config, lambda provider: Http1Client())  # nothing is sent
     upstream = choose(options.provider, raw.path, raw.headers, upstreams, defaults_of(config))
-    model = rule = no_batch = no_flex = None
+    model = rule = task = no_batch = no_flex = None
     verdicts: list[dict[str, Any]] = []
     lane, reason = "now", "carpool does not batch this endpoint: it passes through untouched, and no rule is asked."
     if upstream.dialect.handles(raw.method, raw.path):
@@ -296,8 +299,11 @@ def explain(config: Config, raw: RawRequest, options: Options, now: float) -> di
         asked = (upstream.provider, upstream.dialect, parsed.model)
         no_batch = parsed.unbatchable or abilities.why_not(Lane.BATCH, *asked)
         no_flex = abilities.why_not(Lane.FLEX, *asked) if parsed.flexible and options.key is None else _NO_FLEX
-        call = call_of(upstream, parsed, options, now)
-        routed = route(call, config.policy, Forecast(), now, can_batch=no_batch, can_flex=no_flex, default=Lane.NOW)
+        forecast = Forecast()
+        called = call_of(upstream, parsed, options, now)
+        task = called.task or None
+        call = TaskBook().bound(called, now, forecast)
+        routed = route(call, config.policy, forecast, now, can_batch=no_batch, can_flex=no_flex, default=Lane.NOW)
         lane, reason = noted(call, routed).lane, noted(call, routed).reason
         no_batch, no_flex = no_batch or _MAY, no_flex or _MAY
     return {
@@ -306,6 +312,8 @@ def explain(config: Config, raw: RawRequest, options: Options, now: float) -> di
         "model": model,
         "rule": rule,
         "budget": options.budget,  # in seconds
+        "task": task,
+        "task_budget": options.task_budget,
         "tags": dict(options.tags),
         "on_disconnect": options.on_disconnect,
         "lane": str(lane),
@@ -317,19 +325,20 @@ def explain(config: Config, raw: RawRequest, options: Options, now: float) -> di
 
 
 def _print_explained(out: Console, explained: Mapping[str, Any]) -> None:
-    budget = explained["budget"]
+    budget, task_budget = explained["budget"], explained["task_budget"]
     rows = {
         **explained,
         "provider": f"{explained['provider']} at {explained['base_url']}",
         "rule": explained["rule"] or "none",
         "budget": None if budget is None else span(budget),
+        "task budget": None if task_budget is None else span(task_budget),
         "tags": ", ".join(f"{name}={value}" for name, value in explained["tags"].items()) or None,
     }
     table = Table(box=None, show_header=False, pad_edge=False)
     table.add_column(no_wrap=True)
     table.add_column(overflow="fold")
     for name, value in rows.items():
-        if value is not None and name not in ("base_url", "rules"):
+        if value is not None and name not in ("base_url", "rules", "task_budget"):
             table.add_row(Text(name, style="dim"), Text(str(value)))
     out.print(table)
     for place, verdict in enumerate(explained["rules"], 1):

@@ -109,6 +109,7 @@ Env = Annotated[
 ]
 Owner = Annotated[str, option("WHO", "Person or team responsible for the key.")]
 Budget = Annotated[str | None, option("DURATION", "Budget of calls that set none, such as 10m.")]
+TaskBudget = Annotated[str | None, option("DURATION", "Time budget of tasks that set none, such as 3h.")]
 Lane = Annotated[str | None, option("LANE", "Lane of calls that set none: now or batch.", autocompletion=_LANES)]
 MaxBudget = Annotated[str | None, option("DURATION", "Largest budget; larger ones are reduced to it.")]
 RefuseOver = Annotated[bool, option(None, "Refuse larger budgets instead of reducing them.", "--refuse-over")]

@@ -124,6 +124,7 @@ def add(
     env: flags.Env = None,
     owner: flags.Owner = "",
     budget: flags.Budget = None,
+    task_budget: flags.TaskBudget = None,
     lane: flags.Lane = None,
     max_budget: flags.MaxBudget = None,
     refuse_over: flags.RefuseOver = False,
@@ -149,6 +150,7 @@ def add(
         lanes=() if lanes is None else tuple(dict.fromkeys(parse_lane(part, "--lanes") for part in lanes.split(","))),
         tags=parse_tags(tag or ()),
         whole_account=whole_account,
+        task_budget=None if task_budget is None else read_budget(task_budget, "--task-budget"),
     )
     check_profile(profile)
     check_name(name)
@@ -316,6 +318,8 @@ def _described(profile: Profile) -> str:
     parts = []
     if profile.budget is not None:
         parts.append(f"budget {span(profile.budget)}")
+    if profile.task_budget is not None:
+        parts.append(f"task budget {span(profile.task_budget)}")
     if profile.lane is not None:
         parts.append(f"lane {profile.lane}")
     if profile.max_budget is not None:

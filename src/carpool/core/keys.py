@@ -49,6 +49,7 @@ class Profile(Struct, frozen=True):
     lanes: tuple[Lane, ...] = ()  # allowed lanes; empty allows all
     tags: Mapping[str, str] = field(default_factory=dict)
     whole_account: bool = False  # may use endpoints that show or change the whole account at the provider
+    task_budget: float | None = None  # default time budget of a task, in seconds
 
     def allows(self, lane: Lane) -> bool:
         return not self.lanes or lane in self.lanes

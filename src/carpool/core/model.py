@@ -186,6 +186,14 @@ class CallShape(Value, frozen=True, gc=False, array_like=True):
     weight: int = 1  # it stands for so many calls: under heavy load only a sample is recorded
 
 
+class TaskTerms(Value, frozen=True, gc=False):
+    """What was asked for the task of a call. If nothing was, its task only named or not, all of it is None."""
+
+    budget: float | None = None  # seconds from the first call of the task that brings one
+    deadline: float | None = None  # absolute; replaces the task's deadline
+    longest: float | None = None  # seconds that this call may take at most, whatever the task's deadline
+
+
 class Call(Value, frozen=True, gc=False):
     """One model request as received from a client. `body` is what the client sent, without `stream`."""
 
@@ -215,6 +223,10 @@ class Call(Value, frozen=True, gc=False):
     payer: str = ""  # hash of the secret in the form in which it was sent; empty: the same as `credential`
     shape: CallShape | None = None  # to be recorded; None if nothing is
     prompt: PromptChain | None = None  # the positions of its prompt, while they are needed
+    agent: str = ""  # the kind of client that sent it, such as `claude-code/subagent`
+    task: str = ""  # the name of its task; empty if nothing tells it
+    task_terms: TaskTerms | None = None  # None: its client asked nothing for the task, so the task does not bind it
+    task_deadline: float | None = None  # when the task that binds it must be done
 
     @property
     def budget(self) -> float | None:

@@ -38,6 +38,7 @@ class SortedHeaders(NamedTuple):
     secret: Headers
     retry: bool  # the client's SDK marks the request as a retry
     unbatchable: tuple[str, ...] = ()  # why calls with these headers can't go into a batch, as sentences
+    session: str = ""  # the client's own id of its session
 
     def __repr__(self) -> str:  # never the secret
         return f"<Sorted {len(self.forwarded)} headers>"
@@ -48,6 +49,15 @@ def first(headers: Headers, name: str) -> str | None:
         if key == name:
             return value
     return None
+
+
+LONGEST_SESSION = 200
+
+
+def session(headers: Headers, *names: str) -> str:
+    """The client's own id of its session, from the first of these headers that it sends; empty if it sends none."""
+    by_name = dict(headers)
+    return next((value.strip()[:LONGEST_SESSION] for name in names if (value := by_name.get(name))), "")
 
 
 def forwarded(

@@ -30,6 +30,7 @@ from carpool.engine.background import BackgroundTasks
 from carpool.engine.events import CallSettled, Event, EventHooks, Stats, Trouble, Troubles
 from carpool.engine.keyring import Keyring, LaneRefusals
 from carpool.engine.prompt_caches import PromptCaches
+from carpool.engine.tasks import Tasks
 from carpool.planners.forecast import Forecast
 from carpool.planners.policy import RoutingPolicy
 
@@ -201,6 +202,7 @@ class EngineContext:
     troubles: Troubles = field(init=False)
     learned: LaneRefusals = field(init=False)
     prompt_caches: PromptCaches = field(init=False)
+    tasks: Tasks = field(init=False)
     batches: list[Batch] = field(default_factory=list)  # unfinished batches of this engine, as of this step
     led: frozenset[str] = frozenset()  # accounts that this engine leads, as of the last check
     led_credentials: tuple[str, ...] = ()  # of the accounts it leads
@@ -218,6 +220,7 @@ class EngineContext:
         self.troubles = Troubles(self.event_hooks, self.now, self.keyring.account)
         self.learned = LaneRefusals(self.store, self.clock, self.keyring)
         self.prompt_caches = PromptCaches(self.upstreams, self.stats)
+        self.tasks = Tasks(self.clock, self.keyring.derived("conversations"), self.forecast)
 
     # ------------------------------------------------------------ time
 
@@ -283,6 +286,8 @@ class EngineContext:
             outcome, entry = settlement.outcome, settlement.entry
             if entry is not None:
                 self.stats.count(entry, won)
+            if settlement.ticket in self.tasks.tickets:
+                self.tasks.settled(settlement.ticket, outcome if won else None, entry)
             self.stats.requeued_calls += settlement.requeue is not None
             if not won or outcome is None:
                 continue
@@ -299,6 +304,8 @@ class EngineContext:
         """Wakes the waiters of those tickets that another engine has settled. Returns how many of them it has."""
         outcomes = await self.store.outcomes(tickets)
         for settled in outcomes:
+            if settled.ticket in self.tasks.tickets:
+                self.tasks.settled(settled.ticket, settled.outcome, settled.entry)
             self.waiters.resolve(Reply.of(settled))
         return len(outcomes)
 

@@ -92,7 +92,7 @@ class Engine:
             name=f"engine-{rng.getrandbits(48):012x}",
             probe=probe,
         )
-        self.recorder = CallRecorder(context)
+        self.recorder, self.tasks = CallRecorder(context), context.tasks
         self._sender = Sender(context, self.recorder)
         self._flex_sender = FlexSender(context, self._sender)
         self._capabilities = capabilities or Capabilities()
@@ -197,6 +197,8 @@ class Engine:
     ) -> tuple[Reply, PendingCall | None]:
         """Processes one call to its outcome. A call on disk comes with its `PendingCall`: the caller must report
         delivery, or leave it. `on_disconnect` says what to do with a waiting call if its caller is cancelled."""
+        if call.task_terms is not None:
+            call = self.tasks.bound(call)
         self._direct += 1
         try:
             response = await self._respond(call, self.decide(call, default), default, None)
@@ -221,6 +223,8 @@ class Engine:
         """Streams the response of a call that is sent at once. For a call that must be on disk first, and for one that
         finds no room on `flex` and may not go on `now`, returns the decision instead, and the frontend submits it.
         `as_is` is the client's own request, to be sent unchanged."""
+        if call.task_terms is not None and decision is None:
+            call = self.tasks.bound(call)
         response = await self._respond(call, decision or self.decide(call, default), default, as_is)
         return response if isinstance(response, Decision) else self._sender.stream_response(*response)
 
@@ -233,6 +237,8 @@ class Engine:
             response = await self._flex_sender.respond(call, decision.reason, as_is)
             if not isinstance(response, FlexRefused):
                 context.stats.flex_calls += 1
+                if call.task:
+                    self.tasks.asked(call)
                 return response
             refused = response
             if refused.kind is EntryKind.RESCUE:
@@ -244,12 +250,22 @@ class Engine:
             return decision
         context.stats.sync_calls += 1
         request = SendRequest(call, decision.reason, refused.kind, as_is=as_is, tried=refused.tried)
-        return await self._sender.respond(request)
+        if not call.task:
+            return await self._sender.respond(request)
+        self.tasks.asked(call)
+        try:
+            return await self._sender.respond(request)
+        except BaseException:
+            self.tasks.failed(call.ticket)
+            raise
 
     def relay(self, call: Call, as_is: Ask, decision: Decision, receiver: ResponseReceiver) -> Purchase | None:
         """As `forward`, but pushes the response to `receiver`. Returns None and sends nothing if that is impossible."""
         purchase = self._sender.relay(call, as_is, decision.reason, receiver)
-        self._context.stats.sync_calls += purchase is not None
+        if purchase is not None:
+            self._context.stats.sync_calls += 1
+            if call.task:
+                self.tasks.asked(call)
         return purchase
 
     def decide(self, call: Call, default: Lane = Lane.NOW, *, flex: bool = True) -> Decision:

@@ -82,7 +82,8 @@ class CallRecorder:
         """
         size = len(call.body)
         weight = self._sample.weight(call.arrived, call.ticket if call.turn is None else call.turn.conversation, size)
-        if not weight and call.deadline is None and call.lane in (None, Lane.NOW):
+        waits = call.deadline is not None or call.task_terms is not None or call.lane not in (None, Lane.NOW)
+        if not weight and not waits:
             return call
         prompt = dialect.prompt_chain(parsed)
         if not weight or not self._records:

@@ -74,7 +74,10 @@ def identify(
     if not caller.credential:
         caller.credential = engine.credential(caller.payer)
     ticket, credential, payer = engine.new_ticket(), caller.credential, caller.payer
-    call = call_of(upstream, parsed, options, arrived, ticket=ticket, credential=credential, payer=payer)
+    whose = {"credential": credential, "payer": payer, "agent": caller.client}
+    call = call_of(upstream, parsed, options, arrived, ticket=ticket, **whose)
+    if not call.task and call.turn is not None:
+        call = replace(call, task=engine.tasks.conversation_name(credential, call.turn.conversation))
     return engine.recorder.described(upstream.dialect, parsed, call, caller.client)
 
 

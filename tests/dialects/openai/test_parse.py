@@ -226,3 +226,10 @@ def test_a_moderation_may_leave_its_model_to_the_provider() -> None:
     assert (asked.model, asked.flexible, asked.max_output_tokens) == ("", False, 0)
     assert "must know the model" in (asked.unbatchable or "")
     assert parse({"model": "omni-moderation-latest", "input": "hello"}, "/v1/moderations").unbatchable is None
+
+
+def test_the_session_of_codex() -> None:
+    of_codex = (KEY, ("originator", "codex_exec"), ("thread-id", "t"), ("session-id", "s"))
+    assert parse(CHAT, headers=of_codex).session == "s"
+    assert parse(CHAT, headers=(KEY, ("conversation_id", "c"))).session == "c"
+    assert parse(CHAT).session == ""

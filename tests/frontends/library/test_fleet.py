@@ -164,12 +164,16 @@ async def test_a_tight_budget_goes_now_and_a_loose_one_rides() -> None:
         ({"deadline": timedelta(seconds=2)}, Lane.NOW),
         ({"deadline": timedelta(hours=1)}, Lane.BATCH),
         ({"deadline": timedelta(seconds=-5)}, Lane.NOW),
+        ({"task": "essay", "task_budget": "3h"}, Lane.BATCH),
+        ({"task": "essay", "task_budget": 30}, Lane.NOW),
+        ({"task_deadline": timedelta(seconds=2)}, Lane.NOW),
+        ({"task": "essay"}, Lane.BATCH),
         ({}, Lane.BATCH),
     ],
 )
 async def test_budgets_are_understood(how: dict[str, Any], lane: Lane) -> None:
-    if "deadline" in how:
-        how = {"deadline": datetime.now(UTC) + how["deadline"]}
+    for name in how.keys() & {"deadline", "task_deadline"}:
+        how = {name: datetime.now(UTC) + how[name]}
     async with riding() as scene:
         await soon(scene.fleet.submit(**ask(), **how))
         stats = scene.fleet.stats
@@ -189,6 +193,10 @@ async def test_budgets_are_understood(how: dict[str, Any], lane: Lane) -> None:
         ({"budget": "721h"}, "at most 30 days"),
         ({"deadline": datetime(2030, 1, 1)}, "with a time zone"),
         ({"deadline": 12345}, "with a time zone"),
+        ({"task_deadline": datetime(2030, 1, 1)}, "with a time zone"),
+        ({"task_budget": "3h", "task_deadline": datetime.now(UTC)}, "only once"),
+        ({"task_budget": "soon"}, "write a number and a unit"),
+        ({"task": ""}, "A task's name has 1 to 200"),
         ({"lane": "slow"}, "The lanes are now, flex and batch."),
         ({"lane": "merge"}, "'merge' is not a lane. The lanes are now, flex and batch."),
         ({"lane": "flex"}, "There is no lane flex for it"),

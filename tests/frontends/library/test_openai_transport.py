@@ -48,6 +48,14 @@ async def test_all_three_endpoints_ride_batches() -> None:
         assert (road.stats.batched_calls, road.stats.paid) == (3, mock.provider.bill.total())
 
 
+async def test_a_task_budget_gives_time_for_batches() -> None:
+    async with riding(task="essay", task_budget="3h") as (client, road, _):
+        await soon(client.chat.completions.create(**chat()))
+        late = {"x-carpool-task": "other", "x-carpool-task-budget": "30s"}
+        await soon(client.chat.completions.create(**chat("quick"), extra_headers=late))
+        assert (road.stats.batched_calls, road.stats.sync_calls) == (1, 1)
+
+
 async def test_a_stream_of_a_batched_answer_is_the_sdks_own() -> None:
     async with riding() as (client, road, _):
         stream = await soon(client.chat.completions.create(**chat(), stream=True, extra_headers=BATCH))

@@ -140,3 +140,22 @@ def test_nothing_a_client_or_a_rule_says_leads_past_the_bounds(options, rule, mo
     if most is not None and found.lane is not Lane.NOW and (found.timed or found.lane is Lane.BATCH):
         assert found.until(NOW) is not None
         assert found.until(NOW) <= NOW + most
+
+
+def test_a_profile_gives_a_task_its_budget():
+    found = through(key(task_budget=3600.0), Options())
+    assert (found.task_budget, found.note) == (3600.0, "The key ci gives its task a budget.")
+    assert through(key(task_budget=3600.0), Options(), Rule("all", task_budget=60.0)).task_budget == 3600.0
+    assert through(key(task_budget=3600.0), Options(task_budget=60.0)).task_budget == 60.0
+    assert through(key(task_budget=3600.0), Options(lane=Lane.NOW)).task_budget is None
+    assert through(key(budget=600.0), Options(task_budget=60.0)).budget is None  # its client gave its turns more time
+
+
+def test_a_key_without_batches_has_no_use_for_a_task_budget():
+    found = through(key(lanes=(Lane.NOW,)), Options(task_budget=60.0))
+    assert (found.lane, found.insists) == (Lane.NOW, False)
+
+
+def test_the_cap_of_a_profile_is_for_a_turn():
+    found = through(key(max_budget=60.0, refuse_over=True), Options(task_budget=3600.0))
+    assert (found.task_budget, found.longest) == (3600.0, 60.0)

@@ -374,7 +374,7 @@ def test_unnamed_rules_are_numbered() -> None:
         (["now"], "routing.rules[0] must hold `key: value` pairs, but holds str."),
         ([{"budgt": "8m"}], "routing.rules[0].budgt is not a setting: did you mean routing.rules[0].budget?"),
         ([{"model": "x", "budget": "8m"}], "routing.rules[0].model belongs under `match`: write match: {model: …}."),
-        ([{"match": {"model": "x"}}], "routing.rules[0] does nothing: give it budget, lane, tags"),
+        ([{"match": {"model": "x"}}], "routing.rules[0] does nothing: give it budget, task_budget, lane, tags"),
         (
             [{"match": {"modle": "x"}, "lane": "now"}],
             "match.modle is not a setting: did you mean routing.rules[0].match",
@@ -410,6 +410,8 @@ def test_unnamed_rules_are_numbered() -> None:
         ([{"refuse_budget": True, "max_budget": "1m"}], "has refuse_budget and max_budget"),
         ([{"budget": "2m", "max_budget": "1m"}], "budget is more than routing.rules[0].max_budget"),
         ([{"lane": "now", "budget": "1m"}], "has `lane: now` and a budget"),
+        ([{"lane": "now", "task_budget": "1h"}], "has `lane: now` and a budget"),
+        ([{"task_budget": "soon"}], "routing.rules[0].task_budget is 'soon'; it must be a budget up to 30 days"),
         ([{"name": "a", "lane": "now"}, {"name": "a", "lane": "now"}], "routing.rules[1].name is 'a', as"),
     ],
 )
@@ -442,3 +444,36 @@ def test_any_rules_are_read_or_refused_in_a_sentence(rules: list[Any]) -> None:
     else:
         ruling = decide_rule(CALL, Options(budget=60), RuleBook(found), NOON)
         assert len(ruling.explanation()) == len(found)
+
+
+# ---------------------------------------------------------------- tasks
+
+
+def test_a_rule_gives_a_task_its_budget() -> None:
+    found = ruled(Options(), {"name": "all", "task_budget": "3h"})
+    assert (found.task_budget, found.budget, found.lane) == (10_800.0, None, None)
+    assert found.note == "The rule all gives its task a budget."
+    both = ruled(Options(), {"task_budget": "3h", "budget": "10m"})
+    assert (both.task_budget, both.budget) == (10_800.0, 600.0)
+
+
+def test_a_rule_gives_no_task_budget_to_who_has_one_or_goes_at_once() -> None:
+    rule = {"task_budget": "3h", "budget": "10m"}
+    own = ruled(Options(task_budget=60.0), rule)
+    assert (own.task_budget, own.budget) == (60.0, None)
+    assert ruled(Options(task_deadline=NOON), rule).task_budget is None
+    assert ruled(Options(lane=Lane.NOW), rule).task_budget is None
+    assert ruled(Options(budget=60.0), rule).task_budget == 10_800.0  # the earlier deadline counts
+
+
+def test_a_default_budget_is_not_for_who_has_time_for_a_task() -> None:
+    assert ruled(Options(task_budget=60.0), default=600.0).budget is None
+
+
+def test_a_refused_budget_is_refused_for_the_task_too() -> None:
+    for options in (Options(task_budget=60.0), Options(task_deadline=NOON), Options(task="essay")):
+        found = ruled(options, {"name": "people", "refuse_budget": "a person waits"})
+        assert (found.task_budget, found.task_deadline, found.lane) == (None, None, Lane.NOW)
+        assert found.note == "The rule people lets no budget of a client through: a person waits."
+    own = ruled(Options(task_budget=60.0), {"refuse_budget": True, "task_budget": "1h"})
+    assert (own.task_budget, own.lane) == (3600.0, None)

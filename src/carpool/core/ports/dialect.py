@@ -51,6 +51,7 @@ class Parsed(Value, frozen=True, gc=False):
     turn: Turn | None = None  # None if nothing is cached, or if it can't be determined
     tool_turn: bool = False  # the last message carries tool results
     flexible: bool = False  # the request itself does not rule out lane `flex`
+    session: str = ""  # the client's own id of its session; empty if it sends none
 
 
 class Ask(Value, frozen=True, gc=False):

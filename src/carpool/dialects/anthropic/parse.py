@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from functools import lru_cache
 from operator import itemgetter
@@ -15,7 +16,7 @@ from carpool.core.keys import BEARER, strip_bearer
 from carpool.core.model import Headers, PromptChain, Turn
 from carpool.core.ports import Claim, Parsed, RawRequest
 from carpool.dialects import json_object
-from carpool.dialects.headers import DROPPED, DROPPED_PREFIXES, SortedHeaders, first, forwarded
+from carpool.dialects.headers import DROPPED, DROPPED_PREFIXES, SortedHeaders, first, forwarded, session
 from carpool.dialects.prompt import ChainBuilder, continued, conversation_number
 
 # ------------------------------------------------------------ headers
@@ -28,6 +29,9 @@ _BEARER_SINCE = "2026-10-21"  # unknown: whether later versions accept x-api-key
 
 _DROPPED = DROPPED | SECRETS | {"anthropic-beta", "anthropic-dangerous-direct-browser-access"}
 _DROPPED_PREFIXES = (*DROPPED_PREFIXES, "x-claude-code-")
+SESSION = "x-claude-code-session-id"
+# Versions of Claude Code without that header state their session in `metadata.user_id`.
+_SESSION_IN_USER_ID = re.compile(r'(?:_session_|"session_id"\s*:\s*")([0-9A-Za-z-]{8,64})')
 
 
 @lru_cache(maxsize=256)  # a client sends the same headers with every call
@@ -38,7 +42,8 @@ def sort(headers: Headers) -> SortedHeaders:
     betas = dict.fromkeys(beta.strip() for beta in listed if beta.strip())
     if betas:
         kept = sorted([*kept, ("anthropic-beta", ",".join(betas))], key=itemgetter(0))
-    return SortedHeaders(tuple(kept), secret(headers), retry, tuple(_obstacles(kept, betas)))
+    of_session = session(headers, SESSION)
+    return SortedHeaders(tuple(kept), secret(headers), retry, tuple(_obstacles(kept, betas)), of_session)
 
 
 def secret(headers: Headers) -> Headers:
@@ -114,7 +119,15 @@ def parse(raw: RawRequest) -> Parsed:
         retry=headers.retry,
         turn=_turn(values, messages),
         tool_turn=_is_tool_turn(messages),
+        session=headers.session or _session_of_user(values),
     )
+
+
+def _session_of_user(values: dict[str, Any]) -> str:
+    metadata = values.get("metadata")
+    user = metadata.get("user_id") if isinstance(metadata, dict) else None
+    found = _SESSION_IN_USER_ID.search(user) if isinstance(user, str) else None
+    return "" if found is None else found[1]
 
 
 def _unbatchable(values: dict[str, Any], headers: SortedHeaders, query: str) -> str | None:

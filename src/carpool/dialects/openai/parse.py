@@ -13,7 +13,7 @@ from carpool.core.keys import BEARER, strip_bearer
 from carpool.core.model import Headers, PromptChain
 from carpool.core.ports import Claim, Parsed, RawRequest
 from carpool.dialects import json_object
-from carpool.dialects.headers import DROPPED, DROPPED_PREFIXES, SortedHeaders, forwarded
+from carpool.dialects.headers import DROPPED, DROPPED_PREFIXES, SortedHeaders, forwarded, session
 from carpool.dialects.openai.providers import (
     CHAT,
     COMPATIBLE_PROVIDERS,
@@ -33,7 +33,8 @@ _KEYS = frozenset().union(*[row.key_headers for row in COMPATIBLE_PROVIDERS.valu
 SECRETS = _KEYS | PAYERS
 SUBAGENT = "x-openai-subagent"
 # Headers of Codex about its session and about single requests.
-_OF_CODEX = {"originator", "session-id", "session_id", "thread-id", "conversation_id", SUBAGENT}
+_SESSION = ("session-id", "session_id", "conversation_id", "thread-id")
+_OF_CODEX = {"originator", *_SESSION, SUBAGENT}
 _DROPPED = DROPPED | SECRETS | _OF_CODEX
 _DROPPED_PREFIXES = (*DROPPED_PREFIXES, "x-codex-")
 
@@ -42,7 +43,7 @@ _DROPPED_PREFIXES = (*DROPPED_PREFIXES, "x-codex-")
 def sort(headers: Headers) -> SortedHeaders:
     """Sort headers by purpose. Raises `BadCall` for a content-encoding that carpool can't read."""
     kept, retry = forwarded(headers, _DROPPED, _DROPPED_PREFIXES)
-    return SortedHeaders(tuple(kept), secret(headers), retry)
+    return SortedHeaders(tuple(kept), secret(headers), retry, session=session(headers, *_SESSION))
 
 
 def secret(headers: Headers) -> Headers:
@@ -134,6 +135,7 @@ def parse(raw: RawRequest, provider: CompatibleProvider = OPENAI) -> Parsed:
         unbatchable=" ".join((*_obstacles(values, model, _query(raw, provider)), *_not_offered(raw, provider))) or None,
         document=document,
         retry=headers.retry,
+        session=headers.session,
         flexible=raw.path in _FLEXIBLE
         and values.get("service_tier") in (None, "auto")
         and not values.get("background"),

@@ -284,6 +284,8 @@ class Tickets:
 
     def _count(self, call: Call, admitted: Admitted) -> None:
         stats = self._context.stats
+        if call.task and admitted.outcome is None:
+            self._context.tasks.asked(replace(call, ticket=admitted.ticket), again=not admitted.fresh)
         if not admitted.fresh:
             stats.returned_calls += 1
             return

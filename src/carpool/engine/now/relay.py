@@ -41,6 +41,7 @@ class Purchase(Struct, eq=False):
 
     record: Callable[[Entry, int, Dialect, ResponseEnd], Entry]  # the result of the attempt, in the ledger
     record_unsent: Callable[[Entry], None]
+    lost: Callable[[Entry], None]  # called if it ended before a response had begun: what was bought is not known
     dialect: Dialect
     attempt: Entry
     receiver: ResponseReceiver
@@ -101,6 +102,8 @@ class Purchase(Struct, eq=False):
             self.record_unsent(self.attempt)
         elif self.status:
             self._close_entry(whole=False)
+        else:
+            self.lost(self.attempt)
         self.receiver.fail(error)
 
     def _close_entry(self, whole: bool) -> None:
@@ -124,6 +127,8 @@ class Purchase(Struct, eq=False):
         self.slot.failed(asyncio.CancelledError())
         if self.status:
             self._close_entry(whole=False)
+        else:
+            self.lost(self.attempt)
 
 
 def _reader(tap: UsageTap, headers: Headers) -> Callable[[bytes], None]:

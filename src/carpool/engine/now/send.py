@@ -91,6 +91,8 @@ class Sender:
         whole_response = await whole(response)
         entry = self._priced(request, entry, whole_response)
         self._complete(entry)
+        if request.call.task:
+            self._context.tasks.closed(entry, answered=whole_response.ok)
         if whole_response.ok:
             self._answered(request.call, entry, whole=True)
         return Reply(request.call.ticket, _outcome(whole_response, request, self._context.now()), entry)
@@ -122,9 +124,10 @@ class Sender:
         except BaseException as error:
             slot.failed(error)
             raise
-        follows = call.shape is not None or call.prompt is not None
+        follows = call.shape is not None or call.prompt is not None or call.task
         record = partial(self.close_entry, call=call) if follows else self.close_entry
-        purchase = Purchase(record, self.record_unsent, upstream.dialect, entry, receiver, slot)
+        lost = partial(context.tasks.closed, answered=False)
+        purchase = Purchase(record, self.record_unsent, lost, upstream.dialect, entry, receiver, slot)
         purchase.start(http_client, upstream.request(ask, (), RELAY_TIMEOUT_S), context.background)
         return purchase
 
@@ -140,6 +143,8 @@ class Sender:
         else:
             finished = replace(entry, usage=end.usage)
         self._complete(finished)
+        if call is not None and call.task:
+            self._context.tasks.closed(finished, answered=status < 400 and end.answered)
         if call is not None and status < 400:
             self._answered(call, finished, whole=end.answered)
         return finished
@@ -151,7 +156,9 @@ class Sender:
 
     def record_unsent(self, entry: Entry) -> None:
         """Records that the request was never sent, so nothing was bought."""
-        self._context.store.completed(ledger.free(entry), self._context.background.log_failure)
+        free = ledger.free(entry)
+        self._context.tasks.closed(free, answered=False)
+        self._context.store.completed(free, self._context.background.log_failure)
 
     def _complete(self, entry: Entry) -> None:
         """Writes the price without delaying the response. Until then the attempt is unknown, which is true."""

@@ -35,7 +35,7 @@ from carpool.frontends.library.exchange import (
 )
 from carpool.frontends.library.fast_path import FastPath
 from carpool.http import HttpxClient, ThreadedHttpxClient
-from carpool.planners.access.options import Options, parse_key, parse_lane
+from carpool.planners.access.options import Options, parse_key, parse_lane, parse_task
 from carpool.planners.policy import RoutingPolicy, parse_budget
 
 
@@ -131,6 +131,9 @@ class FleetDispatcher(_FleetBase):
         lane: Lane | str | None = None,
         tags: Mapping[str, str] | None = None,
         key: str | None = None,
+        task: str | None = None,
+        task_budget: str | float | None = None,
+        task_deadline: datetime | None = None,
         force_sync: bool = False,
         endpoint: str | None = None,
         **params: Any,
@@ -140,9 +143,10 @@ class FleetDispatcher(_FleetBase):
         For an `AsyncAnthropic` that is `messages.create`. For an `AsyncOpenAI` it is `chat.completions.create` if there
         are `messages`, else `responses.create`; `endpoint` names another ("embeddings", "completions").
 
-        One of `latency_budget_ms`, `budget` ("10m") or `deadline` says how long it may take. Without any, it goes into
-        a batch and takes as long as the provider needs. `lane` forces a lane. `key` is an idempotency key: calls with
-        the same key are one call. `stream=True` uses `now`.
+        One of `latency_budget_ms`, `budget` ("10m") or `deadline` says how long it may take. `task` names the task that
+        it belongs to, and `task_budget` ("3h", from its first call on) or `task_deadline` says when all of that must
+        be done. Without any of them, it goes into a batch and takes as long as the provider needs. `lane` forces a
+        lane. `key` is an idempotency key: calls with the same key are one call. `stream=True` uses `now`.
         """
         if self._closed:
             raise Closed("This dispatcher is closed and takes no more calls. Make a new one.")
@@ -152,7 +156,7 @@ class FleetDispatcher(_FleetBase):
             raise NotStarted("This dispatcher runs on another event loop. Use it where it was entered.")
         if force_sync or (params.get("stream") and lane is None):
             lane = Lane.NOW
-        options = make_options(latency_budget_ms, budget, deadline, lane, tags, key)
+        options = make_options(latency_budget_ms, budget, deadline, lane, tags, key, task, task_budget, task_deadline)
         client, submission = self._prepare(params, endpoint, options)
         draft = submission.draft
         if draft is not None and draft.raw is not None:
@@ -224,6 +228,9 @@ class Fleet(_FleetBase):
         lane: Lane | str | None = None,
         tags: Mapping[str, str] | None = None,
         key: str | None = None,
+        task: str | None = None,
+        task_budget: str | float | None = None,
+        task_deadline: datetime | None = None,
         force_sync: bool = False,
         endpoint: str | None = None,
         **params: Any,
@@ -235,7 +242,7 @@ class Fleet(_FleetBase):
             raise NotStarted("Use the fleet inside `with Fleet(client) as fleet:`.")
         if force_sync or (params.get("stream") and lane is None):
             lane = Lane.NOW
-        options = make_options(latency_budget_ms, budget, deadline, lane, tags, key)
+        options = make_options(latency_budget_ms, budget, deadline, lane, tags, key, task, task_budget, task_deadline)
         client, submission = self._prepare(params, endpoint, options)
         draft = submission.draft
         if draft is not None and draft.raw is not None:
@@ -353,11 +360,19 @@ def make_options(
     lane: Lane | str | None,
     tags: Mapping[str, str] | None,
     key: str | None,
+    task: str | None = None,
+    task_budget: str | float | None = None,
+    task_deadline: datetime | None = None,
 ) -> Options:
     if sum(value is not None for value in (latency_budget_ms, budget, deadline)) > 1:
         raise BadCall("Say how long the call may take only once: latency_budget_ms, budget or deadline.")
-    if deadline is not None and (not isinstance(deadline, datetime) or deadline.tzinfo is None):
-        raise BadCall("A deadline is a datetime with a time zone, such as datetime.now(UTC) + timedelta(minutes=10).")
+    if task_budget is not None and task_deadline is not None:
+        raise BadCall("Say when the task must be done only once: task_budget or task_deadline.")
+    for until in (deadline, task_deadline):
+        if until is not None and (not isinstance(until, datetime) or until.tzinfo is None):
+            raise BadCall(
+                "A deadline is a datetime with a time zone, such as datetime.now(UTC) + timedelta(minutes=10)."
+            )
     if not isinstance(tags, Mapping | None):
         raise BadCall(f"Tags are names with values, such as {{'team': 'ci'}}, and not a {type(tags).__name__}.")
     if latency_budget_ms is not None:
@@ -368,6 +383,9 @@ def make_options(
         lane=None if lane is None else parse_lane(lane),
         tags={str(name): str(value) for name, value in (tags or {}).items()},
         key=None if key is None else parse_key(key),
+        task=None if task is None else parse_task(task),
+        task_budget=None if task_budget is None else parse_budget(str(task_budget)),
+        task_deadline=None if task_deadline is None else task_deadline.timestamp(),
     )
 
 

@@ -9,6 +9,7 @@ import asyncio
 import threading
 from collections.abc import AsyncIterator, Awaitable, Coroutine, Mapping
 from dataclasses import dataclass
+from datetime import datetime
 from functools import partial
 from pathlib import Path
 from typing import Any, Self, TypeVar
@@ -51,6 +52,9 @@ def transport(
     budget: str | float | None = None,
     lane: Lane | str | None = None,
     tags: Mapping[str, str] | None = None,
+    task: str | None = None,
+    task_budget: str | float | None = None,
+    task_deadline: datetime | None = None,
     policy: RoutingPolicy | None = None,
     store: str | Path | None = None,
     hooks: tuple[Hook, ...] | list[Hook] = (),
@@ -64,18 +68,19 @@ def transport(
     ``AsyncAnthropic(http_client=httpx2.AsyncClient(transport=carpool.transport(budget="10m")))``, and likewise OpenAI's
     clients, with `httpx`.
 
-    `budget`, `lane` and `tags` are defaults for calls without their own `x-carpool-*` headers; without a budget or a
-    lane, a call goes straight through. `through` is the HTTP client or transport to send with; the default is carpool's
-    own. `vendor` names the OpenAI-compatible provider, if the host does not identify it. The engine starts with the
-    first request, and closes with the client that uses the transport.
+    `budget`, `lane`, `tags`, `task`, `task_budget` and `task_deadline` are defaults for calls without their own
+    `x-carpool-*` headers; without a budget, a task or a lane, a call goes straight through. `through` is the HTTP
+    client or transport to send with; the default is carpool's own. `vendor` names the OpenAI-compatible provider, if
+    the host does not identify it. The engine starts with the first request, and closes with the client that uses the
+    transport.
     """
     methods = ("build_request", "handle_request", "handle_async_request")
     if through is not None and not any(hasattr(through, method) for method in methods):
         raise _no_httpx(through)
     if vendor is not None:
         compatible_provider("", vendor)  # raises if there is no such provider
-    defaults, chosen = make_options(None, budget, None, lane, tags, None), policy or RoutingPolicy()
-    return Transport(defaults, chosen, store, tuple(hooks), prices, through, close_timeout, vendor)
+    defaults = make_options(None, budget, None, lane, tags, None, task, task_budget, task_deadline)
+    return Transport(defaults, policy or RoutingPolicy(), store, tuple(hooks), prices, through, close_timeout, vendor)
 
 
 @dataclass(eq=False, repr=False)
@@ -213,7 +218,7 @@ class Transport(LibraryFrontend):
         if dialect is None:
             return await _with_read_timeout(self._pass(request, kept, body), request)
         exchange = self._exchange(dialect, f"{request.url.scheme}://{request.url.netloc.decode('ascii')}{prefix}")
-        if not options.timed and options.key is None and options.lane in (None, Lane.NOW):
+        if not options.may_wait and options.key is None and options.lane in (None, Lane.NOW):
             # It asks nothing of carpool: then call and errors are as without carpool.
             return await _with_read_timeout(self._send_directly(exchange, raw, options, request), request)
         try:

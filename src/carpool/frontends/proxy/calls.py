@@ -174,6 +174,8 @@ class CallHandler:
         if understood is None:
             return None
         call, parsed = understood
+        if call.task_terms is not None:
+            call = self._engine.tasks.bound(call)
         if call.flexible and head.key_holder is not None and not head.key_holder.key.profile.allows(Lane.FLEX):
             call = replace(call, flexible=False)
         decision = self._engine.decide(call, flex=head.hold is None)
@@ -198,7 +200,7 @@ class CallHandler:
         except BadCall:
             if head.key_holder is not None and not head.key_holder.key.profile.allows(Lane.NOW):
                 raise  # it can't be batched, and its key allows no other lane
-            if options.timed or options.key is not None or options.lane not in (None, Lane.NOW):
+            if options.may_wait or options.key is not None or options.lane not in (None, Lane.NOW):
                 raise
             return None
 

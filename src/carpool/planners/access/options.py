@@ -1,10 +1,11 @@
-"""carpool's options for a call, apart from its body: budget, lane, tags, key, provider. A client sets them in headers
-or in a path segment, the library by arguments, and rules and profiles fill the gaps."""
+"""carpool's options for a call, apart from its body: budget, task, lane, tags, key, provider. A client sets them in
+headers or in a path segment, the library by arguments, and rules and profiles fill the gaps."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Mapping
+from datetime import datetime
 from typing import Any, Literal
 from urllib.parse import unquote
 
@@ -20,6 +21,7 @@ MAX_KEY = 255
 MAX_TAGS = 50
 MAX_TAG_NAME = 100
 MAX_TAG = 500
+MAX_TASK = 200
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 
 
@@ -30,6 +32,10 @@ class Options(Value, frozen=True, gc=False):
     tags: Mapping[str, str] = field(default_factory=dict)
     key: str | None = None
     provider: str | None = None
+    task: str | None = None  # the name of the task that the call belongs to
+    task_budget: float | None = None  # seconds from the first call of the task that brings one
+    task_deadline: float | None = None  # absolute; wins over the task's budget
+    longest: float | None = None  # seconds that a rule or key allows at most, whatever the task's deadline
     on_disconnect: Literal["keep", "cancel"] | None = None
     insists: bool = True  # False where a rule chose the lane: a call that can't take it is routed as if it had none
     note: str = ""  # what a rule adds to the reason of the lane
@@ -37,6 +43,16 @@ class Options(Value, frozen=True, gc=False):
     @property
     def timed(self) -> bool:
         return self.budget is not None or self.deadline is not None
+
+    @property
+    def tasked(self) -> bool:
+        """Whether they say when the task must be done."""
+        return self.task_budget is not None or self.task_deadline is not None
+
+    @property
+    def may_wait(self) -> bool:
+        """Whether they give the call time, or may do so: a task that is only named may have a deadline already."""
+        return self.timed or self.tasked or self.task is not None
 
     def over(self, weaker: Options) -> Options:
         """These options, with gaps filled from weaker ones."""
@@ -47,6 +63,9 @@ class Options(Value, frozen=True, gc=False):
             tags={**weaker.tags, **self.tags},
             key=self.key or weaker.key,
             provider=self.provider or weaker.provider,
+            task=self.task or weaker.task,
+            task_budget=self.task_budget if self.tasked else weaker.task_budget,
+            task_deadline=self.task_deadline if self.tasked else weaker.task_deadline,
             on_disconnect=self.on_disconnect or weaker.on_disconnect,
             insists=self.insists if self.lane else weaker.insists,
             note=self.note or weaker.note,
@@ -84,6 +103,7 @@ def _read(pairs: Iterable[tuple[str, str]]) -> Options:
     for name, value in pairs:
         if _CONTROL.search(name) or _CONTROL.search(value):
             raise BadCall(f"The option {name[:60]!r} holds a control character. Take it out.")
+        name = name if name.startswith("tags.") else name.replace("_", "-")
         if name == "tags":
             tags |= _tags(value)
         elif name.startswith("tags."):
@@ -127,6 +147,28 @@ def parse_key(text: str) -> str:
     return text
 
 
+def parse_task(text: str) -> str:
+    if not isinstance(text, str):
+        raise BadCall(f"A task's name has 1 to {MAX_TASK} characters; this one is a {type(text).__name__}.")
+    name = text.strip()
+    if not 0 < len(name) <= MAX_TASK or _CONTROL.search(name):
+        which = f"this one has {len(name)}" if not 0 < len(name) <= MAX_TASK else "this one has a control character"
+        raise BadCall(f"A task's name has 1 to {MAX_TASK} characters, none of them a control character; {which}.")
+    return name
+
+
+def _point_in_time(text: str) -> float:
+    try:
+        then = datetime.fromisoformat(text.strip())
+    except ValueError:
+        then = None
+    if then is None or then.tzinfo is None:
+        raise BadCall(
+            f"{text[:40]!r} is not a point in time: write date, time and time zone, as in 2027-01-31T07:00:00+01:00."
+        )
+    return then.timestamp()
+
+
 def _tags(text: str) -> dict[str, str]:
     tags = {}
     for part in filter(None, (part.strip() for part in text.split(","))):
@@ -142,6 +184,9 @@ _PARSERS: Mapping[str, Callable[[str], Any]] = {
     "lane": parse_lane,
     "key": parse_key,
     "provider": str.strip,
+    "task": parse_task,
+    "task-budget": parse_budget,
+    "task-deadline": _point_in_time,
     "on-disconnect": _on_disconnect,
 }
 
@@ -154,8 +199,8 @@ def capped(options: Options, most: float | None, whose: str, now: float) -> Opti
     if most is None or options.lane is Lane.NOW:
         return options
     until = options.until(now)
-    if until is None and options.lane is None:
-        return options  # it is sent at once, which no limit forbids
+    if until is None and options.lane is None:  # it is sent at once, which no limit forbids, unless its task can wait
+        return replace(options, longest=most) if options.may_wait else options
     if until is not None and until <= now + most:
         return options
     note = f"{whose} allows a budget of at most {span(most)}."

@@ -22,7 +22,7 @@ from carpool.dialects.headers import ONE_REQUEST
 from carpool.planners.access.rules import Condition, Facts, Rule
 from carpool.planners.policy import parse_budget
 
-EFFECTS: Final = ("budget", "lane", "tags", "max_budget", "refuse_budget", "on_disconnect")
+EFFECTS: Final = ("budget", "task_budget", "lane", "tags", "max_budget", "refuse_budget", "on_disconnect")
 _PARTS: Final = ("name", "match", *EFFECTS)
 _TEXTS: Final = ("dialect", "provider", "endpoint", "model", "user_agent")
 _SWITCHES: Final = ("tool_turn", "subagent", "streaming", "has_budget")
@@ -80,7 +80,7 @@ def _rule(value: object, path: str, place: int, timezone: str) -> Rule:
 
 
 def _effect(name: str, value: object, path: str) -> dict[str, Any]:
-    if name in ("budget", "max_budget"):
+    if name in ("budget", "task_budget", "max_budget"):
         return {name: read_budget(value, path)}
     if name == "lane":
         check(_LANES, value, path)
@@ -123,7 +123,7 @@ def _check_together(rule: Rule, path: str) -> None:
         )
     if rule.budget is not None and rule.max_budget is not None and rule.budget > rule.max_budget:
         raise ConfigError(f"{path}.budget is more than {path}.max_budget: give at most what the rule itself allows.")
-    if rule.lane is Lane.NOW and rule.budget is not None:
+    if rule.lane is Lane.NOW and (rule.budget is not None or rule.task_budget is not None):
         raise ConfigError(f"{path} has `lane: now` and a budget: a call that goes at once needs none. Keep one.")
 
 

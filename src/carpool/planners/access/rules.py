@@ -19,7 +19,7 @@ from msgspec.structs import replace
 
 from carpool.core.errors import BadCall
 from carpool.core.keys import VirtualKey
-from carpool.core.model import Call, Lane
+from carpool.core.model import Call, Lane, TaskTerms
 from carpool.core.ports import Parsed, RawRequest
 from carpool.core.upstream import Upstream
 from carpool.planners.access.options import Options, capped
@@ -48,9 +48,11 @@ def call_of(
     ticket: int = 0,
     credential: str = "",
     payer: str = "",
+    agent: str = "",
 ) -> Call:
     """The call of a parsed request, after the rules."""
     untimed = options.budget is None and options.deadline is None  # so are most calls on `now`
+    untasked = options.task is None and options.task_budget is None and options.task_deadline is None
     return Call(
         ticket=ticket,
         provider=upstream.provider,
@@ -62,6 +64,8 @@ def call_of(
         model=parsed.model,
         arrived=arrived,
         deadline=None if untimed else options.until(arrived),
+        task=options.task or options.tags.get("run", "") or parsed.session,
+        task_terms=None if untasked else TaskTerms(options.task_budget, options.task_deadline, options.longest),
         stream=parsed.stream,
         max_output_tokens=parsed.max_output_tokens,
         unbatchable=parsed.unbatchable,
@@ -75,6 +79,7 @@ def call_of(
         on_disconnect=options.on_disconnect,
         flexible=parsed.flexible,
         payer=payer,
+        agent=agent,
     )
 
 
@@ -94,7 +99,7 @@ class Facts(NamedTuple):
     streaming: bool = False
     tool_turn: bool = False  # the last message carries tool results: an agent loop is running
     subagent: bool = False
-    has_budget: bool = False  # the client set one
+    has_budget: bool = False  # the client set one, for the call or its task
     size: int = 0  # bytes of the body
 
     def __repr__(self) -> str:  # never the headers: they contain keys
@@ -114,7 +119,7 @@ def facts_of(upstream: Upstream, raw: RawRequest, parsed: Parsed, options: Optio
         streaming=parsed.stream,
         tool_turn=parsed.tool_turn,
         subagent=not headers.keys().isdisjoint(upstream.dialect.subagent_headers),
-        has_budget=options.timed,
+        has_budget=options.timed or options.tasked,
         size=len(raw.body),
     )
 
@@ -134,8 +139,8 @@ class Condition:
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """`budget`, `lane` and `on_disconnect` are defaults for clients that set none; `max_budget` and `refuse_budget`
-    limit what clients may set."""
+    """`budget`, `task_budget`, `lane` and `on_disconnect` are defaults for clients that set none; `max_budget` and
+    `refuse_budget` limit what clients may set."""
 
     name: str
     match: tuple[Condition, ...] = ()
@@ -146,6 +151,7 @@ class Rule:
     refuse_budget: bool = False
     refuse_reason: str = ""
     on_disconnect: Literal["keep", "cancel"] | None = None
+    task_budget: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,13 +216,14 @@ def _apply(options: Options, rule: Rule, book: RuleBook, now: float) -> Options:
     if rule.tags or rule.on_disconnect:
         on_disconnect = options.on_disconnect or rule.on_disconnect
         options = replace(options, tags={**rule.tags, **options.tags}, on_disconnect=on_disconnect)
-    if rule.refuse_budget and (options.timed or options.lane not in (None, Lane.NOW)):
-        why = f": {rule.refuse_reason}" if rule.refuse_reason else ""
-        note = f"The rule {rule.name} lets no budget of a client through{why}".rstrip(".") + "."
-        lane = rule.lane or (Lane.NOW if rule.budget is None else None)
-        return replace(options, budget=rule.budget, deadline=None, lane=lane, insists=lane is None, note=note)
-    if options.timed or options.lane is not None:
-        if not options.timed and rule.budget is not None:
+    if rule.refuse_budget and (options.may_wait or options.lane not in (None, Lane.NOW)):
+        return _refused(options, rule)
+    asked = options.timed or options.tasked
+    if rule.task_budget is not None and not options.tasked and options.lane is not Lane.NOW:
+        note = options.note or f"The rule {rule.name} gives its task a budget."
+        options = replace(options, task_budget=rule.task_budget, note=note)
+    if asked or options.lane is not None:
+        if not asked and rule.budget is not None:
             options = replace(options, budget=rule.budget)
     elif rule.lane is not None:
         note = f"The rule {rule.name} asks for the lane {rule.lane}."
@@ -228,8 +235,17 @@ def _apply(options: Options, rule: Rule, book: RuleBook, now: float) -> Options:
     return capped(options, rule.max_budget, f"The rule {rule.name}", now)
 
 
+def _refused(options: Options, rule: Rule) -> Options:
+    """The options without the client's budgets."""
+    why = f": {rule.refuse_reason}" if rule.refuse_reason else ""
+    note = f"The rule {rule.name} lets no budget of a client through{why}".rstrip(".") + "."
+    lane = rule.lane or (Lane.NOW if rule.budget is None and rule.task_budget is None else None)
+    own = {"budget": rule.budget, "deadline": None, "task_budget": rule.task_budget, "task_deadline": None}
+    return replace(options, **own, lane=lane, insists=lane is None, note=note)
+
+
 def _with_default(options: Options, book: RuleBook) -> Options:
-    if book.default_budget is None or options.timed or options.lane is not None:
+    if book.default_budget is None or options.timed or options.tasked or options.lane is not None:
         return options
     return replace(options, budget=book.default_budget)
 
@@ -262,7 +278,7 @@ class RuleApplier:
         if not self._book and key is None:
             return options
         kind = (parsed.endpoint, parsed.model, parsed.stream, parsed.tool_turn)
-        steady = self._steady and options.deadline is None
+        steady = self._steady and options.deadline is None and options.task_deadline is None
         ruled = cache.get(kind) if steady else None
         if ruled is None:
             ruled = apply_rules(self._book, upstream, raw, parsed, options, now).options if self._book else options

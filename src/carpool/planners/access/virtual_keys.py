@@ -184,7 +184,11 @@ def apply_profile(key: VirtualKey, client: Options, ruled: Options, now: float) 
     """Apply the profile after the rules. `client` are the client's options, `ruled` the options after the rules."""
     profile = key.profile
     options = replace(ruled, tags={**ruled.tags, **profile.tags})
-    if not client.timed and client.lane is None and (profile.budget is not None or profile.lane is not None):
+    if profile.task_budget is not None and not client.tasked and client.lane is not Lane.NOW:
+        note = options.note or f"The key {key.name} gives its task a budget."
+        options = replace(options, task_budget=profile.task_budget, task_deadline=None, note=note)
+    asked = client.timed or client.tasked
+    if not asked and client.lane is None and (profile.budget is not None or profile.lane is not None):
         note = f"The key {key.name} gives a {'budget' if profile.lane is None else 'lane'}."
         options = replace(
             options,
@@ -194,7 +198,7 @@ def apply_profile(key: VirtualKey, client: Options, ruled: Options, now: float) 
             insists=profile.lane is None,
             note=note,
         )
-    elif not client.timed and client.lane not in (None, Lane.NOW) and profile.budget is not None:
+    elif not asked and client.lane not in (None, Lane.NOW) and profile.budget is not None:
         options = replace(options, budget=profile.budget, deadline=None)
     return capped(_on_allowed_lanes(key, options), profile.max_budget, f"The key {key.name}", now)
 
@@ -205,7 +209,7 @@ def _on_allowed_lanes(key: VirtualKey, options: Options) -> Options:
         return replace(options, lane=Lane.BATCH, insists=True, note=f"The key {key.name} may only use batches.")
     if not profile.allows(Lane.NOW):
         return replace(options, insists=True)
-    if not profile.allows(Lane.BATCH) and (options.timed or options.lane is Lane.BATCH):
+    if not profile.allows(Lane.BATCH) and (options.may_wait or options.lane is Lane.BATCH):
         note = f"The key {key.name} may not take the lane batch."
         return replace(options, lane=Lane.NOW, insists=False, note=note)
     return options

@@ -1,0 +1,184 @@
+"""Tasks: what a user wants done by a time, and what that means for each of its turns. Pure: the caller passes the time.
+
+A task is named by its client (`x-carpool-task`), else by the tag `run`, by the session id of Claude Code or Codex, or
+by its conversation; equal names of two credentials are two tasks. Its deadline is set by the first call that brings a
+task budget. Later calls share it, whatever budget they bring; only an explicit new deadline replaces it.
+
+**Slack.** The time of a task belongs to all its turns. A turn may take until the turns that are expected after it would
+no longer fit on `now`: `turn_deadline`. The call's deadline is the earlier of that and its own budget. So the first
+late batch may use up all slack, but never the time that the rest of the task needs on `now`.
+
+**For good.** When there is no slack for a batch and its rescue any more, the task leaves the cheap lanes: all its later
+turns go at once, as if nothing had been asked. Each change of lanes writes the whole context into another cache, so
+there is no way back, unless a client sets a new deadline. A task that is late is not given up: its turns go on `now`.
+
+A task that was idle for `OVER_S` after its deadline is over: the next call of its name begins a new one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final
+
+from msgspec import Struct, field
+from msgspec.structs import replace
+
+from carpool.core.bounded import BoundedMap
+from carpool.core.model import Call, Entry, Lane
+from carpool.planners.forecast import Forecast
+from carpool.planners.policy import span
+from carpool.planners.routing import sync_seconds
+
+MAX_TASKS: Final = 20_000  # known at once; of those that nothing happened to for longest, nothing is known any more
+MAX_TICKETS: Final = 50_000  # calls whose purchases can still be added to their task
+MAX_AGENTS: Final = 1_000
+OVER_S: Final = 1_800.0
+MARGIN_S: Final = 60.0  # the least time kept free at the end of a task
+MARGIN_SHARE: Final = 0.25  # of the time that the coming turns need; forecasts err by more than a constant
+FEWEST_TURNS, MOST_TURNS = 8.0, 100.0  # expected turns, of a kind of agent of which nothing is known
+USUAL_TURN_S: Final = 20.0
+LONGEST_TURN_S: Final = 300.0  # a longer one includes a pause of its user
+PACE_WEIGHT: Final = 0.05  # of the latest turn in the pace of its kind of agent
+
+TurnsLeft = Callable[[str, int], float]  # kind of agent, number of the present turn → turns expected after it
+TurnSeconds = Callable[[str], float]  # kind of agent → seconds from one answer on `now` to the next
+
+
+def usual_turns_left(agent: str, turn: int) -> float:
+    """As many turns as there have been: the longer a task runs, the longer it will go on."""
+    return min(MOST_TURNS, max(FEWEST_TURNS, float(turn)))
+
+
+def turn_deadline(deadline: float, now: float, turns_left: float, seconds_per_turn: float, margin: float) -> float:
+    """The latest time for the answer to this turn at which the turns after it still fit on `now` before the task's
+    deadline; `now` if it has passed already, but never after that deadline."""
+    return min(deadline, max(now, deadline - turns_left * seconds_per_turn - margin))
+
+
+class Task(Struct):
+    """A task, and what happened to it so far."""
+
+    credential: str
+    name: str
+    agent: str  # the kind of client that began it
+    began: float
+    last: float  # when a call of it was asked or answered last
+    answered_at: float | None = None
+    deadline: float | None = None
+    left: bool = False  # it needs the rest of its time on `now`, so its turns don't wait any more
+    asked: int = 0
+    answered: int = 0
+    unknown: int = 0  # purchases whose price is not known
+    spent: dict[Lane, int] = field(default_factory=dict)  # nano-dollars
+    open: set[int] = field(default_factory=set)  # tickets of calls under way
+
+    def is_over(self, now: float) -> bool:
+        """Whether it was idle for so long after its deadline that a call of this name begins a new task."""
+        return self.deadline is not None and max(self.deadline, self.last) + OVER_S < now
+
+
+class TaskBook:
+    """The tasks that are under way. `turns_left` and `turn_seconds` are the forecasts."""
+
+    def __init__(self, turns_left: TurnsLeft = usual_turns_left, turn_seconds: TurnSeconds | None = None) -> None:
+        self._turns_left = turns_left
+        self._turn_seconds = turn_seconds or self._observed_seconds
+        self._tasks: BoundedMap[tuple[str, str], Task] = BoundedMap(MAX_TASKS)
+        self.tickets: BoundedMap[int, Task] = BoundedMap(MAX_TICKETS)
+        self._paces: BoundedMap[str, float] = BoundedMap(MAX_AGENTS)
+
+    # ------------------------------------------------------------ deadlines
+
+    def bound(self, call: Call, now: float, forecast: Forecast) -> Call:
+        """The call with the deadline that its task leaves it, or with the lane `now` if the task has no slack."""
+        terms = call.task_terms
+        if terms is None:
+            return call
+        task = self._task(call, now)
+        if terms.deadline is not None and terms.deadline != task.deadline:
+            task.deadline, task.left = terms.deadline, False
+        elif terms.budget is not None and task.deadline is None:
+            task.deadline = call.arrived + terms.budget
+        if task.deadline is None or call.lane is Lane.NOW:
+            return replace(call, task_deadline=task.deadline)
+        until = self._turn_deadline(task, task.deadline, now) if call.task else task.deadline
+        soonest = now + sync_seconds(call, forecast) + forecast.cancel_seconds(call.provider)
+        task.left = task.left or until <= soonest
+        if not task.left or (call.lane is not None and call.insists):
+            return _with_deadline(call, task.deadline, max(until, soonest))
+        call = replace(call, lane=Lane.NOW, insists=False, task_deadline=task.deadline)
+        return replace(call, note=f"{call.note} {_why_now(task, task.deadline, now)}".lstrip())
+
+    def _turn_deadline(self, task: Task, deadline: float, now: float) -> float:
+        turns, seconds = self._turns_left(task.agent, task.asked + 1), self._turn_seconds(task.agent)
+        return turn_deadline(deadline, now, turns, seconds, max(MARGIN_S, MARGIN_SHARE * turns * seconds))
+
+    def _task(self, call: Call, now: float) -> Task:
+        """The task of a call. One without a name has no other calls, and is not kept."""
+        task = self._tasks.get((call.credential, call.task))
+        if task is None or task.is_over(now):
+            task = Task(call.credential, call.task, call.agent, call.arrived, now)
+            if call.task:
+                self._tasks[call.credential, call.task] = task
+        return task
+
+    def _observed_seconds(self, agent: str) -> float:
+        return self._paces.get(agent, USUAL_TURN_S)
+
+    # ------------------------------------------------------------ what happens to the calls
+
+    def asked(self, call: Call, now: float, *, again: bool = False) -> None:
+        """A call is sent or admitted; `again` if it is one that was asked before."""
+        if not call.task:
+            return
+        task = self._task(call, now)
+        task.asked += not again
+        task.last = now
+        task.open.add(call.ticket)
+        self._tasks[task.credential, task.name] = task  # nothing happened to the others for longer
+        self.tickets[call.ticket] = task
+
+    def bought(self, entry: Entry) -> None:
+        """Something was bought for a call, and has a price unless that is unknown."""
+        task = self.tickets.get(entry.ticket)
+        if task is None:
+            return
+        if entry.paid is None:
+            task.unknown += 1
+        elif entry.paid:
+            task.spent[entry.lane] = task.spent.get(entry.lane, 0) + entry.paid
+
+    def ended(self, ticket: int, now: float, *, on_now: bool, answered: bool = True) -> None:
+        """A call has its answer, or will not get one."""
+        task = self.tickets.get(ticket)
+        if task is None or ticket not in task.open:
+            return
+        task.open.discard(ticket)
+        if answered:
+            if on_now and not task.open and task.answered_at is not None:
+                self._observe(task.agent, now - task.answered_at)
+            task.answered += 1
+            task.last = task.answered_at = now
+
+    def _observe(self, agent: str, seconds: float) -> None:
+        """A turn on `now` was answered so long after the one before."""
+        if 0 <= seconds <= LONGEST_TURN_S:
+            pace = self._observed_seconds(agent)
+            self._paces[agent] = pace + PACE_WEIGHT * (seconds - pace)
+
+
+def _with_deadline(call: Call, of_task: float, until: float) -> Call:
+    """The call with the earliest of its deadlines."""
+    if call.deadline is not None:
+        until = min(until, call.deadline)
+    if call.task_terms is not None and call.task_terms.longest is not None:
+        until = min(until, call.arrived + call.task_terms.longest)
+    shape = None if call.shape is None else replace(call.shape, deadline=until)
+    return replace(call, deadline=until, task_deadline=of_task, shape=shape)
+
+
+def _why_now(task: Task, deadline: float, now: float) -> str:
+    name = f"The task {task.name}" if task.name else "Its task"
+    if deadline <= now:
+        return f"{name} is {span(now - deadline)} past its deadline, so it goes at once."
+    return f"{name} needs the {span(deadline - now)} that are left on now."
