@@ -12,7 +12,7 @@ from carpool.mock.core.config import MockConfig
 from carpool.mock.core.errors import ApiError, ConnectionCut
 from carpool.mock.core.fault_list import FAULTS, LENGTHS
 from carpool.mock.core.faults import Faults
-from carpool.mock.core.latency import Constant, Latency, LogNormal, Mixture, Uniform, parse_latency
+from carpool.mock.core.latency import Constant, Latency, LogNormal, Mixture, RequestLatencies, Uniform, parse_latency
 from carpool.mock.core.provider import MockAnthropic
 from carpool.mock.core.server import MockServer, run, serve, serve_in_thread
 from carpool.mock.openai.batch import OpenAIBatch
@@ -46,6 +46,7 @@ __all__ = [
     "OpenAIConfig",
     "OpenAISpec",
     "Outcome",
+    "RequestLatencies",
     "Uniform",
     "Usage",
     "expected_openai_text",

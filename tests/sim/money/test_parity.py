@@ -21,7 +21,8 @@ from carpool.sim.money.model import ROOT, Node, RunPurchase, RunRecord, Trace, T
 from carpool.sim.money.policies import find_policy
 from carpool.sim.money.worlds import WORLDS, ProviderWorld
 
-from .through_engine import EngineRun, Place
+from .through_engine import EngineRun
+from .turn_latencies import Place
 
 TOLERANCE_S = 0.05
 SYNC_S = 3.0

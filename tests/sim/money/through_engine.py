@@ -7,9 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import random
-from array import array
-from collections import Counter
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -28,15 +25,16 @@ from carpool.planners.access.options import Options
 from carpool.planners.policy import RoutingPolicy
 from carpool.sim.event_log import SimLog
 from carpool.sim.money.model import Trace, TraceSession
-from carpool.sim.money.worlds import Latencies, ProviderWorld
+from carpool.sim.money.worlds import ProviderWorld
 from carpool.sim.network import Network, SimHttpClient, address
-from carpool.sim.timeline import START, Timeline, VirtualClock, run
+from carpool.sim.timeline import Timeline, VirtualClock, run
 from carpool.stores import open_store
+
+from .turn_latencies import Place, TurnLatencies
 
 PRICES = PriceBook()
 HEADERS = (("x-api-key", "sk-money"), ("anthropic-version", "2023-06-01"))
 EXECUTED = 1  # of the mock's outcomes
-Place = tuple[int, int]  # session, turn
 
 
 @dataclass
@@ -60,9 +58,8 @@ class EngineRun:
     shared: set[frozenset[Place]] = field(default_factory=set)  # calls of a batch that answered any, if executed
 
     def __post_init__(self) -> None:
-        self._latencies = Latencies(self.world, self.trace, self.seed)
+        self._latencies = TurnLatencies(self.world, self.trace, self.seed)
         self._tickets: dict[int, Place] = {}
-        self._bought: Counter[int] = Counter()
         self._rescued: set[int] = set()
         self._answering: set[str] = set()
         self._timeline = Timeline()
@@ -75,20 +72,16 @@ class EngineRun:
             self.shared.add(frozenset(self._tickets[ticket_number(one.partition("-")[2])] for one in executed))
 
     async def _go(self) -> None:
-        sync = Constant(self.trace.sessions[0].turns[0].sync_s)
         self._mock = MockAnthropic(
             MockConfig(
                 seed=self.seed,
-                per_request=True,
-                batch_execution=sync,
-                sync_latency=sync,
+                request_latencies=self._latencies,
                 cancel_latency=Constant(self.world.cancel_s),
                 batch_rpm=self.world.batch_rpm,
                 expiry_s=self.world.expiry_s,
             ),
             now=self._timeline.now,
         )
-        self._key_latencies()
         running = asyncio.Event()
         running.set()
         log = self.log = SimLog(self._timeline.now)
@@ -115,29 +108,6 @@ class EngineRun:
         await engine.close(0.0)
         await network.close()
 
-    def _key_latencies(self) -> None:
-        """The mock draws in the order of the requests; the latencies of a trace belong to its calls."""
-        intake = self._mock._state.intake
-        make, world = intake.make, self._latencies
-
-        def keyed(workspace: str, credential: str, ids: Sequence[str], *rest: Any, **more: Any) -> Any:
-            at = self._timeline.time()
-            ends = []
-            for custom_id in ids:
-                ticket = ticket_number(custom_id.partition("-")[2])
-                ends.append(at + world.batch_s(*self._tickets[ticket], at, self._bought[ticket]))
-                self._bought[ticket] += 1
-            takes = intake._fate.config.batch_execution.draw(random.Random(0))
-
-            def times(now: float, *_: Any) -> tuple[array[float], array[float]]:
-                starts = array("d", (START + max(at, end - takes) for end in ends))
-                return starts, array("d", (START + end for end in ends))
-
-            intake._fate.times = times
-            return make(workspace, credential, ids, *rest, **more)
-
-        intake.make = keyed
-
     def _tell(self, event: Event) -> None:
         if isinstance(event, CallRescued):
             self._rescued.add(ticket_number(event.ticket))
@@ -147,7 +117,9 @@ class EngineRun:
         for position, turn in enumerate(session.turns):
             await asyncio.sleep(turn.think_s)
             asked = self._timeline.time()
-            raw = RawRequest("POST", "/v1/messages", "", HEADERS, msgspec.json.encode(body(session, position)))
+            asks = body(session, position)
+            self._latencies.know(asks, (number, position))
+            raw = RawRequest("POST", "/v1/messages", "", HEADERS, msgspec.json.encode(asks))
             call = make_call(self._engine, self._upstream, self._clock, raw, Options(budget=self.budget_s))
             self._tickets[call.ticket] = number, position
             reply, pending = await self._engine.submit(call)

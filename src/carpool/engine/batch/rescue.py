@@ -85,8 +85,10 @@ class Rescuer:
         horizon = slowest_cancel + DUE_PER_STEP * self._gap
         due = [call for call in await self._due(now + horizon) if call.ticket not in self._under_way]
         mine = [call.rescue_at for call in due if self._mine(call)]
+        if not due and upcoming - horizon > now:
+            return upcoming - horizon
         if not due:  # everything that is due is under way already, and may wait for its turn on `now`
-            return max(upcoming - horizon, now + UNDER_WAY_S)
+            return now + UNDER_WAY_S
         shift = max(0.0, mine[0] - early_start(mine, now, context.policy.sync_rpm)) if mine else 0.0
         groups = await self._by_batch(due)
         wakes = [await self._plan(batch, calls, now, shift) for batch, calls in groups]

@@ -80,7 +80,7 @@ class Intake:
         stranger: bool = False,
     ) -> MessageBatch:
         fate, config = self._fate, self._fate.config
-        starts, ends = fate.times(now, len(requests), config.batch_latency)
+        starts, ends = fate.times(now, requests, config.batch_latency)
         batch = MessageBatch(
             id=f"msgbatch_{fate.rng.getrandbits(96):024x}",
             workspace=workspace,

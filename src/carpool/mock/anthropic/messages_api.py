@@ -18,7 +18,7 @@ async def create_message(state: State, caller: Caller, request: Request) -> Repl
     await state.arrive(caller)
     body, raw = await request.json(state.config.max_message_bytes)
     asked = digest(body, raw, state.config.mean_output_tokens, in_batch=False)
-    took = state.config.sync_latency.draw(state.dice.sync)
+    took = state.sync_s(asked.fingerprint, state.config.sync_latency)
     answer = _accept(state, caller, request.request_id, asked, took)
     await state.box.strike(AFTER_SYNC, accepted=True)
     if asked.stream:

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 
 from carpool.mock.core.faults import Faults
-from carpool.mock.core.latency import Constant, Latency
+from carpool.mock.core.latency import Constant, Latency, RequestLatencies
 from carpool.mock.openai.config import DAY, OpenAIConfig
 
 MB = 1_000_000
@@ -25,6 +25,8 @@ class MockConfig:
     batch_execution: Latency = _AT_ONCE
     """The part of that time in which a request executes: a cancel no longer stops it then."""
     sync_latency: Latency = _AT_ONCE
+    request_latencies: RequestLatencies | None = None
+    """In place of the three above: each request has its own."""
     first_token_share: float = 0.3
     """The share of an execution after which the response has begun, and its cache entries can be read."""
     control_latency: Latency = _AT_ONCE

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import random
 from array import array
+from collections.abc import Sequence
 
 from carpool.mock.core.batch import FOREVER, Batch
 from carpool.mock.core.config import MockConfig
 from carpool.mock.core.faults import LINE_FAULTS, FaultBox
-from carpool.mock.core.latency import Latency
+from carpool.mock.core.latency import Latency, RequestLatencies
 
 
 class Fate:
@@ -18,10 +19,12 @@ class Fate:
         self.box = box
 
     def times(
-        self, now: float, count: int, latency: Latency, not_before: float = 0.0
+        self, now: float, requests: Sequence[object], latency: Latency, not_before: float = 0.0
     ) -> tuple[array[float], array[float]]:
         """When each request starts and ends."""
-        config, rng = self.config, self.rng
+        config, rng, count = self.config, self.rng, len(requests)
+        if config.request_latencies is not None:
+            return _own_times(config.request_latencies, requests, max(now, not_before))
         draws = count if config.per_request else 1
         ends = array("d", (max(not_before, now + latency.draw(rng)) for _ in range(draws)))
         starts = array("d", (max(now, not_before, end - config.batch_execution.draw(rng)) for end in ends))
@@ -49,3 +52,15 @@ class Fate:
             batch.hold(now)
             if self.box.faults.stuck_s < FOREVER:
                 batch.release(now + self.box.faults.stuck_s)
+
+
+def _own_times(
+    latencies: RequestLatencies, requests: Sequence[object], now: float
+) -> tuple[array[float], array[float]]:
+    starts, ends = array("d"), array("d")
+    for request in requests:
+        name = getattr(request, "fingerprint", "")  # one that will be refused has none
+        end = now + latencies.batch_s(name, now)
+        starts.append(end if end == FOREVER else max(now, end - latencies.sync_s(name, end)))
+        ends.append(end)
+    return starts, ends

@@ -20,6 +20,19 @@ class Latency(Protocol):
         ...
 
 
+class RequestLatencies(Protocol):
+    """Latencies that belong to requests, known by their fingerprints, and not to the order in which they come."""
+
+    def sync_s(self, fingerprint: str, now: float) -> float:
+        """How long its answer takes if it begins at this time."""
+        ...
+
+    def batch_s(self, fingerprint: str, now: float) -> float:
+        """From the creation of its batch at this time to its own end; infinite if it never begins. It executes at the
+        end of that, for as long as its answer takes on the synchronous API."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class Constant:
     seconds: float

@@ -18,6 +18,7 @@ from carpool.mock.core.dice import dice
 from carpool.mock.core.errors import ApiError
 from carpool.mock.core.faults import BEFORE_SYNC, FaultBox
 from carpool.mock.core.http import Reply, Request
+from carpool.mock.core.latency import Latency
 from carpool.mock.core.limits import TokenBucket, retry_after
 from carpool.mock.core.shelf import Shelf
 from carpool.mock.core.strangers import stranger_contents, stranger_requests
@@ -131,6 +132,13 @@ class State:
             raise ApiError("permission_error", "Your API key does not have permission to use batches.")
         self.limit(caller, "batch")
         await asyncio.sleep(self.config.control_latency.draw(self.dice.control))
+
+    # -- time
+
+    def sync_s(self, fingerprint: str, latency: Latency) -> float:
+        """How long this request's synchronous answer takes, if it begins now."""
+        own = self.config.request_latencies
+        return latency.draw(self.dice.sync) if own is None else own.sync_s(fingerprint, self.now())
 
     # -- limits
 

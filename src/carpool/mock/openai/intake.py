@@ -195,7 +195,7 @@ class OpenAIIntake:
         fate, config, own = self._fate, self._fate.config, self._fate.config.openai
         validated = now + own.validation_latency.draw(fate.rng)
         latency = own.batch_latency or config.batch_latency
-        starts, ends = fate.times(now, len(contents.requests), latency, not_before=validated)
+        starts, ends = fate.times(now, contents.requests, latency, not_before=validated)
         batch = OpenAIBatch(
             id=f"batch_{fate.rng.getrandbits(96):024x}",
             workspace=project,

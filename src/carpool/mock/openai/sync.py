@@ -79,7 +79,7 @@ async def _buy(state: State, endpoint: Endpoint, caller: Caller, request: Reques
     _charge(state, caller, request, asked, usage, answer_id)
     await state.box.strike(AFTER_SYNC, accepted=True)
     latency = config.openai.flex_latency if asked.tier == "flex" else None
-    took = (latency or config.sync_latency).draw(state.dice.sync)
+    took = state.sync_s(asked.fingerprint, latency or config.sync_latency)
     return _Bought(asked, answer(asked, usage, answer_id, int(now)), took)
 
 
