@@ -104,10 +104,9 @@ def test_a_dead_module_is_found() -> None:
     assert [sentence.split()[0] for sentence in layers.dead(package(**texts))] == ["carpool.old", "carpool.older"]
 
 
-# Parts of the forecast that the router and the engine are about to use.
+# Parts of the forecast that the router is about to use.
 AWAITED = """
-batch_mean( batch_quantile( sync_typical( billed_chance( flex_refusal( probes( batch_passed( batch_ended(
-call_answered( cancel_ended( flex_answered( saved(
+batch_mean( batch_quantile( sync_typical( billed_chance( flex_refusal( probes(
 """
 
 

@@ -238,13 +238,15 @@ def faulty(config: MockConfig = SOON, **faults: Any) -> MockConfig:
 
 def quick_looks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Batches are foreseen to end at once, so that they are looked at as often as the policy allows."""
-    monkeypatch.setattr(carpool.engine.engine, "Forecast", lambda: Forecast(Prior(parts=(Part(1.0, 0.2, 0.5),))))
+    monkeypatch.setattr(
+        carpool.engine.engine, "Forecast", lambda: Forecast(Prior(parts=(Part(1.0, 0.2, 0.5),)), learns=False)
+    )
 
 
 def small_times(monkeypatch: pytest.MonkeyPatch, *, cancel_seconds: float = 0.4, sync_floor: float = 0.6) -> None:
     """Makes seconds of minutes: batches are foreseen to take a moment, and a rescue needs little room."""
     prior = Prior(parts=(Part(1.0, 0.2, 0.5),), cancel_seconds=cancel_seconds, sync_floor=sync_floor, tokens_per_s=1e9)
-    monkeypatch.setattr(carpool.engine.engine, "Forecast", lambda: Forecast(prior))
+    monkeypatch.setattr(carpool.engine.engine, "Forecast", lambda: Forecast(prior, learns=False))
     monkeypatch.setattr(carpool.planners.routing, "RESCUE_MARGIN", 0.2)
     monkeypatch.setattr(carpool.planners.tracking, "RESCUE_MARGIN", 0.2)
 

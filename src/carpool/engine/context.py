@@ -29,6 +29,7 @@ from carpool.core.upstream import Upstream
 from carpool.engine.background import BackgroundTasks
 from carpool.engine.events import CallSettled, Event, EventHooks, Stats, Trouble, Troubles
 from carpool.engine.keyring import Keyring, LaneRefusals
+from carpool.engine.learning import Learner
 from carpool.engine.prompt_caches import PromptCaches
 from carpool.engine.tasks import Tasks
 from carpool.planners.forecast import Forecast
@@ -203,6 +204,7 @@ class EngineContext:
     learned: LaneRefusals = field(init=False)
     prompt_caches: PromptCaches = field(init=False)
     tasks: Tasks = field(init=False)
+    learner: Learner = field(init=False)
     batches: list[Batch] = field(default_factory=list)  # unfinished batches of this engine, as of this step
     led: frozenset[str] = frozenset()  # accounts that this engine leads, as of the last check
     led_credentials: tuple[str, ...] = ()  # of the accounts it leads
@@ -221,6 +223,7 @@ class EngineContext:
         self.learned = LaneRefusals(self.store, self.clock, self.keyring)
         self.prompt_caches = PromptCaches(self.upstreams, self.stats)
         self.tasks = Tasks(self.clock, self.keyring.derived("conversations"), self.forecast)
+        self.learner = Learner(self.forecast, self.store, self.clock, self.trouble)
 
     # ------------------------------------------------------------ time
 

@@ -130,6 +130,7 @@ class Engine:
         context.prices.load()
         await self._membership.start(context.now())
         await context.learned.recall()
+        await context.learner.load()
         self._unsubscribes = (
             context.store.subscribe(self._membership.on_settled),
             context.store.on_pool_change(context.on_pool_change),
@@ -188,7 +189,17 @@ class Engine:
         wakes.append(await self._rescuer.step(now))
         wakes.append(await self._buyer.step())
         wakes.append(await self._follower.step(now))
+        wakes.append(self._save_learned(now))
         return min((wake for wake in wakes if wake is not None), default=None)
+
+    def _save_learned(self, now: float) -> float | None:
+        """Saves the forecast in the background when that is due. Returns when it will be."""
+        learner = self._context.learner
+        due = learner.due(now)
+        if due is not None and due <= now:
+            self._context.background.spawn(learner.save(), "save the forecast")
+            return None
+        return due
 
     # ------------------------------------------------------------ calls
 
@@ -322,6 +333,7 @@ class Engine:
             unsubscribe()
         await self.deliveries.close()
         await self.recorder.close()
+        await context.learner.save()
         await context.background.finish(timeout=min(5.0, timeout + 1.0))
         await self._membership.leave()
         context.waiters.fail_all(self._closed_error)

@@ -194,7 +194,8 @@ def test_a_batch_is_looked_at_when_another_door_hears_that_it_ended(seed: int) -
         await house.boot(2, seed=seed)
         leader, away = house.engines
         asking = asyncio.ensure_future(house.ask(leader, 1, budget=PATIENT))
-        await asyncio.sleep(0.2)
+        while not leader.engine._context.led:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
         away.add_secrets([("anthropic", (("x-api-key", "sk-one"),))])
         while not (await house.store.counts())["batches.bought"]:  # noqa: ASYNC110
             await asyncio.sleep(0.001)

@@ -72,7 +72,7 @@ async def test_the_way_of_a_batch_has_a_line_for_each_step() -> None:
 
 async def test_a_late_batch_and_its_rescues_have_a_line_each(monkeypatch: pytest.MonkeyPatch) -> None:
     soon = Prior(parts=(Part(1.0, 0.2, 0.5),), cancel_seconds=0.4, sync_floor=0.6, tokens_per_s=1e9)
-    monkeypatch.setattr("carpool.engine.engine.Forecast", lambda: Forecast(soon))
+    monkeypatch.setattr("carpool.engine.engine.Forecast", lambda: Forecast(soon, learns=False))
     hasty = replace(QUICK, sync_max_latency_ms=100)
     async with reported(MockConfig(faults=Faults(batch_stuck=1.0)), policy=hasty) as (stage, told):
         asked = [stage.post(ask(f"pressing {number}"), **{"x-carpool-budget": "4s"}) for number in range(2)]

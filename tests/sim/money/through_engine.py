@@ -22,6 +22,7 @@ from carpool.engine.events import CallRescued
 from carpool.frontends.intake import make_call
 from carpool.mock import Constant, MockAnthropic, MockConfig
 from carpool.planners.access.options import Options
+from carpool.planners.forecast import Forecast
 from carpool.planners.policy import RoutingPolicy
 from carpool.sim.event_log import SimLog
 from carpool.sim.money.model import Trace, TraceSession
@@ -97,6 +98,7 @@ class EngineRun:
             keyring=Keyring(store.pepper),
             policy=self.settings,
             prices=PRICES,
+            forecast=Forecast(learns=False),  # as the simulated policy has it
             hooks=(self._tell,),
             rng=random.Random(self.seed),
         )

@@ -41,6 +41,7 @@ from carpool.core.ports.http import (
 from carpool.core.ports.store import (
     BatchStore,
     CallStore,
+    ForecastStore,
     KeyStore,
     LeaseStore,
     LedgerStore,

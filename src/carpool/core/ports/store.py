@@ -287,6 +287,17 @@ class KeyStore(Protocol):
     async def recall(self, kind: str) -> Mapping[str, str]: ...
 
 
+class ForecastStore(Protocol):
+    """What the engines on a store have learned about times and chances, as one state that they share."""
+
+    async def forecast(self) -> tuple[int, bytes]:
+        """The version and content of the state; 0 and nothing before it is first saved."""
+
+    async def save_forecast(self, known: int, state: bytes) -> bool:
+        """Replaces the state that has the version `known`. Returns False and changes nothing if it has another version
+        by now: load that, and save again. May be lost in a power failure."""
+
+
 class ListingStore(Protocol):
     """Calls and batches as they are shown to people."""
 
@@ -310,15 +321,18 @@ class ListingStore(Protocol):
         `credentials` only theirs."""
 
 
-class Store(LeaseStore, CallStore, BatchStore, LedgerStore, ShapeStore, KeyStore, ListingStore, Protocol):
+class Store(
+    LeaseStore, CallStore, BatchStore, LedgerStore, ShapeStore, KeyStore, ForecastStore, ListingStore, Protocol
+):
     """Persists calls, batches, outcomes and the ledger.
 
     `durable` states whether the data outlives the process.
 
     **Durability.** When an awaited method returns, its changes survive `kill -9`. They also survive a power failure,
-    except those of `record`, `delivered`, `record_shapes` and `used_keys`, which may be lost then. Each method is
-    atomic. Every state change follows the tables in `lifecycle`; a transition they forbid raises `IllegalMove` and
-    changes nothing. Failures of the database are raised as `StoreError`, never as a driver's exception.
+    except those of `record`, `delivered`, `record_shapes`, `save_forecast` and `used_keys`, which may be lost then.
+    Each method is atomic. Every state change follows the tables in `lifecycle`; a transition they forbid raises
+    `IllegalMove` and changes nothing. Failures of the database are raised as `StoreError`, never as a driver's
+    exception.
 
     **Leases.** An engine joins under its own name and renews its registration. It is alive until its pulse expires.
     While it is alive, no other engine changes what it owns: its batches, the tickets its frontends await, the accounts

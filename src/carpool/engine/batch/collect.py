@@ -337,6 +337,7 @@ class Collector:
     def _finished(self, batch: Batch, tally: Counter[str]) -> None:
         context = self._context
         context.stats.batches_collected += 1
+        context.learner.batch_collected(batch, tally["succeeded"], tally["canceled"])
         context.stats.stray_lines += tally["stray"] + tally["garbled"]
         context.stats.missing_lines += tally["missing"]
         context.emit_batch_event(BatchCollected, batch, batch.provider_id or "", {k: v for k, v in tally.items() if v})

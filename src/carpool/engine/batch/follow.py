@@ -372,7 +372,9 @@ class Follower:
             await self._end_batch(batch, report)
         elif self._results_withheld(batch, report):
             await self._end_batch(batch, replace(report, ended=True, results=()))
-        elif report.cancelling and batch.state is BatchState.OPEN:
+        elif batch.state is BatchState.OPEN and not report.cancelling:
+            context.learner.batch_in_flight(batch)
+        elif batch.state is BatchState.OPEN:
             await self._api.stopping(batch, batch.note or "cancelled by somebody at the provider")
 
     def _results_withheld(self, batch: Batch, report: BatchReport) -> bool:
@@ -386,6 +388,8 @@ class Follower:
         ended = await self._api.moved(batch, BatchState.ENDED, ended_at=context.now())
         if ended is None:
             return
+        offset = self._api.offsets.get(batch.key.provider, batch.clock_offset)
+        context.learner.batch_ended(batch, context.now() if report.ended_at is None else report.ended_at - offset)
         self._api.freed(batch)
         context.emit_batch_event(BatchEnded, batch, report.provider_id, took)
         await context.reached("ended")

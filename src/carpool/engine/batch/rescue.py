@@ -249,6 +249,7 @@ class Rescuer:
             response = await self._api.request(batch, upstream.dialect.cancel(batch.key.headers, batch.provider_id))
             self._cancel_after[batch.id] = context.now() + CANCEL_AGAIN_S
             if response.ok:
+                context.learner.batch_cancelled(batch)
                 await self._api.stopping(batch, PRESSED)
         except CarpoolError as error:
             self._cancel_after[batch.id] = context.now() + CANCEL_AGAIN_S

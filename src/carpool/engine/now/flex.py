@@ -55,6 +55,7 @@ class FlexSender:
             return await self._record_free(entry)
         except TimedOut as error:
             slot.failed(error)
+            self._context.learner.flex_answered(call.provider, call.model, refused=True)
             return self._refused(FlexRefused(EntryKind.RESCUE))  # it may be billed: it stays in the ledger as unknown
         except BaseException as error:
             slot.failed(error)
@@ -63,8 +64,10 @@ class FlexSender:
         if response.status in _AMBIGUOUS:
             whole_response = await whole(response)
             if await self._refuses_flex(call, whole_response):
+                self._context.learner.flex_answered(call.provider, call.model, refused=True)
                 return await self._record_free(entry)
             response = whole_response  # the call itself is refused, as it would be on any lane
+        self._context.learner.flex_answered(call.provider, call.model, refused=False)
         return request, response, entry
 
     async def _in_time(self, request: SendRequest, until: float | None) -> HttpResponse:

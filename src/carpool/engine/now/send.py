@@ -140,6 +140,7 @@ class Sender:
             finished = ledger.free(entry)
         elif end.final:
             finished = self._context.prices.priced(entry, dialect, end.usage)
+            self._context.learner.call_answered(finished)
         else:
             finished = replace(entry, usage=end.usage)
         self._complete(finished)
@@ -334,7 +335,9 @@ class Sender:
         if not response.ok:
             return ledger.free(entry)
         dialect = self._upstream(request).dialect
-        return self._context.prices.priced(entry, dialect, dialect.usage(response.body))
+        priced = self._context.prices.priced(entry, dialect, dialect.usage(response.body))
+        self._context.learner.call_answered(priced)
+        return priced
 
 
 class _Taken(Exception):

@@ -30,10 +30,7 @@ class DecayedCounts:
         self.scale = 1.0  # the weight of an observation that is made now
         self.at: float | None = None  # time of the last observation
 
-    def add(self, place: int, amount: float, now: float) -> None:
-        self.add_all(((place, amount),), now)
-
-    def add_all(self, amounts: Iterable[tuple[int, float]], now: float) -> None:
+    def add(self, amounts: Iterable[tuple[int, float]], now: float) -> None:
         self._advance(now)
         counts, scale = self._counts, self.scale
         for place, amount in amounts:

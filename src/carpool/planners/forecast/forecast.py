@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Final, NamedTuple
 
 from carpool.core.bounded import BoundedMap
@@ -46,9 +47,11 @@ class BatchClass(NamedTuple):
 
 
 class Forecast:
-    """Changes with every observation. One for each engine, and one for each simulated run."""
+    """Changes with every observation, unless it does not learn. One for each engine, and one for each simulated run."""
 
-    def __init__(self, prior: Prior | None = None) -> None:
+    def __init__(self, prior: Prior | None = None, *, learns: bool = True) -> None:
+        self._learns = learns
+        self._additions = self._dumped = self._saved = 0  # how many there were, at the last dump, and at the last save
         self._prior = prior or Prior()
         self._prior_curve = HazardCurve.of_hazard(self._prior.hazard)
         self._counts: BoundedMap[state.Key, DecayedCounts] = BoundedMap(MAX_CLASSES)
@@ -182,40 +185,52 @@ class Forecast:
         """Wider classes hold several sizes, so their ages are those of the smallest."""
         provider, model, size_class = of
         added = observations(from_age, to_age, ended=ended)
-        self._of(("size", provider, model, size_class)).add_all(added, now)
+        self._add(("size", provider, model, size_class), added, now)
         stretch = STRETCH.get(size_class, 1.0)
         if stretch != 1:
             added = observations(from_age / stretch, to_age / stretch, ended=ended)
         if model:
-            self._of(("model", provider, model, "")).add_all(added, now)
-        self._of(("provider", provider, "", "")).add_all(added, now)
+            self._add(("model", provider, model, ""), added, now)
+        self._add(("provider", provider, "", ""), added, now)
         self._curves.clear()
 
     def call_answered(self, provider: str, model: str, output_tokens: int, seconds: float, now: float) -> None:
         """A synchronous call was answered, a rescue included. `output_tokens` is what the response has."""
         relative = SYNC_MARGIN * seconds / self._prior.sync_written(output_tokens)
-        self._of(("sync", provider, model, "")).add(histogram.bin_of(relative), 1.0, now)
+        self._add(("sync", provider, model, ""), ((histogram.bin_of(relative), 1.0),), now)
         self._sync.pop((provider, model), None)
 
     def cancel_ended(self, provider: str, seconds: float, billed: int, unbilled: int, now: float) -> None:
         """A batch that we cancelled has ended, and this many of its lines are billed. It counts as one observation:
         what becomes of its lines depends on each other."""
         relative = seconds / self._prior.cancel_seconds
-        self._of(("cancel", provider, "", "")).add(histogram.bin_of(relative), 1.0, now)
+        self._add(("cancel", provider, "", ""), ((histogram.bin_of(relative), 1.0),), now)
         if total := billed + unbilled:
             shares = ((0, unbilled / total), (1, billed / total))
-            self._of(("billed", provider, "", "")).add_all(shares, now)
+            self._add(("billed", provider, "", ""), shares, now)
 
     def flex_answered(self, provider: str, model: str, refused: bool, now: float) -> None:
-        self._of(("flex", provider, model, "")).add(int(refused), 1.0, now)
+        self._add(("flex", provider, model, ""), ((int(refused), 1.0),), now)
+
+    def _add(self, key: state.Key, amounts: Iterable[tuple[int, float]], now: float) -> None:
+        if self._learns:
+            self._additions += 1
+            self._of(key).add(amounts, now)
 
     # ------------------------------------------------------------ persistence
 
+    @property
+    def unsaved(self) -> bool:
+        """Whether anything was learned that is not stored yet."""
+        return self._additions != self._saved
+
     def dump(self) -> bytes:
         """Everything learned, to be stored. If that succeeds, `saved` is to be called."""
+        self._dumped = self._additions
         return state.encode((key, counts.at or 0.0, counts.dump()) for key, counts in self._counts.items())
 
     def saved(self) -> None:
+        self._saved = self._dumped
         for counts in self._counts.values():
             counts.saved()
 

@@ -12,7 +12,7 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 from carpool.core.errors import CarpoolError
 from carpool.core.lifecycle import BatchState
 from carpool.core.model import Admission, Admitted, Batch, CallShape, Entry, Lane, Settlement
-from carpool.stores.operations import admission, batches, calls, ledger, shapes
+from carpool.stores.operations import admission, batches, calls, forecasts, ledger, shapes
 from carpool.stores.operations.session import Session
 from carpool.stores.operations.writer import Groups, OnDone, Writer, each
 
@@ -234,6 +234,13 @@ class OperatedStore(HintListeners):
 
     prune_shapes = _queued(shapes.prune_shapes)
     shapes = _queued(shapes.shapes)  # the last one: it hides the module from the lines below
+
+    # the forecast
+    forecast = _queued(forecasts.forecast)
+
+    async def save_forecast(self, known: int, state: bytes) -> bool:
+        saved: bool = await self.writer.do(each(forecasts.save_forecast), (known, state), relaxed=True)
+        return saved
 
     # lists, keys and notes
     counts = _queued(calls.counts)

@@ -36,7 +36,7 @@ from psycopg.pq import TransactionStatus
 
 from carpool.core.bounded import backoff
 from carpool.core.errors import StoreError
-from carpool.stores.operations import batches, calls, ledger, shapes
+from carpool.stores.operations import batches, calls, forecasts, ledger, shapes
 from carpool.stores.operations.session import BIGGEST, Row, to_json
 from carpool.stores.operations.writer import Groups, Job, Work, each, runs, work
 from carpool.stores.postgres.session import PostgresSession, again, lost, state_of, translate
@@ -54,6 +54,7 @@ _READS = frozenset(
         *(batches.leaders, batches.pools, batches.due, batches.next_due, batches.still_mine, batches.lines),
         *(batches.batches, batches.batch, batches.open_calls, batches.unmentioned, batches.known_provider_ids),
         *(batches.suspects, ledger.attempts, ledger.totals, ledger.entries, ledger.recall, shapes.shapes),
+        forecasts.forecast,
     )
 )
 
