@@ -3,50 +3,23 @@
 from __future__ import annotations
 
 import asyncio
-import random
 from collections.abc import Awaitable, Callable
-from unittest.mock import AsyncMock
 
 import pytest
 
 from carpool.core.errors import CarpoolError
 from carpool.core.lifecycle import BatchState
 from carpool.core.model import Batch, Headers, PoolKey
-from carpool.core.ports import HttpRequest
-from carpool.core.prices import PriceBook
-from carpool.core.upstream import Upstream, WholeResponse
 from carpool.dialects import OPENAI
 from carpool.engine.batch.api import LONGEST_PAUSE_S, PAUSE_S, BatchApi
 from carpool.engine.batch.collect import Collector
 from carpool.engine.batch.rescue import Rescuer
-from carpool.engine.context import EngineContext
-from carpool.engine.events import EventHooks
-from carpool.engine.keyring import Keyring
 from carpool.engine.now.send import Sender
 from carpool.engine.recording import CallRecorder
-from carpool.planners.forecast import Forecast
 from carpool.planners.policy import RoutingPolicy
 from carpool.planners.pressure.quota import BatchQuota
 from carpool.sim.timeline import Timeline, VirtualClock, run
-
-PLACE = "https://provider.invalid/v1"
-SECRET: Headers = (("authorization", "Bearer sk-one"),)
-START = 1000.0
-
-
-class Client:
-    """Answers every request alike, and remembers when each came."""
-
-    def __init__(self, status: int, headers: Headers = (), body: bytes = b"{}") -> None:
-        self.answer = WholeResponse(status, headers, body)
-        self.requests: list[tuple[str, str]] = []
-
-    async def send(self, request: HttpRequest) -> WholeResponse:
-        self.requests.append((request.method, request.url.removeprefix(PLACE)))
-        return self.answer
-
-    async def aclose(self) -> None:
-        return
+from tests.support.engine_context import START, AlikeClient, engine_context
 
 
 class StoppedClock:
@@ -58,24 +31,11 @@ class StoppedClock:
 
 
 class Scene:
-    def __init__(self, client: Client, timeline: Timeline | None = None) -> None:
-        keyring = Keyring(b"p" * 32)
-        keyring.add("openai", PLACE, [SECRET])
-        self.credential = keyring.name("openai", PLACE, SECRET)
+    def __init__(self, client: AlikeClient, timeline: Timeline | None = None) -> None:
         self.client = client
-        self.upstream = Upstream("openai", PLACE, OPENAI, client)
-        self.context = EngineContext(
-            store=AsyncMock(),
-            clock=StoppedClock() if timeline is None else VirtualClock(timeline),
-            policy=RoutingPolicy(),
-            forecast=Forecast(),
-            prices=PriceBook(),
-            keyring=keyring,
-            upstreams={"openai": self.upstream},
-            event_hooks=EventHooks(),
-            rng=random.Random(0),
-            name="engine-test",
-        )
+        clock = StoppedClock() if timeline is None else VirtualClock(timeline)
+        self.context, self.credential = engine_context(client, clock=clock)
+        self.upstream = self.context.upstreams["openai"]
         self.api = BatchApi(self.context)
         key = PoolKey("openai", "openai", self.credential, "/v1/chat/completions", (), "gpt-5", "s", "patient")
         self.batch = Batch(1, 1, key, "nonce", BatchState.OPEN, "engine-test", 3, 300, START, provider_id="batch_1")
@@ -103,7 +63,7 @@ class Scene:
 
 @pytest.mark.parametrize("kind", ["cancel", "delete", "retrieve", "results", "create"])
 async def test_a_429_to_any_request_slows_and_pauses_the_account(kind: str) -> None:
-    scene = Scene(Client(429, (("retry-after", "7"),)))
+    scene = Scene(AlikeClient(429, (("retry-after", "7"),)))
     before = scene.api.quota(scene.credential)
     ask: Callable[[], Awaitable[None]] = getattr(scene, kind)
     await ask()
@@ -116,14 +76,14 @@ async def test_a_429_to_any_request_slows_and_pauses_the_account(kind: str) -> N
 
 @pytest.mark.parametrize("kind", ["cancel", "delete"])
 async def test_the_providers_clock_is_learned_from_any_response(kind: str) -> None:
-    scene = Scene(Client(200, (("date", "Thu, 01 Jan 1970 00:17:10 GMT"),)))
+    scene = Scene(AlikeClient(200, (("date", "Thu, 01 Jan 1970 00:17:10 GMT"),)))
     await getattr(scene, kind)()
     assert scene.api.offsets == {"openai": 30.0}
 
 
 @pytest.mark.parametrize(("headers", "pause"), [((), PAUSE_S), ((("retry-after", "90000"),), LONGEST_PAUSE_S)])
 async def test_a_pause_has_a_default_and_a_limit(headers: Headers, pause: float) -> None:
-    scene = Scene(Client(429, headers))
+    scene = Scene(AlikeClient(429, headers))
     await scene.delete()
     assert scene.api.quota(scene.credential).paused_until == START + pause
 
@@ -132,7 +92,7 @@ def test_the_next_request_waits_for_the_end_of_the_pause() -> None:
     timeline = Timeline()
 
     async def go() -> float:
-        scene = Scene(Client(429, (("retry-after", "7"),)), timeline)
+        scene = Scene(AlikeClient(429, (("retry-after", "7"),)), timeline)
         started = scene.context.now()
         await scene.cancel()
         await scene.delete()
@@ -148,7 +108,7 @@ def test_turns_are_taken_in_the_order_of_asking() -> None:
     order: list[str] = []
 
     async def go() -> None:
-        scene = Scene(Client(200), timeline)
+        scene = Scene(AlikeClient(200), timeline)
         scene.api.set_quota(scene.credential, BatchQuota.new(5, 2.0, scene.context.now()))
 
         async def look(name: str, times: int) -> None:
@@ -165,7 +125,7 @@ def test_turns_are_taken_in_the_order_of_asking() -> None:
 
 
 async def test_no_file_is_deleted_where_the_policy_forbids_it() -> None:
-    scene = Scene(Client(200))
+    scene = Scene(AlikeClient(200))
     scene.context.policy = RoutingPolicy(delete_provider_files=False)
     await scene.delete()
     assert scene.client.requests == []

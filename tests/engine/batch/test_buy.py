@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from unittest.mock import patch
+from unittest.mock import AsyncMock, patch
 
 import pytest
 from anthropic import AsyncAnthropic
@@ -12,12 +12,13 @@ from anthropic import AsyncAnthropic
 from carpool import FleetDispatcher, RoutingPolicy, StoreAway, StoreUnwritable
 from carpool.core.clock import SystemClock
 from carpool.core.lifecycle import BatchState
-from carpool.core.model import Batch
+from carpool.core.model import Batch, PoolKey
 from carpool.core.ports import HttpRequest, HttpResponse
 from carpool.engine.batch import api, buy, follow
 from carpool.http import HttpxClient
 from carpool.mock import Constant, MockConfig, serve
 from carpool.stores import SqliteStore
+from tests.support.engine_context import START, engine_context
 
 
 async def test_an_engine_that_lost_its_lease_sends_nothing() -> None:
@@ -162,3 +163,15 @@ async def test_a_store_that_fails_after_it_wrote_that_a_create_goes_out(monkeypa
 
     monkeypatch.setattr(SqliteStore, "depart", depart)
     assert await _bought_once(monkeypatch) == (0, 1)
+
+
+async def test_a_create_that_was_interrupted_is_looked_for_at_once() -> None:
+    """The step that finds it plans with the rows as they were, so another one must follow."""
+    context, credential = engine_context()
+    key = PoolKey("openai", "openai", credential, "/v1/chat/completions", (), "gpt-5", "s", "patient")
+    batch = Batch(1, 1, key, "nonce", BatchState.SUBMITTING, context.name, 3, 300, START, sent_at=START)
+    context.batches, context.wake = [batch], float("inf")
+    context.store.batch, context.store.pools = AsyncMock(return_value=batch), AsyncMock(return_value=[])  # type: ignore[method-assign]
+    await buy.Buyer(context, api.BatchApi(context)).step()
+    assert context.store.move.await_args.args == (1, BatchState.UNKNOWN)  # type: ignore[attr-defined]
+    assert context.wake_event.is_set()

@@ -1,5 +1,6 @@
 """Webhooks: signed, looked up, and never believed more than that."""
 
+import asyncio
 import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -47,7 +48,8 @@ async def ask(url: str) -> Any:
 async def test_a_webhook_brings_the_answer_long_before_the_next_look() -> None:
     async with hooked() as (url, mock, engine):
         mock.provider.tell(f"{url}/carpool/hooks/openai", SECRET)
-        answer = await ask(url)
+        async with asyncio.timeout(60):  # the next poll is 50 minutes away, and the client is kept alive until then
+            answer = await ask(url)
         assert answer.choices
         assert engine.stats.settled_calls == 1
         assert {one.status for one in mock.provider.hooks_sent} == {200}

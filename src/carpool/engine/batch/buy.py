@@ -84,6 +84,7 @@ class Buyer:
                 await self.refuse(row, Refusal(0, "Its create was never sent.", True, 0.0))
             else:
                 await self._record_unknown(row, "the result of its create was not recorded")
+            self._context.wake_now()  # this step plans with the rows as they were
 
     def _plan(self, provider: str, pools: list[PoolView], now: float) -> FlushPlan:
         context, account_of = self._context, self._context.keyring.account
