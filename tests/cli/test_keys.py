@@ -83,6 +83,8 @@ def test_a_list_shows_everything_but_the_key(tmp_path: Path) -> None:
         "lanes": ["now", "batch"],
         "tags": {"team": "ci", "cost": "7"},
         "whole_account": True,
+        "task_budget": None,
+        "caching": None,
     }
     table = keys(tmp_path, "list")
     for word in ("ci", "platform", "TEAM_KEY", "not set here", "team=ci", "never", "active"):

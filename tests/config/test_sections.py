@@ -12,7 +12,6 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from carpool.config import Config, Flag, Provider, read_config
-from carpool.config.layers import CACHING_KEYS
 from carpool.config.sections import PROVIDER_KEYS
 from carpool.core.errors import ConfigError
 from carpool.planners.access.read_rules import EFFECTS, MATCHES
@@ -155,7 +154,7 @@ def test_the_environment_overrides_the_file(read: Read) -> None:
     assert config.max_body == 1_500_000
     assert config.book.default_budget == 300
     assert [rule.lane for rule in config.book.rules] == ["now"]
-    assert config.caching == "off"
+    assert config.policy.caching == "off"
     assert [one.base_url for one in config.providers] == ["https://api.anthropic.com", "http://127.0.0.1:9/v1"]
     assert config.store == "x.db"
     assert config.origins["batching.rpm"] == "CARPOOL_BATCHING__RPM"
@@ -242,7 +241,8 @@ def test_a_bad_variable_is_named(refusal: Callable[..., str], name: str, value: 
         (f"providers: {{openai: {{api_key_env: {SECRET}}}}}", "is not the name of an environment variable"),
         ("budgets: [{match: {tag.team: ci}, usd_per_day: 50}]", "it would spend past them. Take the section out"),
         ("budgets: {usd: 5}", "budgets sets spending limits"),
-        ("caching: {mode: plan}", "caching.mode is plan, and carpool does not plan caches yet: write observe or off."),
+        ("caching: {keep_alive: 5}", "caching.keep_alive must hold `key: value` pairs, but holds int."),
+        ("caching: {keep_alive: {most: 5}}", "caching.keep_alive.most is not a setting: known are max_usd_per_day."),
         ("caching: {mode: on}", "caching.mode is True; it must be off, observe or plan."),
         ("caching: {mod: off}", "caching.mod is not a setting: did you mean caching.mode?"),
         ("limits: {max_body_mb: lots}", "limits.max_body_mb is 'lots'; it must be a number from 0.001 to 1000."),
@@ -276,7 +276,7 @@ def test_what_is_not_active_yet_is_noted(read: Read) -> None:
 
 
 def test_off_means_off(read: Read) -> None:
-    assert read("caching: {mode: off}").caching == read("caching: {mode: 'off'}").caching == "off"
+    assert read("caching: {mode: off}").policy.caching == read("caching: {mode: 'off'}").policy.caching == "off"
 
 
 JUNK = st.recursive(
@@ -287,7 +287,7 @@ JUNK = st.recursive(
 
 
 def section(name: str) -> st.SearchStrategy[Any]:
-    keys = {"providers": ("anthropic", "x"), "caching": CACHING_KEYS}.get(name) or section_keys(name) or ("x",)
+    keys = {"providers": ("anthropic", "x")}.get(name) or section_keys(name) or ("x",)
     return JUNK | st.dictionaries(st.sampled_from(keys), JUNK, max_size=3)
 
 
@@ -315,7 +315,7 @@ def coded(name: str) -> set[str]:
 
 def test_every_key_of_the_file_is_documented() -> None:
     keys = {f"{name}.{key}" for name in sections() for key in section_keys(name)}
-    keys |= {f"providers.NAME.{key}" for key in PROVIDER_KEYS} | {f"caching.{key}" for key in CACHING_KEYS}
+    keys |= {f"providers.NAME.{key}" for key in PROVIDER_KEYS}
     missing = keys - coded("config.md")
     assert not missing, f"docs/config.md does not mention {', '.join(sorted(missing))}."
 

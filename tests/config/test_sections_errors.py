@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 
 from carpool.config import read_config
-from carpool.config.layers import CACHING_KEYS
 from carpool.config.sections import PROVIDER_KEYS
 from carpool.core.errors import ConfigError
 from carpool.planners.policy import section_keys, sections
@@ -34,8 +33,7 @@ def paths() -> Iterator[tuple[str, ...]]:
             yield name, key
     for key in PROVIDER_KEYS:
         yield "providers", "openai", key
-    for key in CACHING_KEYS:
-        yield "caching", key
+    yield "caching", "keep_alive", "max_usd_per_day"
     for key in TLS_KEYS:
         yield "server", "tls", key
 

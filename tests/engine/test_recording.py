@@ -6,9 +6,10 @@ import asyncio
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from carpool.core.errors import StoreAway
-from carpool.core.model import Call, CallShape
+from carpool.core.model import CachingMode, Call, CallShape
 from carpool.core.ports import RawRequest
 from carpool.core.upstream import Upstream
 from carpool.dialects import OPENAI, Dialect
@@ -71,6 +72,40 @@ def test_a_dialect_that_can_not_tell() -> None:
     found = scene()[1].described(Silent(), PARSED, call(), "curl").shape
     assert found is not None
     assert found.prefixes is None
+
+
+# ---------------------------------------------------------------- which prompts are followed
+
+
+@pytest.mark.parametrize(
+    ("mode", "records", "followed", "recorded"),
+    [
+        ("off", True, False, True),
+        ("off", False, False, False),
+        ("observe", False, True, False),
+        ("plan", True, True, True),
+    ],
+)
+def test_the_mode_decides_whether_a_prompt_is_followed(
+    mode: Any, records: bool, followed: bool, recorded: bool
+) -> None:
+    made = scene(policy=RoutingPolicy(caching=mode, record_calls=records))[1].described(OPENAI, PARSED, call(), "curl")
+    assert (made.prompt is not None, made.shape is not None) == (followed, recorded)
+
+
+def test_the_option_of_a_call_is_stronger_than_the_policy() -> None:
+    off = replace(call(), caching=CachingMode.OFF)
+    assert scene()[1].described(OPENAI, PARSED, off, "curl").prompt is None
+
+
+def test_under_load_only_a_sample_is_followed_unless_it_is_planned_or_can_wait() -> None:
+    recorder = scene()[1]
+    recorder._sample.weight(1000.0, 1, MOST_PER_S * 100)
+    recorder._sample.weight(1001.0, 1, 1)
+    now = [recorder.described(OPENAI, PARSED, replace(call(number), arrived=1001.0), "curl") for number in range(64)]
+    assert 0 < sum(one.prompt is not None for one in now) < 64
+    late, planned = replace(call(1), deadline=2000.0), replace(call(1), caching=CachingMode.PLAN)
+    assert all(recorder.described(OPENAI, PARSED, one, "curl").prompt is not None for one in (late, planned))
 
 
 # ---------------------------------------------------------------- writing

@@ -217,6 +217,7 @@ def _rule_document(rule: Rule) -> dict[str, Any]:
         "max_budget": rule.max_budget,
         "refuse_budget": rule.refuse_reason or rule.refuse_budget,
         "on_disconnect": rule.on_disconnect,
+        "caching": rule.caching,
     }
 
 
@@ -239,6 +240,7 @@ def _effects(rule: Rule) -> str:
         rule.refuse_budget and f"no budgets of clients{reason}",
         rule.tags and "tags " + ", ".join(f"{name}={value}" for name, value in rule.tags.items()),
         rule.on_disconnect and f"on disconnect {rule.on_disconnect}",
+        rule.caching and f"caching {rule.caching}",
     ]
     return "; ".join(effect for effect in effects if isinstance(effect, str) and effect)
 
@@ -316,6 +318,7 @@ def explain(config: Config, raw: RawRequest, options: Options, now: float) -> di
         "task_budget": options.task_budget,
         "tags": dict(options.tags),
         "on_disconnect": options.on_disconnect,
+        "caching": str(options.caching or config.policy.caching),
         "lane": str(lane),
         "reason": reason,
         "batch": no_batch,

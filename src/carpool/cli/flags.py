@@ -116,6 +116,7 @@ RefuseOver = Annotated[bool, option(None, "Refuse larger budgets instead of redu
 Lanes = Annotated[
     str | None, option("LANES", "Lanes that its calls may take, such as now or now,batch.", autocompletion=_LANES)
 ]
+Caching = Annotated[str | None, option("MODE", "What may be done for prompt caches: off, observe or plan.")]
 Tag = Annotated[list[str] | None, option("NAME=VALUE", "Tag of all its calls, such as team=ci. Repeatable.")]
 Expires = Annotated[str | None, option("WHEN", "When it expires: after 12h or 30d, or on a date such as 2027-01-31.")]
 WholeAccount = Annotated[

@@ -22,7 +22,7 @@ from carpool.config.values import variable as read_variable
 from carpool.core.clock import SystemClock
 from carpool.core.errors import CarpoolError, ConfigError
 from carpool.core.keys import PREFIX, KeyState, Profile, VirtualKey, check_free, check_name, new_key, revoked, rotated
-from carpool.core.model import Lane
+from carpool.core.model import CachingMode, Lane
 from carpool.core.settings import Choice, check
 from carpool.dialects import DEFAULT_DIALECT, DIALECTS
 from carpool.planners.access.read_rules import read_budget
@@ -33,6 +33,7 @@ from carpool.stores import open_keys, shown, store_exists
 # Parse and check the options of `carpool keys`. Errors name the option.
 
 LONGEST = 36_500 * DAY
+_CACHING = Choice(tuple(CachingMode), "off, observe or plan")
 _LANE = Choice((Lane.NOW, Lane.BATCH), "now or batch")
 _DAYS = re.compile(r"\s*(\d+(?:\.\d+)?)\s*d\s*", re.ASCII)
 _TAG = re.compile(r"[^\s=,]{1,60}=[^,]{1,200}")
@@ -78,6 +79,11 @@ def parse_expiry(text: str, now: float) -> float:
     if at <= now:
         raise ConfigError(f"--expires {text} is in the past. Write a future date, or a duration such as 30d.")
     return at
+
+
+def _parse_caching(text: str) -> CachingMode:
+    check(_CACHING, text, "--caching")
+    return CachingMode(text)
 
 
 def parse_lane(text: str, flag: str) -> Lane:
@@ -129,6 +135,7 @@ def add(
     max_budget: flags.MaxBudget = None,
     refuse_over: flags.RefuseOver = False,
     lanes: flags.Lanes = None,
+    caching: flags.Caching = None,
     tag: flags.Tag = None,
     expires: flags.Expires = None,
     whole_account: flags.WholeAccount = False,
@@ -148,6 +155,7 @@ def add(
         max_budget=None if max_budget is None else read_budget(max_budget, "--max-budget"),
         refuse_over=refuse_over,
         lanes=() if lanes is None else tuple(dict.fromkeys(parse_lane(part, "--lanes") for part in lanes.split(","))),
+        caching=None if caching is None else _parse_caching(caching),
         tags=parse_tags(tag or ()),
         whole_account=whole_account,
         task_budget=None if task_budget is None else read_budget(task_budget, "--task-budget"),
@@ -326,6 +334,8 @@ def _described(profile: Profile) -> str:
         parts.append(f"{'refused over' if profile.refuse_over else 'at most'} {span(profile.max_budget)}")
     if profile.lanes:
         parts.append(f"only {', '.join(profile.lanes)}")
+    if profile.caching:
+        parts.append(f"caching {profile.caching}")
     if profile.tags:
         parts.append(" ".join(f"{name}={value}" for name, value in profile.tags.items()))
     if profile.whole_account:

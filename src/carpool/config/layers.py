@@ -13,7 +13,6 @@ from carpool.core.settings import known, load, mapping, value_of
 from carpool.planners.policy import same_setting, section_keys, sections
 
 PREFIX = "CARPOOL_"
-CACHING_KEYS = ("mode",)
 
 
 class Flag(NamedTuple):
@@ -116,7 +115,10 @@ def _place(name: str, document: ConfigDocument) -> tuple[str, ...]:
     if section == "server" and len(keys) == 2 and keys[0] == "tls":
         _known_key(keys[1], [key.name for key in fields(Tls)], f"{PREFIX}SERVER__TLS__", name)
         return section, *keys
-    allowed = CACHING_KEYS if section == "caching" else section_keys(section)
+    if section == "caching" and len(keys) == 2 and keys[0] == "keep_alive":
+        _known_key(keys[1], ("max_usd_per_day",), f"{PREFIX}CACHING__KEEP_ALIVE__", name)
+        return section, *keys
+    allowed = section_keys(section)
     if not allowed:
         raise ConfigError(f"{name} is not a setting: the section {section} can be written in the file only.")
     key = "__".join(keys)

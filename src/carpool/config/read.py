@@ -9,7 +9,7 @@ from dataclasses import fields, replace
 from typing import Any, Final
 from urllib.parse import urlsplit
 
-from carpool.config.layers import CACHING_KEYS, ConfigDocument, Flag, layered
+from carpool.config.layers import ConfigDocument, Flag, layered
 from carpool.config.sections import BUILT_IN, PROVIDER_KEYS, Config, ConnectionLimits, Provider, ServerSettings, Tls
 from carpool.config.values import DIRECT, is_loopback, is_metadata_service, secret_in
 from carpool.core.errors import ConfigError
@@ -60,8 +60,6 @@ def _config(document: ConfigDocument) -> Config:
             "past them. Take the section out, and set limits at the provider."
         )
     policy = RoutingPolicy(**read_settings(document.sections, document.names))  # type: ignore[arg-type]
-    for key in document.section("caching"):
-        known(key, CACHING_KEYS, "caching.")
     settings = document.read(Config)
     routing, budget = document.section("routing"), document.section("routing").get("default_budget")
     serving = ServerSettings(tls=_tls(document), **document.read(ServerSettings, "server"))

@@ -109,7 +109,6 @@ class Config:
     encrypt: bool = setting(False, SWITCH, at="store.encrypt")  # encrypt calls and responses in the store
     # None: required unless only this machine can connect
     keys_required: bool | None = setting(None, SWITCH, at="keys.required")
-    caching: str = setting("observe", values.caching_mode, at="caching.mode")
     otlp_endpoint: str | None = setting(
         None, values.url("the URL of a collector", "http://127.0.0.1:4318"), at="observability.otlp_endpoint"
     )

@@ -13,7 +13,7 @@ from typing import Any, Final
 from urllib.parse import SplitResult, urlsplit
 
 from carpool.core.errors import ConfigError
-from carpool.core.settings import Check, Choice, Shape, check, named
+from carpool.core.settings import Check, Shape, check, named
 from carpool.core.upstream import ip_address, is_link_local
 from carpool.dialects import DEFAULT_DIALECT
 from carpool.planners.access.read_rules import read_zone
@@ -25,7 +25,6 @@ _VARIABLE: Final = re.compile(r"[A-Z_][A-Z0-9_]{0,99}")
 _LABEL: Final = r"[A-Za-z0-9_]([A-Za-z0-9_-]{0,61}[A-Za-z0-9_])?"
 _HOST: Final = re.compile(rf"(\*\.)?{_LABEL}(\.{_LABEL})*")
 _METADATA: Final = frozenset({"metadata", "metadata.google.internal", "metadata.goog", "instance-data"})
-_CACHING: Final = Choice(("off", "observe", "plan", False), "off, observe or plan")  # YAML parses a bare off as false
 
 
 def allowed(rule: Check) -> Reader:
@@ -95,13 +94,6 @@ def network(value: object, path: str) -> str:
 def timezone(value: object, path: str) -> str:
     read_zone(value or "UTC", path)  # checked even if no rule uses the time
     return str(value or "UTC")
-
-
-def caching_mode(value: object, path: str) -> str:
-    check(_CACHING, value, path)
-    if value == "plan":
-        raise ConfigError(f"{path} is plan, and carpool does not plan caches yet: write observe or off.")
-    return str(value or "off")
 
 
 # ---------------------------------------------------------------- URLs and addresses

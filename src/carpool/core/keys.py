@@ -19,7 +19,7 @@ from msgspec import Struct, field
 from msgspec.structs import replace
 
 from carpool.core.errors import ConfigError
-from carpool.core.model import Headers, Lane
+from carpool.core.model import CachingMode, Headers, Lane
 
 BEARER: Final = "authorization"
 PREFIX: Final = "cpk-"
@@ -46,6 +46,7 @@ class Profile(Struct, frozen=True):
     lane: Lane | None = None  # default lane
     max_budget: float | None = None
     refuse_over: bool = False  # a larger budget is refused instead of capped
+    caching: CachingMode | None = None  # default of what may be done for prompt caches
     lanes: tuple[Lane, ...] = ()  # allowed lanes; empty allows all
     tags: Mapping[str, str] = field(default_factory=dict)
     whole_account: bool = False  # may use endpoints that show or change the whole account at the provider

@@ -33,6 +33,12 @@ class Lane(StrEnum):
     BATCH = "batch"
 
 
+class CachingMode(StrEnum):
+    OFF = "off"
+    OBSERVE = "observe"  # nothing is changed
+    PLAN = "plan"  # cache marks may be added, and their lives extended
+
+
 class OutcomeKind(StrEnum):
     SUCCEEDED = "succeeded"
     ERRORED = "errored"  # the provider's error and status
@@ -222,6 +228,7 @@ class Call(Value, frozen=True, gc=False):
     flexible: bool = False  # the request leaves the service tier open
     payer: str = ""  # hash of the secret in the form in which it was sent; empty: the same as `credential`
     shape: CallShape | None = None  # to be recorded; None if nothing is
+    caching: CachingMode | None = None  # what may be done for the prompt cache; None: what the policy says
     prompt: PromptChain | None = None  # the positions of its prompt, while they are needed
     agent: str = ""  # the kind of client that sent it, such as `claude-code/subagent`
     task: str = ""  # the name of its task; empty if nothing tells it

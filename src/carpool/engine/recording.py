@@ -19,7 +19,7 @@ from hashlib import blake2b
 from msgspec.structs import replace
 
 from carpool.core.errors import CarpoolError
-from carpool.core.model import Call, CallShape, Entry, Lane, Prefixes, PromptChain
+from carpool.core.model import CachingMode, Call, CallShape, Entry, Lane, Prefixes, PromptChain
 from carpool.core.ports import Dialect, Parsed
 from carpool.engine.context import EngineContext
 
@@ -70,6 +70,7 @@ class CallRecorder:
     def __init__(self, context: EngineContext) -> None:
         self._context = context
         self._records = context.policy.record_calls
+        self._caching = CachingMode(context.policy.caching)
         self._key = context.keyring.derived("prefixes of prompts")
         self._hash = lru_cache(maxsize=_HASHES)(self._keyed_hash)
         self._sample = Sample()
@@ -82,8 +83,10 @@ class CallRecorder:
         """
         size = len(call.body)
         weight = self._sample.weight(call.arrived, call.ticket if call.turn is None else call.turn.conversation, size)
+        mode = call.caching or self._caching
         waits = call.deadline is not None or call.task_terms is not None or call.lane not in (None, Lane.NOW)
-        if not weight and not waits:
+        follows = mode is not CachingMode.OFF and (weight or waits or mode is CachingMode.PLAN)
+        if not follows and not (weight and self._records):
             return call
         prompt = dialect.prompt_chain(parsed)
         if not weight or not self._records:
@@ -91,7 +94,7 @@ class CallRecorder:
         asked = client, call.stream, parsed.tool_turn, call.deadline, call.max_output_tokens, size
         prefixes = None if prompt is None else self._prefixes(prompt, call)
         shape = CallShape(call.ticket, call.arrived, *asked, prefixes, weight=weight)
-        return replace(call, shape=shape, prompt=prompt)
+        return replace(call, shape=shape, prompt=prompt if follows else None)
 
     def _prefixes(self, prompt: PromptChain, call: Call) -> Prefixes:
         whose, positions, size = (call.credential, call.endpoint), prompt.positions, prompt.size

@@ -24,6 +24,9 @@ _PREFIX: Final = Shape(
 )
 
 
+_CACHING: Final = Choice(("off", "observe", "plan"), "off, observe or plan")
+
+
 def _setting(rule: Check, default: object = None) -> Any:
     return field(default=default, metadata={"rule": rule})
 
@@ -49,6 +52,8 @@ class RoutingPolicy:
     max_waiting_calls_per_credential: int | None = _setting(Range(1, 100_000_000, whole=True))
     max_waiting_now: int = _setting(Range(0, 1_000_000, whole=True), 2000)
     max_wait_now_s: float = _setting(Range(0, 600, whole=False), 30)
+    caching: Literal["off", "observe", "plan"] = _setting(_CACHING, "observe")
+    keep_alive_usd_per_day: float = _setting(Range(0, 1_000_000, whole=False), 0)  # most to spend on pings
     retain_days: float = _setting(Range(0, 3650, whole=False), 7)
     delete_provider_files: bool = _setting(SWITCH, default=True)
     record_calls: bool = _setting(SWITCH, default=True)  # sizes and times of calls, for what-if reports
@@ -113,7 +118,8 @@ _SECTIONS: Final[Mapping[str, Mapping[str, str | None] | None]] = {
         **dict.fromkeys(("tls", "allowed_hosts", "admin_token_env", "trusted_proxies")),
         **dict.fromkeys(("outgoing_proxy", "outgoing_proxy_auth_env", "ca_file")),
     },
-    **dict.fromkeys(("providers", "caching", "budgets")),
+    "caching": {"mode": "caching", "keep_alive": "keep_alive_usd_per_day"},
+    **dict.fromkeys(("providers", "budgets")),
 }
 
 
@@ -128,6 +134,11 @@ def read_settings(document: Mapping[object, object], names: Mapping[str, str] = 
         for key, value in mapping(content, f"The section {section}").items():
             setting = keys[known(key, keys, f"{section}.")]
             path = names.get(f"{section}.{key}", f"{section}.{key}")
+            if setting == "caching" and value is False:
+                value = "off"  # YAML parses a bare off as false
+            elif setting == "keep_alive_usd_per_day" and value is not None:
+                path, value = _inner(path, value, "max_usd_per_day")
+                path = names.get(path, path)
             if setting is None or value is None:
                 continue
             check(_CHECKS[setting], value, path)
@@ -135,6 +146,14 @@ def read_settings(document: Mapping[object, object], names: Mapping[str, str] = 
                 raise ConfigError(f"{path} is {value!r}, but {origin[setting]} says {settings[setting]!r}: keep one.")
             origin.setdefault(setting, path)
     return settings
+
+
+def _inner(path: str, value: object, key: str) -> tuple[str, object]:
+    """The only key of a section within a section: its path, and its value."""
+    content = mapping(value, path)
+    for other in content:
+        known(other, (key,), f"{path}.")
+    return f"{path}.{key}", content.get(key)
 
 
 def places(setting: str) -> list[tuple[str, str]]:

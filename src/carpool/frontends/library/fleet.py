@@ -35,7 +35,7 @@ from carpool.frontends.library.exchange import (
 )
 from carpool.frontends.library.fast_path import FastPath
 from carpool.http import HttpxClient, ThreadedHttpxClient
-from carpool.planners.access.options import Options, parse_key, parse_lane, parse_task
+from carpool.planners.access.options import Options, parse_caching, parse_key, parse_lane, parse_task
 from carpool.planners.policy import RoutingPolicy, parse_budget
 
 
@@ -134,6 +134,7 @@ class FleetDispatcher(_FleetBase):
         task: str | None = None,
         task_budget: str | float | None = None,
         task_deadline: datetime | None = None,
+        caching: str | None = None,
         force_sync: bool = False,
         endpoint: str | None = None,
         **params: Any,
@@ -146,7 +147,8 @@ class FleetDispatcher(_FleetBase):
         One of `latency_budget_ms`, `budget` ("10m") or `deadline` says how long it may take. `task` names the task that
         it belongs to, and `task_budget` ("3h", from its first call on) or `task_deadline` says when all of that must
         be done. Without any of them, it goes into a batch and takes as long as the provider needs. `lane` forces a
-        lane. `key` is an idempotency key: calls with the same key are one call. `stream=True` uses `now`.
+        lane. `key` is an idempotency key: calls with the same key are one call. `caching` says what may be done for
+        the prompt cache: "off", "observe" or "plan". `stream=True` uses `now`.
         """
         if self._closed:
             raise Closed("This dispatcher is closed and takes no more calls. Make a new one.")
@@ -156,7 +158,9 @@ class FleetDispatcher(_FleetBase):
             raise NotStarted("This dispatcher runs on another event loop. Use it where it was entered.")
         if force_sync or (params.get("stream") and lane is None):
             lane = Lane.NOW
-        options = make_options(latency_budget_ms, budget, deadline, lane, tags, key, task, task_budget, task_deadline)
+        options = make_options(
+            latency_budget_ms, budget, deadline, lane, tags, key, task, task_budget, task_deadline, caching
+        )
         client, submission = self._prepare(params, endpoint, options)
         draft = submission.draft
         if draft is not None and draft.raw is not None:
@@ -231,6 +235,7 @@ class Fleet(_FleetBase):
         task: str | None = None,
         task_budget: str | float | None = None,
         task_deadline: datetime | None = None,
+        caching: str | None = None,
         force_sync: bool = False,
         endpoint: str | None = None,
         **params: Any,
@@ -242,7 +247,9 @@ class Fleet(_FleetBase):
             raise NotStarted("Use the fleet inside `with Fleet(client) as fleet:`.")
         if force_sync or (params.get("stream") and lane is None):
             lane = Lane.NOW
-        options = make_options(latency_budget_ms, budget, deadline, lane, tags, key, task, task_budget, task_deadline)
+        options = make_options(
+            latency_budget_ms, budget, deadline, lane, tags, key, task, task_budget, task_deadline, caching
+        )
         client, submission = self._prepare(params, endpoint, options)
         draft = submission.draft
         if draft is not None and draft.raw is not None:
@@ -363,6 +370,7 @@ def make_options(
     task: str | None = None,
     task_budget: str | float | None = None,
     task_deadline: datetime | None = None,
+    caching: str | None = None,
 ) -> Options:
     if sum(value is not None for value in (latency_budget_ms, budget, deadline)) > 1:
         raise BadCall("Say how long the call may take only once: latency_budget_ms, budget or deadline.")
@@ -386,6 +394,7 @@ def make_options(
         task=None if task is None else parse_task(task),
         task_budget=None if task_budget is None else parse_budget(str(task_budget)),
         task_deadline=None if task_deadline is None else task_deadline.timestamp(),
+        caching=None if caching is None else parse_caching(caching),
     )
 
 

@@ -55,6 +55,7 @@ def transport(
     task: str | None = None,
     task_budget: str | float | None = None,
     task_deadline: datetime | None = None,
+    caching: str | None = None,
     policy: RoutingPolicy | None = None,
     store: str | Path | None = None,
     hooks: tuple[Hook, ...] | list[Hook] = (),
@@ -68,18 +69,18 @@ def transport(
     ``AsyncAnthropic(http_client=httpx2.AsyncClient(transport=carpool.transport(budget="10m")))``, and likewise OpenAI's
     clients, with `httpx`.
 
-    `budget`, `lane`, `tags`, `task`, `task_budget` and `task_deadline` are defaults for calls without their own
-    `x-carpool-*` headers; without a budget, a task or a lane, a call goes straight through. `through` is the HTTP
-    client or transport to send with; the default is carpool's own. `vendor` names the OpenAI-compatible provider, if
-    the host does not identify it. The engine starts with the first request, and closes with the client that uses the
-    transport.
+    `budget`, `lane`, `tags`, `task`, `task_budget`, `task_deadline` and `caching` are defaults for calls without
+    their own `x-carpool-*` headers; without a budget, a task or a lane, a call goes straight through. `through` is the
+    HTTP client or transport to send with; the default is carpool's own. `vendor` names the OpenAI-compatible provider,
+    if the host does not identify it. The engine starts with the first request, and closes with the client that uses
+    the transport.
     """
     methods = ("build_request", "handle_request", "handle_async_request")
     if through is not None and not any(hasattr(through, method) for method in methods):
         raise _no_httpx(through)
     if vendor is not None:
         compatible_provider("", vendor)  # raises if there is no such provider
-    defaults = make_options(None, budget, None, lane, tags, None, task, task_budget, task_deadline)
+    defaults = make_options(None, budget, None, lane, tags, None, task, task_budget, task_deadline, caching)
     return Transport(defaults, policy or RoutingPolicy(), store, tuple(hooks), prices, through, close_timeout, vendor)
 
 

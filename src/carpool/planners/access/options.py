@@ -13,7 +13,7 @@ from msgspec import field
 from msgspec.structs import replace
 
 from carpool.core.errors import BadCall
-from carpool.core.model import Headers, Lane, Value
+from carpool.core.model import CachingMode, Headers, Lane, Value
 from carpool.planners.policy import parse_budget, span
 
 PREFIX = "x-carpool-"
@@ -37,6 +37,7 @@ class Options(Value, frozen=True, gc=False):
     task_deadline: float | None = None  # absolute; wins over the task's budget
     longest: float | None = None  # seconds that a rule or key allows at most, whatever the task's deadline
     on_disconnect: Literal["keep", "cancel"] | None = None
+    caching: CachingMode | None = None
     insists: bool = True  # False where a rule chose the lane: a call that can't take it is routed as if it had none
     note: str = ""  # what a rule adds to the reason of the lane
 
@@ -67,6 +68,7 @@ class Options(Value, frozen=True, gc=False):
             task_budget=self.task_budget if self.tasked else weaker.task_budget,
             task_deadline=self.task_deadline if self.tasked else weaker.task_deadline,
             on_disconnect=self.on_disconnect or weaker.on_disconnect,
+            caching=self.caching or weaker.caching,
             insists=self.insists if self.lane else weaker.insists,
             note=self.note or weaker.note,
         )
@@ -139,6 +141,13 @@ def parse_lane(text: str) -> Lane:
         raise BadCall(f"{str(text)[:60]!r} is not a lane. The lanes are {', '.join(others)} and {last}.") from None
 
 
+def parse_caching(text: str) -> CachingMode:
+    try:
+        return CachingMode(str(text).strip().lower())
+    except ValueError:
+        raise BadCall(f"{str(text)[:40]!r} is not a mode of caching: write off, observe or plan.") from None
+
+
 def parse_key(text: str) -> str:
     if not isinstance(text, str):
         raise BadCall(f"A key has 1 to {MAX_KEY} characters; this one is a {type(text).__name__}.")
@@ -188,6 +197,7 @@ _PARSERS: Mapping[str, Callable[[str], Any]] = {
     "task-budget": parse_budget,
     "task-deadline": _point_in_time,
     "on-disconnect": _on_disconnect,
+    "caching": parse_caching,
 }
 
 

@@ -15,14 +15,14 @@ from typing import Any, Final
 from zoneinfo import ZoneInfo
 
 from carpool.core.errors import BadCall, ConfigError
-from carpool.core.model import Lane
+from carpool.core.model import CachingMode, Lane
 from carpool.core.settings import SWITCH, Choice, Shape, check, known, mapping, named
 from carpool.dialects import key_headers
 from carpool.dialects.headers import ONE_REQUEST
 from carpool.planners.access.rules import Condition, Facts, Rule
 from carpool.planners.policy import parse_budget
 
-EFFECTS: Final = ("budget", "task_budget", "lane", "tags", "max_budget", "refuse_budget", "on_disconnect")
+EFFECTS: Final = ("budget", "task_budget", "lane", "tags", "max_budget", "refuse_budget", "on_disconnect", "caching")
 _PARTS: Final = ("name", "match", *EFFECTS)
 _TEXTS: Final = ("dialect", "provider", "endpoint", "model", "user_agent")
 _SWITCHES: Final = ("tool_turn", "subagent", "streaming", "has_budget")
@@ -33,6 +33,7 @@ _LINE: Final = Shape(re.compile(r"[^\x00-\x1f\x7f]{1,200}"), "one line of text, 
 _NAME: Final = Shape(re.compile(r"[^\x00-\x1f\x7f]{1,60}"), "a name, at most 60 characters")
 _LANES: Final = Choice(("now", "batch"), "now or batch")
 _GONE: Final = Choice(("keep", "cancel"), "keep or cancel")
+_CACHING: Final = Choice(("off", "observe", "plan", False), "off, observe or plan")  # YAML parses off as false
 _SIZE: Final = re.compile(r"\s*(<=|>=|<|>)\s*([0-9]+(?:\.[0-9]+)?)\s*(b|kb|mb|)\s*", re.IGNORECASE)
 _COMPARE: Final = {">": operator.gt, ">=": operator.ge, "<": operator.lt, "<=": operator.le}
 _BYTES: Final = {"": 1, "b": 1, "kb": 1_000, "mb": 1_000_000}
@@ -88,6 +89,9 @@ def _effect(name: str, value: object, path: str) -> dict[str, Any]:
     if name == "on_disconnect":
         check(_GONE, value, path)
         return {"on_disconnect": value}
+    if name == "caching":
+        check(_CACHING, value, path)
+        return {"caching": CachingMode(str(value or "off"))}
     if name == "tags":
         return {"tags": _tags(value, path)}
     if isinstance(value, bool):

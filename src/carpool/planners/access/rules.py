@@ -19,7 +19,7 @@ from msgspec.structs import replace
 
 from carpool.core.errors import BadCall
 from carpool.core.keys import VirtualKey
-from carpool.core.model import Call, Lane, TaskTerms
+from carpool.core.model import CachingMode, Call, Lane, TaskTerms
 from carpool.core.ports import Parsed, RawRequest
 from carpool.core.upstream import Upstream
 from carpool.planners.access.options import Options, capped
@@ -77,6 +77,7 @@ def call_of(
         insists=options.insists,
         note=options.note,
         on_disconnect=options.on_disconnect,
+        caching=options.caching,
         flexible=parsed.flexible,
         payer=payer,
         agent=agent,
@@ -139,8 +140,8 @@ class Condition:
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """`budget`, `task_budget`, `lane` and `on_disconnect` are defaults for clients that set none; `max_budget` and
-    `refuse_budget` limit what clients may set."""
+    """`budget`, `task_budget`, `lane`, `on_disconnect` and `caching` are defaults for clients that set none;
+    `max_budget` and `refuse_budget` limit what clients may set."""
 
     name: str
     match: tuple[Condition, ...] = ()
@@ -152,6 +153,7 @@ class Rule:
     refuse_reason: str = ""
     on_disconnect: Literal["keep", "cancel"] | None = None
     task_budget: float | None = None
+    caching: CachingMode | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,9 +215,9 @@ def decide_rule(facts: Facts, options: Options, book: RuleBook, now: float) -> R
 
 
 def _apply(options: Options, rule: Rule, book: RuleBook, now: float) -> Options:
-    if rule.tags or rule.on_disconnect:
-        on_disconnect = options.on_disconnect or rule.on_disconnect
-        options = replace(options, tags={**rule.tags, **options.tags}, on_disconnect=on_disconnect)
+    if rule.tags or rule.on_disconnect or rule.caching:
+        on_disconnect, caching = options.on_disconnect or rule.on_disconnect, options.caching or rule.caching
+        options = replace(options, tags={**rule.tags, **options.tags}, on_disconnect=on_disconnect, caching=caching)
     if rule.refuse_budget and (options.may_wait or options.lane not in (None, Lane.NOW)):
         return _refused(options, rule)
     asked = options.timed or options.tasked

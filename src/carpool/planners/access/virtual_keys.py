@@ -183,7 +183,8 @@ def within_profile(key: VirtualKey, options: Options) -> Options:
 def apply_profile(key: VirtualKey, client: Options, ruled: Options, now: float) -> Options:
     """Apply the profile after the rules. `client` are the client's options, `ruled` the options after the rules."""
     profile = key.profile
-    options = replace(ruled, tags={**ruled.tags, **profile.tags})
+    caching = client.caching or profile.caching or ruled.caching
+    options = replace(ruled, tags={**ruled.tags, **profile.tags}, caching=caching)
     if profile.task_budget is not None and not client.tasked and client.lane is not Lane.NOW:
         note = options.note or f"The key {key.name} gives its task a budget."
         options = replace(options, task_budget=profile.task_budget, task_deadline=None, note=note)
