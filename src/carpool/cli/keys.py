@@ -99,7 +99,8 @@ def parse_tags(texts: Iterable[str]) -> dict[str, str]:
     return dict(text.split("=", 1) for text in texts)
 
 
-def check_profile(profile: Profile) -> None:
+def check_profile(name: str, profile: Profile) -> None:
+    check_name(name)
     if profile.lane is not None and not profile.allows(profile.lane):
         raise ConfigError(f"--lane {profile.lane} is not among --lanes {','.join(profile.lanes)}.")
     most = profile.max_budget
@@ -160,8 +161,7 @@ def add(
         whole_account=whole_account,
         task_budget=None if task_budget is None else read_budget(task_budget, "--task-budget"),
     )
-    check_profile(profile)
-    check_name(name)
+    check_profile(name, profile)
     settings, now = gather(config, None, (), store), SystemClock().now()
     chosen = find_provider(settings, provider)
     variable, until = key_variable(chosen, env), None if expires is None else parse_expiry(expires, now)

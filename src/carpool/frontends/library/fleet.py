@@ -158,9 +158,8 @@ class FleetDispatcher(_FleetBase):
             raise NotStarted("This dispatcher runs on another event loop. Use it where it was entered.")
         if force_sync or (params.get("stream") and lane is None):
             lane = Lane.NOW
-        options = make_options(
-            latency_budget_ms, budget, deadline, lane, tags, key, task, task_budget, task_deadline, caching
-        )
+        tasked = task, task_budget, task_deadline
+        options = make_options(latency_budget_ms, budget, deadline, lane, tags, key, *tasked, caching)
         client, submission = self._prepare(params, endpoint, options)
         draft = submission.draft
         if draft is not None and draft.raw is not None:
@@ -247,9 +246,8 @@ class Fleet(_FleetBase):
             raise NotStarted("Use the fleet inside `with Fleet(client) as fleet:`.")
         if force_sync or (params.get("stream") and lane is None):
             lane = Lane.NOW
-        options = make_options(
-            latency_budget_ms, budget, deadline, lane, tags, key, task, task_budget, task_deadline, caching
-        )
+        tasked = task, task_budget, task_deadline
+        options = make_options(latency_budget_ms, budget, deadline, lane, tags, key, *tasked, caching)
         client, submission = self._prepare(params, endpoint, options)
         draft = submission.draft
         if draft is not None and draft.raw is not None:
