@@ -28,7 +28,7 @@ from carpool.stores import open_store, peek
 
 Run = Callable[..., tuple[int, str, str]]
 BEARER = {"authorization": "Bearer k"}
-COMMANDS = ("serve", "keys", "mock", "stats", "simulate", "demo")
+COMMANDS = ("serve", "keys", "mock", "stats", "report", "simulate", "demo")
 KEYS = ("keys add", "keys list", "keys revoke", "keys rotate")
 
 
@@ -59,7 +59,7 @@ def test_help_fits_80_columns(command: str, flag: str) -> None:
     said = CliRunner().invoke(cli.app, [*command.split(), flag], env={"COLUMNS": "80"})
     assert said.exit_code == 0
     assert all(len(line) <= 80 for line in said.output.splitlines())
-    assert "..." not in said.output.replace("[ARGS]...", "").replace("{TRACE}...", "")
+    assert "..." not in said.output.replace("[ARGS]...", "").replace("[TRACE]...", "")
 
 
 def test_help_names_every_command() -> None:
@@ -102,7 +102,7 @@ def test_completion_for_a_shell_that_is_named(shell: str) -> None:
 @pytest.mark.parametrize(
     ("words", "offered"),
     [
-        ("carpool ", {"serve", "keys", "mock", "stats", "simulate", "demo"}),
+        ("carpool ", {"serve", "keys", "mock", "stats", "report", "simulate", "demo"}),
         ("carpool simulate --world s", {"slow", "stuck"}),
         ("carpool simulate --policy batch", {"batch", "batch+1h"}),
         ("carpool keys add x --lanes ", {"now", "batch"}),

@@ -1,4 +1,4 @@
-"""The command line: `carpool serve`, `keys`, `mock`, `stats`, `simulate`, `demo`."""
+"""The command line: `carpool serve`, `keys`, `mock`, `stats`, `report`, `simulate`, `demo`."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from carpool.cli.console import print_errors
 from carpool.cli.demo import demo
 from carpool.cli.keys import keys
 from carpool.cli.mock import mock
+from carpool.cli.report import report
 from carpool.cli.serve import serve
 from carpool.cli.simulate import simulate
 from carpool.cli.stats import stats
@@ -34,6 +35,7 @@ app.command(short_help="Run the proxy that your agents use as their base URL.")(
 app.add_typer(keys, name="keys", short_help="Create, list, rotate and revoke virtual keys.")
 app.command(short_help="Run a mock provider, to try things without cost.")(mock)
 app.command(short_help="Show what was paid, and what it would have cost without carpool.")(stats)
+app.command(short_help="Answer from recorded traffic what other budgets or caches would have saved.")(report)
 app.command(short_help="Replay traffic under virtual time, and compare what policies would have cost.")(simulate)
 app.command(short_help="Watch 60 calls of a small fleet, in 20 seconds.")(demo)
 

@@ -31,6 +31,7 @@ from carpool.sim.timeline import Timeline, VirtualClock, run
 from carpool.stores import open_store
 
 PRICES = PriceBook()
+BATCHES_END_S = 6 * 3600.0  # after the last answer: until then, those that were rescued from have ended, too
 SONNET, HAIKU = "claude-sonnet-4-6", "claude-haiku-4-5"
 
 
@@ -89,7 +90,7 @@ class MockFleet:
         await self._engine.start()
         background = BackgroundTasks()
         await asyncio.gather(*(background.spawn_awaited(self._run(agent), "agent") for agent in self._agents))
-        await asyncio.sleep(86_400.0)  # until every batch has ended, as one that was rescued from may still do
+        await asyncio.sleep(BATCHES_END_S)
         await self._engine.close(0.0)
         await network.close()
 
