@@ -8,12 +8,12 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from carpool.core.model import Call, CallShape, Entry, EntryKind, Lane, TaskTerms
+from carpool.core.tasks import TASK_OVER_S
 from carpool.planners.forecast import Forecast
 from carpool.planners.tasks import (
     FEWEST_TURNS,
     MARGIN_S,
     MAX_TASKS,
-    OVER_S,
     USUAL_TURN_S,
     Task,
     TaskBook,
@@ -45,8 +45,8 @@ def bound(book: TaskBook, asked: Call, now: float | None = None) -> Call:
     return book.bound(asked, asked.arrived if now is None else now, FORECAST)
 
 
-def entry(ticket: int, lane: Lane, paid: int | None) -> Entry:
-    return Entry(ticket, -1, NOW, lane, EntryKind.PURCHASE, "anthropic", "cred", "claude-haiku-4-5", paid=paid)
+def entry(ticket: int, lane: Lane, paid: int | None, purchase: int = -1) -> Entry:
+    return Entry(ticket, purchase, NOW, lane, EntryKind.PURCHASE, "anthropic", "cred", "claude-haiku-4-5", paid=paid)
 
 
 def the_task(book: TaskBook) -> Task:
@@ -148,7 +148,7 @@ def test_equal_names_of_two_credentials_are_two_tasks() -> None:
 def test_a_name_begins_anew_when_its_task_is_over() -> None:
     book = TaskBook()
     bound(book, budgeted(1))
-    before, after = NOW + HOUR + OVER_S - 1, NOW + HOUR + OVER_S + 1
+    before, after = NOW + HOUR + TASK_OVER_S - 1, NOW + HOUR + TASK_OVER_S + 1
     assert bound(book, budgeted(2, at=before)).task_deadline == NOW + HOUR
     assert bound(book, budgeted(3, at=after)).task_deadline == after + HOUR
 
@@ -227,10 +227,13 @@ def test_calls_and_money_are_counted() -> None:
     book = TaskBook()
     for ticket in (1, 2):
         book.asked(call(ticket), NOW)
-    book.bought(entry(1, Lane.BATCH, 7))
+    book.bought(entry(1, Lane.BATCH, None, 12))
+    book.bought(entry(1, Lane.BATCH, 7, 12))
+    book.bought(entry(1, Lane.BATCH, 7, 12))  # told twice
     book.ended(1, NOW + 5, on_now=False)
     book.ended(1, NOW + 6, on_now=False)  # a second result changes nothing
     book.bought(entry(1, Lane.NOW, 5))  # a rescue was bought, too
+    book.bought(entry(2, Lane.NOW, None))
     book.bought(entry(2, Lane.NOW, None))
     book.bought(entry(9, Lane.NOW, 100))  # somebody else's
     task = the_task(book)
@@ -279,3 +282,68 @@ def test_the_book_is_bounded_and_drops_the_one_that_was_idle_longest() -> None:
     assert len(book._tasks) == MAX_TASKS
     assert ("cred", "first") in book._tasks
     assert ("cred", "task 0") not in book._tasks
+
+
+# ---------------------------------------------------------------- what others know
+
+
+def test_a_change_is_what_happened_since_the_one_before() -> None:
+    book = TaskBook()
+    book.asked(call(1), NOW)
+    task = the_task(book)
+    book.merged(task, book.change(task))
+    assert not book.changed
+    book.asked(call(2), NOW + 1)
+    book.bought(entry(2, Lane.NOW, 5))
+    change = book.change(task)
+    assert (change.asked, change.spent) == (1, {Lane.NOW: 5})
+
+
+def test_what_happens_while_it_is_written_is_in_the_next_change() -> None:
+    book = TaskBook()
+    book.asked(call(1), NOW)
+    task = the_task(book)
+    stored = book.change(task)
+    book.asked(call(2), NOW + 1)
+    book.merged(task, replace(stored, asked=11, answered=10))  # somebody else's, too
+    assert (task.asked, task.answered) == (12, 10)
+    assert (book.change(task).asked, book.change(task).answered) == (1, 0)
+
+
+def test_the_deadline_of_the_store_counts_unless_it_was_just_replaced() -> None:
+    book = TaskBook()
+    bound(book, budgeted(1))
+    task = the_task(book)
+    stored = replace(book.change(task), deadline=NOW + 500)
+    book.merged(task, stored)
+    assert task.deadline == NOW + 500
+    book.change(task)
+    bound(book, call(2, at=NOW + 5, terms=TaskTerms(deadline=NOW + 5 * HOUR)))
+    book.merged(task, stored)
+    assert task.deadline == NOW + 5 * HOUR
+    assert book.change(task).deadline_set == NOW + 5
+
+
+def test_a_task_without_a_name_is_not_written() -> None:
+    book = TaskBook()
+    bound(book, budgeted(task=""))
+    assert not book.changed
+
+
+def test_the_store_is_asked_once_and_again_when_the_task_is_over() -> None:
+    book = TaskBook()
+    assert book.knows(call(), NOW)
+    assert not book.knows(budgeted(), NOW)
+    assert book.knows(budgeted(task=""), NOW)
+    task = book.opened(budgeted(), NOW)
+    book.merged(task, replace(book.change(task), deadline=NOW + 60))
+    assert book.knows(budgeted(), NOW)
+    assert not book.knows(budgeted(), NOW + 60 + TASK_OVER_S + 1)
+
+
+def test_conversations_without_a_deadline_are_not_written() -> None:
+    book = TaskBook()
+    book.asked(call(task="conversation 1a"), NOW)
+    assert not book.changed
+    bound(book, budgeted(task="conversation 1a"))
+    assert list(book.changed) == [("cred", "conversation 1a")]

@@ -222,7 +222,8 @@ class EngineContext:
         self.troubles = Troubles(self.event_hooks, self.now, self.keyring.account)
         self.learned = LaneRefusals(self.store, self.clock, self.keyring)
         self.prompt_caches = PromptCaches(self.upstreams, self.stats)
-        self.tasks = Tasks(self.clock, self.keyring.derived("conversations"), self.forecast)
+        key = self.keyring.derived("conversations")
+        self.tasks = Tasks(self.store, self.clock, key, self.forecast, self.background, self.trouble)
         self.learner = Learner(self.forecast, self.store, self.clock, self.trouble)
 
     # ------------------------------------------------------------ time

@@ -209,6 +209,7 @@ class Engine:
         """Processes one call to its outcome. A call on disk comes with its `PendingCall`: the caller must report
         delivery, or leave it. `on_disconnect` says what to do with a waiting call if its caller is cancelled."""
         if call.task_terms is not None:
+            await self.tasks.learn(call)
             call = self.tasks.bound(call)
         self._direct += 1
         try:
@@ -235,6 +236,7 @@ class Engine:
         finds no room on `flex` and may not go on `now`, returns the decision instead, and the frontend submits it.
         `as_is` is the client's own request, to be sent unchanged."""
         if call.task_terms is not None and decision is None:
+            await self.tasks.learn(call)
             call = self.tasks.bound(call)
         response = await self._respond(call, decision or self.decide(call, default), default, as_is)
         return response if isinstance(response, Decision) else self._sender.stream_response(*response)
@@ -334,6 +336,7 @@ class Engine:
         await self.deliveries.close()
         await self.recorder.close()
         await context.learner.save()
+        await self.tasks.close()
         await context.background.finish(timeout=min(5.0, timeout + 1.0))
         await self._membership.leave()
         context.waiters.fail_all(self._closed_error)

@@ -12,7 +12,11 @@ late batch may use up all slack, but never the time that the rest of the task ne
 turns go at once, as if nothing had been asked. Each change of lanes writes the whole context into another cache, so
 there is no way back, unless a client sets a new deadline. A task that is late is not given up: its turns go on `now`.
 
-A task that was idle for `OVER_S` after its deadline is over: the next call of its name begins a new one.
+A task that was idle for a while after its deadline is over: the next call of its name begins a new one.
+
+**Elsewhere.** Other processes have calls of the same task, and a restart forgets what is in memory. So what happened
+is added to the store (`change`), and what the store then has of the task is taken over (`merged`). The first call that
+a task binds waits for that (`knows`); later ones do not.
 """
 
 from __future__ import annotations
@@ -25,6 +29,7 @@ from msgspec.structs import replace
 
 from carpool.core.bounded import BoundedMap
 from carpool.core.model import Call, Entry, Lane
+from carpool.core.tasks import TaskRecord, task_is_over
 from carpool.planners.forecast import Forecast
 from carpool.planners.policy import span
 from carpool.planners.routing import sync_seconds
@@ -32,7 +37,7 @@ from carpool.planners.routing import sync_seconds
 MAX_TASKS: Final = 20_000  # known at once; of those that nothing happened to for longest, nothing is known any more
 MAX_TICKETS: Final = 50_000  # calls whose purchases can still be added to their task
 MAX_AGENTS: Final = 1_000
-OVER_S: Final = 1_800.0
+CONVERSATION: Final = "conversation "  # with which the name of a task begins that has no other name
 MARGIN_S: Final = 60.0  # the least time kept free at the end of a task
 MARGIN_SHARE: Final = 0.25  # of the time that the coming turns need; forecasts err by more than a constant
 FEWEST_TURNS, MOST_TURNS = 8.0, 100.0  # expected turns, of a kind of agent of which nothing is known
@@ -65,16 +70,22 @@ class Task(Struct):
     last: float  # when a call of it was asked or answered last
     answered_at: float | None = None
     deadline: float | None = None
+    deadline_set: float = 0.0  # when a client set it itself
     left: bool = False  # it needs the rest of its time on `now`, so its turns don't wait any more
     asked: int = 0
     answered: int = 0
     unknown: int = 0  # purchases whose price is not known
     spent: dict[Lane, int] = field(default_factory=dict)  # nano-dollars
     open: set[int] = field(default_factory=set)  # tickets of calls under way
+    stored: TaskRecord | None = None  # what the store had when it was written last
+    sent: TaskRecord | None = None  # what this process had when it wrote
 
     def is_over(self, now: float) -> bool:
-        """Whether it was idle for so long after its deadline that a call of this name begins a new task."""
-        return self.deadline is not None and max(self.deadline, self.last) + OVER_S < now
+        return task_is_over(self.deadline, self.last, now)
+
+    def record(self) -> TaskRecord:
+        said = self.credential, self.name, self.agent, self.began, self.last, self.deadline, self.deadline_set
+        return TaskRecord(*said, self.left, self.asked, self.answered, self.unknown, dict(self.spent))
 
 
 class TaskBook:
@@ -85,7 +96,9 @@ class TaskBook:
         self._turn_seconds = turn_seconds or self._observed_seconds
         self._tasks: BoundedMap[tuple[str, str], Task] = BoundedMap(MAX_TASKS)
         self.tickets: BoundedMap[int, Task] = BoundedMap(MAX_TICKETS)
+        self._purchases: BoundedMap[tuple[int, int], bool] = BoundedMap(MAX_TICKETS)  # whether the price is known
         self._paces: BoundedMap[str, float] = BoundedMap(MAX_AGENTS)
+        self.changed: dict[tuple[str, str], Task] = {}  # to be written
 
     # ------------------------------------------------------------ deadlines
 
@@ -94,20 +107,29 @@ class TaskBook:
         terms = call.task_terms
         if terms is None:
             return call
-        task = self._task(call, now)
-        if terms.deadline is not None and terms.deadline != task.deadline:
-            task.deadline, task.left = terms.deadline, False
-        elif terms.budget is not None and task.deadline is None:
-            task.deadline = call.arrived + terms.budget
+        task = self.opened(call, now)
         if task.deadline is None or call.lane is Lane.NOW:
             return replace(call, task_deadline=task.deadline)
         until = self._turn_deadline(task, task.deadline, now) if call.task else task.deadline
         soonest = now + sync_seconds(call, forecast) + forecast.cancel_seconds(call.provider)
-        task.left = task.left or until <= soonest
+        if not task.left and until <= soonest:
+            task.left = True
+            self._changed(task)
         if not task.left or (call.lane is not None and call.insists):
             return _with_deadline(call, task.deadline, max(until, soonest))
         call = replace(call, lane=Lane.NOW, insists=False, task_deadline=task.deadline)
         return replace(call, note=f"{call.note} {_why_now(task, task.deadline, now)}".lstrip())
+
+    def opened(self, call: Call, now: float) -> Task:
+        """The task that binds a call, with what the call asks for it."""
+        task, terms = self._task(call, now), call.task_terms
+        if terms is not None and terms.deadline is not None and terms.deadline != task.deadline:
+            task.deadline, task.deadline_set, task.left = terms.deadline, now, False
+            self._changed(task)
+        elif terms is not None and terms.budget is not None and task.deadline is None:
+            task.deadline = call.arrived + terms.budget
+            self._changed(task)
+        return task
 
     def _turn_deadline(self, task: Task, deadline: float, now: float) -> float:
         turns, seconds = self._turns_left(task.agent, task.asked + 1), self._turn_seconds(task.agent)
@@ -136,17 +158,20 @@ class TaskBook:
         task.last = now
         task.open.add(call.ticket)
         self._tasks[task.credential, task.name] = task  # nothing happened to the others for longer
+        self._changed(task)
         self.tickets[call.ticket] = task
 
     def bought(self, entry: Entry) -> None:
-        """Something was bought for a call, and has a price unless that is unknown."""
-        task = self.tickets.get(entry.ticket)
-        if task is None:
+        """Something was bought for a call, or the price of that is known now. Each purchase counts once."""
+        task, identity = self.tickets.get(entry.ticket), (entry.ticket, entry.purchase)
+        known = self._purchases.get(identity)
+        if task is None or known:
             return
-        if entry.paid is None:
-            task.unknown += 1
-        elif entry.paid:
+        self._purchases[identity] = entry.paid is not None
+        task.unknown += (entry.paid is None) - (known is False)
+        if entry.paid:
             task.spent[entry.lane] = task.spent.get(entry.lane, 0) + entry.paid
+        self._changed(task)
 
     def ended(self, ticket: int, now: float, *, on_now: bool, answered: bool = True) -> None:
         """A call has its answer, or will not get one."""
@@ -159,12 +184,55 @@ class TaskBook:
                 self._observe(task.agent, now - task.answered_at)
             task.answered += 1
             task.last = task.answered_at = now
+            self._changed(task)
 
     def _observe(self, agent: str, seconds: float) -> None:
         """A turn on `now` was answered so long after the one before."""
         if 0 <= seconds <= LONGEST_TURN_S:
             pace = self._observed_seconds(agent)
             self._paces[agent] = pace + PACE_WEIGHT * (seconds - pace)
+
+    # ------------------------------------------------------------ what others know
+
+    def knows(self, call: Call, now: float) -> bool:
+        """Whether the store need not be asked for the task that binds a call."""
+        if call.task_terms is None or not call.task:
+            return True
+        task = self._tasks.get((call.credential, call.task))
+        return task is not None and task.stored is not None and not task.is_over(now)
+
+    def _changed(self, task: Task) -> None:
+        if task.name and (task.deadline is not None or not task.name.startswith(CONVERSATION)):  # others are too many
+            self.changed[task.credential, task.name] = task
+
+    def change(self, task: Task) -> TaskRecord:
+        """What happened since the last change."""
+        self.changed.pop((task.credential, task.name), None)
+        task.sent = record = task.record()
+        return record if task.stored is None else _difference(record, task.stored)
+
+    def merged(self, task: Task, stored: TaskRecord) -> None:
+        """The store has the last change, and that of others."""
+        assert task.sent is not None
+        since = _difference(task.record(), task.sent)
+        if task.deadline == task.sent.deadline:
+            task.deadline, task.deadline_set, task.left = stored.deadline, stored.deadline_set, stored.left or task.left
+        task.agent, task.began = stored.agent, min(stored.began, task.began)
+        task.asked, task.answered = stored.asked + since.asked, stored.answered + since.answered
+        task.unknown = stored.unknown + since.unknown
+        lanes = stored.spent.keys() | since.spent.keys()
+        task.spent = {lane: stored.spent.get(lane, 0) + since.spent.get(lane, 0) for lane in lanes}
+        task.stored = stored
+
+
+def _difference(later: TaskRecord, earlier: TaskRecord) -> TaskRecord:
+    return replace(
+        later,
+        asked=later.asked - earlier.asked,
+        answered=later.answered - earlier.answered,
+        unknown=later.unknown - earlier.unknown,
+        spent={lane: spent - earlier.spent.get(lane, 0) for lane, spent in later.spent.items()},
+    )
 
 
 def _with_deadline(call: Call, of_task: float, until: float) -> Call:

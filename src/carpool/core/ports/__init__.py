@@ -48,4 +48,5 @@ from carpool.core.ports.store import (
     ListingStore,
     ShapeStore,
     Store,
+    TaskStore,
 )

@@ -28,6 +28,7 @@ from carpool.core.model import (
     TicketView,
     Totals,
 )
+from carpool.core.tasks import TaskRecord
 
 
 class LeaseStore(Protocol):
@@ -268,6 +269,22 @@ class ShapeStore(Protocol):
         nothing is left to remove."""
 
 
+class TaskStore(Protocol):
+    """What is known of tasks, for all processes on the store and after a restart."""
+
+    async def merge_tasks(self, changes: Sequence[TaskRecord]) -> list[TaskRecord]:
+        """Adds changes to the stored tasks of the same credential and name, and returns these. Counts and costs are
+        summed. Of two deadlines the one counts that was set later by a client itself, else the earlier one. A task
+        that has left the cheap lanes stays there, unless a client set a new deadline. A stored task that was over by
+        the time of the change is replaced."""
+
+    async def tasks(self, since: float, limit: int, credentials: Sequence[str] | None = None) -> list[TaskRecord]:
+        """The tasks that were active at `since` or later, the latest first; with `credentials` only theirs."""
+
+    async def prune_tasks(self, before: float) -> int:
+        """Removes tasks that were active last earlier than `before`. Returns how many."""
+
+
 class KeyStore(Protocol):
     """Virtual keys, and remembered facts about credentials."""
 
@@ -322,7 +339,16 @@ class ListingStore(Protocol):
 
 
 class Store(
-    LeaseStore, CallStore, BatchStore, LedgerStore, ShapeStore, KeyStore, ForecastStore, ListingStore, Protocol
+    LeaseStore,
+    CallStore,
+    BatchStore,
+    LedgerStore,
+    ShapeStore,
+    TaskStore,
+    KeyStore,
+    ForecastStore,
+    ListingStore,
+    Protocol,
 ):
     """Persists calls, batches, outcomes and the ledger.
 

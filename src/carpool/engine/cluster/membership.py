@@ -92,6 +92,7 @@ class Membership:
         if now >= self._retain_at:
             before = now - self._context.policy.retain_days * DAY_S
             removed = await self._context.store.retain(before, now - UNDELIVERED_DAYS * DAY_S, RETAIN_STEP)
+            await self._context.store.prune_tasks(before)
             again = await self._prune_shapes(now) or removed >= RETAIN_STEP
             self._retain_at = now + (1.0 if again else RETAIN_EVERY_S)
         wakes = self._renew_at, self._context.lead_at, self._retain_at

@@ -115,8 +115,13 @@ class CallHandler:
         if head.key_holder is not None:
             head.key_holder.used = True
         try:
-            decided = self._decide(head, raw)
-            if decided is None or not decided.direct or decided.decision.lane is not Lane.NOW:
+            understood = self._understand(head, raw)
+            if understood is None:
+                return None
+            if understood[0].task_terms is not None and not self._engine.tasks.knows(understood[0]):
+                return None  # the store must be asked first
+            decided = self._decide(head, *understood)
+            if not decided.direct or decided.decision.lane is not Lane.NOW:
                 return decided
             call, decision = decided.call, decided.decision
             line = _describe_call(LogLine(at=call.arrived), call, raw, head.client, parsed_head.address, decision)
@@ -132,7 +137,7 @@ class CallHandler:
 
     async def call(self, request: RequestContext, head: HeadFacts, raw: RawRequest) -> WaitingCall | None:
         """Answers a call on `now` or `flex`. For a call that must wait, returns what to wait for."""
-        decided, request.decided = request.decided or self._decide(head, raw), None
+        decided, request.decided = request.decided or await self._decide_with_task(head, raw), None
         upstream, line = head.upstream, request.line
         assert upstream is not None
         if decided is None:
@@ -168,12 +173,17 @@ class CallHandler:
         stream_options = upstream.dialect.stream_options(_decompressed(raw, head, self._max_body).body)
         return WaitingCall(pending_call, upstream.dialect, events, None, stream_options)
 
-    def _decide(self, head: HeadFacts, raw: RawRequest) -> DecidedCall | None:
-        """None if the call can't be parsed. The parsed body is released here, before any wait."""
+    async def _decide_with_task(self, head: HeadFacts, raw: RawRequest) -> DecidedCall | None:
+        """None if the call can't be parsed. The parsed body is released here, before any long wait."""
         understood = self._understand(head, raw)
         if understood is None:
             return None
         call, parsed = understood
+        if call.task_terms is not None:
+            await self._engine.tasks.learn(call)
+        return self._decide(head, call, parsed)
+
+    def _decide(self, head: HeadFacts, call: Call, parsed: Parsed) -> DecidedCall:
         if call.task_terms is not None:
             call = self._engine.tasks.bound(call)
         if call.flexible and head.key_holder is not None and not head.key_holder.key.profile.allows(Lane.FLEX):

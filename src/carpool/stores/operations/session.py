@@ -311,7 +311,16 @@ _UNDELIVERED = (
     "UNION ALL SELECT id FROM calls WHERE state = 'sending' "
     "UNION ALL SELECT id FROM calls INDEXED BY calls_unclaimed WHERE state = 'settled' AND delivered_at IS NULL"
 )
-_FILES = ("calls.sql", "batches.sql", "ledger.sql", "listing.sql", "keys.sql", "shapes.sql", "forecasts.sql")
+_FILES = (
+    "calls.sql",
+    "batches.sql",
+    "ledger.sql",
+    "listing.sql",
+    "keys.sql",
+    "shapes.sql",
+    "forecasts.sql",
+    "tasks.sql",
+)
 
 
 def states_list(states: Iterable[str]) -> str:

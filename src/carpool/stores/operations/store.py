@@ -12,7 +12,7 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 from carpool.core.errors import CarpoolError
 from carpool.core.lifecycle import BatchState
 from carpool.core.model import Admission, Admitted, Batch, CallShape, Entry, Lane, Settlement
-from carpool.stores.operations import admission, batches, calls, forecasts, ledger, shapes
+from carpool.stores.operations import admission, batches, calls, forecasts, ledger, shapes, tasks
 from carpool.stores.operations.session import Session
 from carpool.stores.operations.writer import Groups, OnDone, Writer, each
 
@@ -241,6 +241,11 @@ class OperatedStore(HintListeners):
     async def save_forecast(self, known: int, state: bytes) -> bool:
         saved: bool = await self.writer.do(each(forecasts.save_forecast), (known, state), relaxed=True)
         return saved
+
+    # tasks
+    merge_tasks = _queued(tasks.merge_tasks)
+    prune_tasks = _queued(tasks.prune_tasks)
+    tasks = _queued(tasks.tasks)  # the last one: it hides the module from the lines below
 
     # lists, keys and notes
     counts = _queued(calls.counts)
