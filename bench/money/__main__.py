@@ -20,6 +20,7 @@ sys.path[:0] = [str(HERE), str(HERE.parent)]
 
 import compact  # noqa: E402
 import draw  # noqa: E402
+import independent  # noqa: E402
 from running import RESULTS, say  # noqa: E402
 
 from carpool.cli.simulate import ALL_POLICIES  # noqa: E402
@@ -90,6 +91,7 @@ def options() -> argparse.Namespace:
     parser.add_argument("--quick", action="store_true", help="3 seeds and small samples; writes nothing")
     parser.add_argument("--processes", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--rows", action="store_true", help="print the rows of the last result, one JSON object a line")
+    parser.add_argument("--independent", action="store_true", help="compare with the figures of an independent script")
     parser.add_argument("--redraw", action="store_true", help="draw the page anew from the last result")
     return parser.parse_args()
 
@@ -99,6 +101,9 @@ def main() -> None:
     if chosen.rows:
         for row in compact.rows(json.loads(RESULT.read_text("utf-8"))):
             say(json.dumps(row))
+        return
+    if chosen.independent:
+        independent.compare(Path(chosen.traces))
         return
     if chosen.redraw:
         draw.publish(json.loads(RESULT.read_text("utf-8")))

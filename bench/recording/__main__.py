@@ -113,12 +113,17 @@ def play(standing: dict[str, tuple[str, psutil.Process]], body: str, rounds: int
         played.append(found)
         told = "  ".join(f"{name}: {found[name]['per_s']:,.0f}/s {found[name]['cpu_us']:.1f} µs" for name in SWITCH)
         say(f"{body}, round {number + 1}: {told}")
-    middle = {
-        figure: round(statistics.median(one["on"][figure] / one["off"][figure] for one in played), 4)
-        for figure in ("per_s", "cpu_us")
-    }
-    say(f"{body}: with the record {middle['per_s']:.3f} of the rate, {middle['cpu_us']:.3f} of the processor time")
+    ratios = {figure: [one["on"][figure] / one["off"][figure] for one in played] for figure in ("per_s", "cpu_us")}
+    rate, time_spent = (spread(ratios[figure]) for figure in ("per_s", "cpu_us"))
+    say(f"{body}: with the record {rate} of the rate, {time_spent} of the processor time")
+    middle = {figure: round(statistics.median(found), 4) for figure, found in ratios.items()}
     return {"ratio": middle, "rounds": played}
+
+
+def spread(ratios: list[float]) -> str:
+    """The median, and the quartiles of the rounds."""
+    low, middle, high = statistics.quantiles(ratios, n=4, method="inclusive") if len(ratios) > 1 else ratios * 3
+    return f"{middle:.3f} ({low:.3f} to {high:.3f})"
 
 
 def on_disk(path: Path) -> dict[str, float]:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from enum import StrEnum
 from fractions import Fraction
+from functools import partial
 from pathlib import Path
 from typing import Annotated, NamedTuple
 
@@ -53,6 +55,12 @@ WORLD = f"How the provider behaves: {', '.join(WORLDS)}. Repeatable."
 World = Annotated[list[str] | None, option("NAME", WORLD, "--world", autocompletion=complete_from(*WORLDS))]
 LATENCY = "File with measured batch latencies in seconds, one a line: a world of its own. Repeatable."
 Latency = Annotated[list[Path] | None, option("FILE", LATENCY, "--latency")]
+SyncRpm = Annotated[
+    int | None, option("COUNT", "Calls on `now` a minute that the provider takes; no limit unless set.", min=1)
+]
+BatchRpm = Annotated[int | None, option("COUNT", "Requests to the batch API a minute; 1000 unless set.", min=1)]
+REFUSALS = "Chance that the provider refuses an attempt on `now` with 429, such as 0.1; 0 unless set."
+Refusals = Annotated[float | None, option("SHARE", REFUSALS, "--refusals", min=0.0, max=0.9)]
 POLICY = f"Policy to compare; all unless set: {', '.join(ALL_POLICIES)}. Repeatable."
 Policy = Annotated[list[str] | None, option("NAME", POLICY, "--policy", autocompletion=complete_from(*ALL_POLICIES))]
 BUDGET = "How long each call may take, such as 30s, 10m or 2h. Repeatable. 30m unless set."
@@ -93,6 +101,9 @@ def simulate(
     since: Since = DEFAULT_SINCE,
     world: World = None,
     latency: Latency = None,
+    sync_rpm: SyncRpm = None,
+    batch_rpm: BatchRpm = None,
+    refusals: Refusals = None,
     policy: Policy = None,
     budget: Budget = None,
     task_budget: TaskBudget = None,
@@ -125,7 +136,9 @@ def simulate(
     sampling = _Sampling(mode.value, sessions or None, model, provider)
     sources = [sampling.of_file(path, agents, turns) for path in traces or ()]
     recorded = [sampling.of_store(store, config, since)] if from_store else []
-    worlds, names, shares = _worlds(world or (), latency or ()), _policies(policy), _shares(read_multiplier)
+    limited = partial(replace, sync_rpm=sync_rpm, batch_rpm=batch_rpm, refusal=refusals)
+    worlds = [limited(one) for one in _worlds(world or (), latency or ())]
+    names, shares = _policies(policy), _shares(read_multiplier)
     tasks = None if task_budget is None else parse_budget(task_budget)
     deadlines = _deadlines(budget, _checked(picture) is not None, tasks is not None)
     sampled = _sources([*sources, *recorded]), worlds, names, shares, deadlines, range(seeds)

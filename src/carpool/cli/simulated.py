@@ -13,8 +13,9 @@ from carpool.planners.ledger import dollars
 from carpool.sim.money.picture import Curve, CurvePoint, cost_curves, deadline_label
 from carpool.sim.money.results import BASELINE, BOUND, TRUE_READS, Estimate, RunKey, RunSummary
 
+MOST_COLUMNS = 80
 COSTS = ("dollars", "÷ now+5m", "÷ bound", "cached", "late")
-TIMES = ("turn\np50", "turn\np95", "task\np50", "task\np95", "added\nwait", "resc-\nued", "bat-\nches", "API\ncalls")
+TIMES = ("turn\np50", "turn\np95", "task\np50", "task\np95", "added\nwait", "res-\ncued", "bat-\nches", "API\ncalls")
 
 
 class Scene(NamedTuple):
@@ -64,6 +65,7 @@ def tables(summaries: Sequence[RunSummary]) -> Iterator[Table]:
 
 def _costs(title: str, summaries: Sequence[RunSummary]) -> Table:
     table = titled(title, Column("what it costs", no_wrap=True), *figures(*COSTS))
+    table.min_width = min(len(title), MOST_COLUMNS)
     for key, group in _by_deadline(summaries).items():
         table.add_section()
         table.add_row(_asked(key), style="dim")

@@ -16,6 +16,7 @@ from carpool.sim.money.worlds import find_world
 
 ONE_CALL = "TIMESTAMP,ContextTokens,GeneratedTokens\n2026-11-16 18:17:03.9799600,1000,100\n"
 FULL = 1000 * 3_000 + 100 * 15_000  # nano-dollars: $3 and $15 per million tokens
+ECONOMICS = WorldSource("economics")
 SMALL = TraceSource(CODING, agents=3, turns=4)
 
 
@@ -137,6 +138,16 @@ def test_another_provider_bills_by_its_own_rules() -> None:
     seen = costs(run_experiment(experiment(source, "now", "now+5m", "now+1h"), 1))
     assert seen["now"] == seen["now+5m"] == seen["now+1h"] > 0
     assert SMALL.read(0).provider == "anthropic"
+
+
+def test_a_world_may_limit_and_refuse() -> None:
+    limited = WorldSource("economics", sync_rpm=3, batch_rpm=40, refusal=0.2)
+    world = limited.read()
+    assert (world.sync_rpm, world.batch_rpm, world.refusal) == (3, 40, 0.2)
+    assert world.name == "economics batch_rpm=40 sync_rpm=3 refusal=0.2"
+    assert WorldSource("economics").read() == find_world("economics")
+    [free, slow] = (run_experiment(experiment(SMALL, "now+5m", worlds=[one]), 1)[0] for one in (ECONOMICS, limited))
+    assert slow.timing.added_wait_s > 1.0 > 0.001 > free.timing.added_wait_s
 
 
 def test_an_unknown_world_is_refused() -> None:

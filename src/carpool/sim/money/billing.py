@@ -7,19 +7,9 @@ provider bills. All prices are those of one moment: a trace is replayed at no da
 How much cache reads cost is the number that decides most, and differs by model. So beside the true table stand tables
 that replace the price of reads by a multiple of the input's on the same lane, and keep all other prices.
 
-An independent script priced the recorded sessions of Claude Code too, ÷ now+5m at r = 0.1 / 0.05 / 0.025. Here with
-`claude-opus-5` for all sessions, seed 1:
-
-| | script | here |
-|---|---|---|
-| now+1h, attended | 0.84 / 0.78 / 0.74 | 0.82 / 0.77 / 0.73 |
-| batch+1h, unattended, world `economics` | 0.65 / 0.71 / 0.78 | 0.66 / 0.72 / 0.78 |
-| batch+1h, unattended, world `anthropic` | 1.09 / 1.37 / 1.63 | 1.15 / 1.43 / 1.68 |
-| batch without cache, unattended | 3.2 to 6.0 | 3.05 / 4.27 / 5.34 |
-
-The script's third row comes out (1.09 / 1.37 / 1.63) if tools and system prompt, a seventh of the context, are always
-readable, as if another session had just used them. They are not billed so here: sessions of different people share no
-workspace, and after a pause beyond the entry's life those tokens are written again like all others.
+An independent script priced the recorded sessions of Claude Code too: docs/savings.md compares its figures with these.
+Tools and system prompt are not billed here as if another session had just used them: sessions of different people share
+no workspace, and after a pause beyond the entry's life those tokens are written again like all others.
 """
 
 from __future__ import annotations

@@ -66,9 +66,16 @@ class WorldSource:
 
     name: str = ""
     latencies: Path | None = None
+    batch_rpm: int | None = None  # None: as the world has it
+    sync_rpm: int | None = None
+    refusal: float | None = None
 
     def read(self) -> ProviderWorld:
-        return find_world(self.name) if self.latencies is None else measured(self.latencies)
+        world = find_world(self.name) if self.latencies is None else measured(self.latencies)
+        limits = {"batch_rpm": self.batch_rpm, "sync_rpm": self.sync_rpm, "refusal": self.refusal}
+        given = {name: limit for name, limit in limits.items() if limit is not None}
+        told = "".join(f" {name}={limit:g}" for name, limit in given.items())
+        return replace(world, name=world.name + told, **given)  # type: ignore[arg-type]  # by name
 
 
 @dataclass(frozen=True, slots=True)
