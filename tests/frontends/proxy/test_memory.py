@@ -23,7 +23,7 @@ MAX_GROWTH = 10 * MB  # two bodies
 CALLS = int(os.environ.get("CARPOOL_MEMORY_CALLS", "20"))  # of five megabytes each, in each way
 WARM_UP = 20  # fills what is kept on purpose: the cache of the store has 64 MB
 ROUNDS = 2  # a heap finds its size once, by as much as was held at a time; what is never given back grows every time
-TRIM_EVERY_S = 0.6  # more often than in earnest, so that a memory that has settled is known sooner
+TRIM_EVERY_S = 0.3  # more often than in earnest, so that a memory that has settled is known sooner
 STABLE = int(TRIM_EVERY_S * 2 / 0.05)  # looks at the memory
 COMMAND = f"from carpool.cli import main, process; process.TRIM_EVERY_S = {TRIM_EVERY_S}; main()"
 KEY = {"HOUSE_KEY": "k"}

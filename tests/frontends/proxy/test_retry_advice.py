@@ -7,6 +7,7 @@ from anthropic import AsyncAnthropic, ConflictError
 
 from carpool.core.keys import Profile
 from carpool.core.model import Lane
+from carpool.frontends.proxy.waiting import KeepAliveIntervals
 from carpool.mock import Constant, MockConfig
 from tests.support.key_holders import HOUSE, give, hosting
 from tests.support.stage import ask
@@ -54,7 +55,8 @@ async def test_an_sdk_asks_once_where_another_call_has_its_key(tmp_path: Path) -
 
 @pytest.mark.parametrize("stream", [False, True])
 async def test_a_key_that_the_provider_refuses_for_a_batch_is_not_tried_again(stream: bool) -> None:
-    async with hosting(MockConfig(keys=frozenset({HOUSE}))) as stage:
+    patient = KeepAliveIntervals(stream_head_s=60.0)  # once its head is sent, a stream has no status of its own
+    async with hosting(MockConfig(keys=frozenset({HOUSE})), intervals=patient) as stage:
         answer = await stage.post(ask(stream=stream), **BATCH, x_api_key="sk-wrong")
         assert (answer.status_code, answer.headers["x-should-retry"]) == (401, "false")
         assert answer.headers["x-carpool-lane"] == "now"

@@ -11,6 +11,7 @@ import signal
 import sys
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
+from itertools import cycle, product
 from pathlib import Path
 from typing import Any
 
@@ -27,10 +28,12 @@ from carpool.mock import Constant, MockConfig, MockServer, expected_text, serve
 from tests.support import ROOT
 from tests.support import breaking as breaking_script
 from tests.support.breaking import BODY, SECRET
+from tests.support.deep import quick_and_deep
 from tests.support.stage import ask
 
 PLACES = ("call", "answer", "passing", "wire", "results", "callback", "task", "thread", "letting go")
 FORMATS = ("text", "json")
+QUICK = tuple(zip(PLACES, cycle(FORMATS)))  # every place, and either format in turn
 
 
 @asynccontextmanager
@@ -85,8 +88,7 @@ async def until_told(process: asyncio.subprocess.Process) -> bytes:
     return said
 
 
-@pytest.mark.parametrize("log_format", FORMATS)
-@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize(("place", "log_format"), quick_and_deep(product(PLACES, FORMATS), QUICK))
 async def test_a_crash_shows_where_and_not_what(tmp_path: Path, place: str, log_format: str) -> None:
     async with (
         serve(MockConfig(batch_latency=Constant(0.1))) as upstream,
