@@ -1,4 +1,4 @@
-"""The command line: `carpool serve`, `keys`, `mock`, `stats`, `report`, `simulate`, `demo`."""
+"""The command line: `carpool serve`, `keys`, `mock`, `stats`, `tasks`, `report`, `simulate`, `demo`."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from carpool.cli.report import report
 from carpool.cli.serve import serve
 from carpool.cli.simulate import simulate
 from carpool.cli.stats import stats
+from carpool.cli.tasks import tasks
 from carpool.core.errors import CarpoolError, safe_traceback
 
 app = typer.Typer(
@@ -36,6 +37,7 @@ app.add_typer(keys, name="keys", short_help="Create, list, rotate and revoke vir
 app.command(short_help="Run a mock provider, to try things without cost.")(mock)
 app.command(short_help="Show what was paid, and what it would have cost without carpool.")(stats)
 app.command(short_help="Answer from recorded traffic what other budgets or caches would have saved.")(report)
+app.command(short_help="Show tasks: turns, slack, costs, and when each may be done.")(tasks)
 app.command(short_help="Replay traffic under virtual time, and compare what policies would have cost.")(simulate)
 app.command(short_help="Watch 60 calls of a small fleet, in 20 seconds.")(demo)
 

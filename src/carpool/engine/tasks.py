@@ -19,7 +19,7 @@ from carpool.core.model import Call, Entry, Lane, Outcome, OutcomeKind
 from carpool.core.ports import Clock, TaskStore
 from carpool.engine.background import BackgroundTasks
 from carpool.planners.forecast import Forecast
-from carpool.planners.tasks import CONVERSATION, Task, TaskBook
+from carpool.planners.tasks import CONVERSATION, Task, TaskBook, TaskSummary, summarised
 
 WRITE_S = 3.0  # what a crash may lose
 GROUP = 500  # tasks written together
@@ -122,6 +122,12 @@ class Tasks:
                 await self._merge(tasks)
         except CarpoolError as error:
             self._trouble("writing tasks", error)
+
+    async def listed(self, since: float, limit: int, credentials: Sequence[str] | None) -> list[TaskSummary]:
+        """The tasks that were active lately, the latest first; with `credentials` only theirs."""
+        await self.flush()
+        now = self._clock.now()
+        return [summarised(record, now) for record in await self._store.tasks(since, limit, credentials)]
 
     async def _merge(self, tasks: Sequence[Task]) -> None:
         async with self._merging:  # a change begins where the one before ended

@@ -22,6 +22,7 @@ a task binds waits for that (`knows`); later ones do not.
 from __future__ import annotations
 
 from collections.abc import Callable
+from enum import StrEnum
 from typing import Final
 
 from msgspec import Struct, field
@@ -29,7 +30,7 @@ from msgspec.structs import replace
 
 from carpool.core.bounded import BoundedMap
 from carpool.core.model import Call, Entry, Lane
-from carpool.core.tasks import TaskRecord, task_is_over
+from carpool.core.tasks import TASK_OVER_S, TaskRecord, task_is_over
 from carpool.planners.forecast import Forecast
 from carpool.planners.policy import span
 from carpool.planners.routing import sync_seconds
@@ -250,3 +251,61 @@ def _why_now(task: Task, deadline: float, now: float) -> str:
     if deadline <= now:
         return f"{name} is {span(now - deadline)} past its deadline, so it goes at once."
     return f"{name} needs the {span(deadline - now)} that are left on now."
+
+
+# ------------------------------------------------------------ what is shown of a task
+
+
+class TaskState(StrEnum):
+    OPEN = "no deadline"
+    SLACK = "has slack"
+    NOW = "on now"
+    LATE = "late"
+    OVER = "over"
+
+
+class TaskSummary(Struct, frozen=True):
+    """A task as it is shown. `slack` and `ends` are forecasts; None if there is nothing to expect."""
+
+    record: TaskRecord
+    state: TaskState
+    slack: float | None  # seconds that can be lost before the rest of the task is needed on `now`
+    turns_left: float
+    ends: float | None  # when it may be done
+
+
+def summarised(
+    record: TaskRecord, now: float, turns_left: TurnsLeft = usual_turns_left, turn_seconds: float = USUAL_TURN_S
+) -> TaskSummary:
+    turns = turns_left(record.agent, record.asked)
+    state, slack = TaskState.OPEN, None
+    if record.deadline is not None:
+        slack = record.deadline - now - turns * turn_seconds - max(MARGIN_S, MARGIN_SHARE * turns * turn_seconds)
+        state = TaskState.NOW if record.left else TaskState.SLACK
+        state = TaskState.LATE if record.deadline < now else state
+    if record.is_over(now) or (record.deadline is None and record.last + TASK_OVER_S < now):
+        return TaskSummary(record, TaskState.OVER, None, turns, None)
+    pace = turn_seconds
+    if record.answered > 1 and not record.left:  # as it went so far, its batches included
+        pace = max(pace, (record.last - record.began) / record.answered)
+    return TaskSummary(record, state, slack, turns, now + turns * pace)
+
+
+def summary_row(summary: TaskSummary) -> dict[str, object]:
+    """A summary for JSON. Times are in epoch seconds, costs in nano-dollars by lane."""
+    task = summary.record
+    return {
+        "task": task.name,
+        "client": task.agent,
+        "credential": task.credential[:8],
+        "state": summary.state.value,
+        "began": task.began,
+        "last": task.last,
+        "deadline": task.deadline,
+        "on_now_for_good": task.left,
+        "turns": {"asked": task.asked, "answered": task.answered, "expected": summary.turns_left},
+        "slack_s": summary.slack,
+        "expected_end": summary.ends,
+        "spent_nano_usd": dict(task.spent),
+        "unknown_purchases": task.unknown,
+    }

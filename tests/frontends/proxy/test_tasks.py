@@ -109,3 +109,21 @@ async def test_who_leaves_and_who_is_refused_leaves_nothing_open(stage_with: Cal
         await stage.until(lambda: not task.open)
         assert names(stage) == [("essay", 2, 0)]
         assert task.unknown == 1
+
+
+async def test_the_page_of_tasks(stage_with: Callable[..., Any]) -> None:
+    async with stage_with(QUICK) as stage:
+        await stage.post(ask("hello"), x_carpool_task="essay", x_carpool_task_budget="3h")
+        await stage.http.post(
+            stage.url + "/v1/messages",
+            json=ask("hello"),
+            headers={"x-api-key": "other", "anthropic-version": "2023-06-01", "x-carpool-task": "theirs"},
+        )
+        every = (await stage.http.get(stage.url + "/carpool/tasks")).json()["tasks"]
+        assert [(task["task"], task["state"]) for task in every] == [("theirs", "no deadline"), ("essay", "has slack")]
+        mine = await stage.http.get(stage.url + "/carpool/tasks?limit=5", headers={"x-api-key": "k"})
+        [task] = mine.json()["tasks"]
+        assert (task["task"], task["turns"]["answered"]) == ("essay", 1)
+        assert list(task["spent_nano_usd"]) == ["batch"]
+        for query in ("limit=0", "since=soon", "state=open"):
+            assert (await stage.http.get(f"{stage.url}/carpool/tasks?{query}")).status_code == 400

@@ -28,6 +28,8 @@ from carpool.frontends.proxy.tickets import TicketRoutes, send_bought, send_too_
 from carpool.planners.access.providers import is_forwarded
 from carpool.planners.access.virtual_keys import virtual_key
 from carpool.planners.ledger import LedgerSummary
+from carpool.planners.policy import parse_budget
+from carpool.planners.tasks import summary_row
 
 PAGE = 100
 LONGEST_PAGE = 1000
@@ -63,6 +65,7 @@ class Admin:
             "stats": self._stats,
             "calls": self._calls,
             "batches": self._batches,
+            "tasks": self._list_tasks,
             "events": lambda query, request, viewer: self.event_stream.listen(request, viewer),
         }
 
@@ -155,6 +158,15 @@ class Admin:
         batches = [_batch(row, whose(row.key.credential), now) for row in rows]
         await request.send_json({"batches": batches, "next": next_page}, 200, NO_STORE)
 
+    async def _list_tasks(self, query: str, request: RequestContext, viewer: Viewer) -> None:
+        given = {name: values[-1] for name, values in parse_qs(query).items()}
+        if unknown := given.keys() - {"limit", "since"}:
+            raise BadCall(f"{min(unknown)!r} is not known here. Tasks take limit and since, as in since=2h.")
+        limit = _limit(given)
+        since = self._clock.now() - parse_budget(given.get("since", "24h"))
+        rows = await self._engine.tasks.listed(since, limit, viewer)
+        await request.send_json({"tasks": [summary_row(row) for row in rows]}, 200, NO_STORE)
+
     # ------------------------------------------------------------ single calls
 
     async def _ticket(self, method: str, text: str, query: str, headers: Headers, request: RequestContext) -> None:
@@ -189,13 +201,18 @@ def _page(query: str, states: type[S]) -> tuple[int, str | None, S | None]:
     given = {name: values[-1] for name, values in parse_qs(query).items()}
     if unknown := given.keys() - {"limit", "before", "state"}:
         raise BadCall(f"{min(unknown)!r} is not known here. A list takes limit, before and state.")
-    limit = _integer(given.get("limit", str(PAGE)), "limit")
-    if not 1 <= limit <= LONGEST_PAGE:
-        raise BadCall(f"The limit {limit} is out of range: it must be from 1 to {LONGEST_PAGE}.")
+    limit = _limit(given)
     state = given.get("state")
     if state is not None and state not in list(states):
         raise BadCall(f"{state[:40]!r} is not a state. The states are {', '.join(states)}.")
     return limit, given.get("before"), None if state is None else states(state)
+
+
+def _limit(given: Mapping[str, str]) -> int:
+    limit = _integer(given.get("limit", str(PAGE)), "limit")
+    if not 1 <= limit <= LONGEST_PAGE:
+        raise BadCall(f"The limit {limit} is out of range: it must be from 1 to {LONGEST_PAGE}.")
+    return limit
 
 
 def _integer(text: str, name: str) -> int:

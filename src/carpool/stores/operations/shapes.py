@@ -11,7 +11,9 @@ from collections.abc import Iterator, Sequence
 import msgspec
 
 from carpool.core.model import CallShape, RecordedPurchase, TimedBatch
+from carpool.core.tasks import TaskRecord
 from carpool.stores.operations.session import PlainContents, Row, Session, entry_value, to_json
+from carpool.stores.operations.tasks import tasks
 
 BLOCK = 256
 MAX_SCANNED = 4096  # blocks scanned for removal at a time
@@ -82,6 +84,9 @@ class CallRecord:
             number, page = found
             yield page
             found = shapes(self._session, since, number)
+
+    def tasks(self, since: float, limit: int) -> list[TaskRecord]:
+        return tasks(self._session, since, limit)
 
     def timed_batches(self, since: float) -> list[TimedBatch]:
         found = self._session.rows("timed_batches", {"since": since})
