@@ -35,7 +35,9 @@ app = typer.Typer(
 app.command(short_help="Run the proxy that your agents use as their base URL.")(serve)
 app.add_typer(keys, name="keys", short_help="Create, list, rotate and revoke virtual keys.")
 app.command(short_help="Run a mock provider, to try things without cost.")(mock)
-app.command(short_help="Show what was paid, and what it would have cost without carpool.")(stats)
+app.add_typer(
+    stats, name="stats", short_help="Show what was paid, what it would have cost without carpool, and what was learned."
+)
 app.command(short_help="Answer from recorded traffic what other budgets or caches would have saved.")(report)
 app.command(short_help="Show tasks: turns, slack, costs, and when each may be done.")(tasks)
 app.command(short_help="Replay traffic under virtual time, and compare what policies would have cost.")(simulate)

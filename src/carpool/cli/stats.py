@@ -1,26 +1,46 @@
-"""`carpool stats`: what was paid, and what it would have cost without carpool."""
+"""`carpool stats`: what was paid, and what it would have cost without carpool. `carpool stats latency`: what was
+learned of times."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
 
+import typer
 from rich.table import Table
 
 from carpool.cli import flags
 from carpool.cli.console import console, figures, titled
+from carpool.cli.latency import WIDEST, latency_report
 from carpool.cli.setup import gather
+from carpool.core.clock import SystemClock
 from carpool.core.model import Totals
+from carpool.planners.forecast import Forecast
 from carpool.planners.ledger import LedgerSummary, dollars
-from carpool.stores import peek
+from carpool.stores import peek, peek_forecast
+
+stats = typer.Typer(invoke_without_command=True, rich_markup_mode=None)
 
 
-def stats(store: flags.Store = None, config: flags.ConfigFile = None) -> None:
+@stats.callback()
+def summary(context: typer.Context, store: flags.Store = None, config: flags.ConfigFile = None) -> None:
     """Show what a store's calls were paid, and what they would have been without carpool."""
+    if context.invoked_subcommand is not None:
+        return
     totals, counts = asyncio.run(peek(gather(config, None, (), store).store))
     out = console()
     out.print(ledger_table(totals))
     out.print(states_line(counts), soft_wrap=True)
+
+
+@stats.command(short_help="Show how long batches and calls take, as far as carpool has learned it.")
+def latency(store: flags.Store = None, config: flags.ConfigFile = None) -> None:
+    """Draw how long batches take, and what else carpool has learned of times, beside what it assumes without data."""
+    forecast = Forecast()
+    forecast.load(peek_forecast(gather(config, None, (), store).store), SystemClock().now())
+    out = console()
+    for part in latency_report(forecast, min(out.width, WIDEST)):
+        out.print(part)
 
 
 def ledger_table(totals: Sequence[Totals]) -> Table:

@@ -19,12 +19,12 @@ from carpool.stores.operations.calls import KeyAdmin
 from carpool.stores.operations.shapes import CallRecord
 from carpool.stores.secret import find_secret
 from carpool.stores.sqlite import SqliteStore
-from carpool.stores.sqlite.opening import inspect_file, is_there, read_totals, real_path
+from carpool.stores.sqlite.opening import inspect_file, is_there, read_forecast, read_totals, real_path
 from carpool.stores.sqlite.opening import open_keys as sqlite_keys
 from carpool.stores.sqlite.opening import open_record as sqlite_record
 
 __all__ = ["CallRecord", "KeyAdmin", "SqliteStore", "carries_password", "check_url", "inspect_store", "is_postgres"]
-__all__ += ["open_keys", "open_record", "open_store", "peek", "shown", "sqlite_path", "store_exists"]
+__all__ += ["open_keys", "open_record", "open_store", "peek", "peek_forecast", "shown", "sqlite_path", "store_exists"]
 
 _SQLITE = "sqlite://"
 _IN_MEMORY = "A store in memory can't be read by another process. Name the store's file."
@@ -62,6 +62,17 @@ def open_record(url: str | Path) -> AbstractContextManager[CallRecord]:
     if path is None:
         raise ConfigError(_IN_MEMORY)
     return sqlite_record(path)
+
+
+def peek_forecast(url: str | Path) -> bytes:
+    """Reads what the engines on a store have learned, even while another process uses the store."""
+    if is_postgres(url):
+        state: bytes = postgres_module().read_forecast(str(url))
+        return state
+    path = sqlite_path(url)
+    if path is None:
+        raise ConfigError(_IN_MEMORY)
+    return read_forecast(path)
 
 
 def store_exists(url: str | Path | None) -> bool:

@@ -15,7 +15,7 @@ import pytest
 from carpool.core.errors import ConfigError, StoreError, StoreTooNew, WrongSecret
 from carpool.core.keys import VirtualKey, new_key
 from carpool.core.lifecycle import BatchState
-from carpool.stores import carries_password, check_url, open_keys, open_store, peek, postgres, shown
+from carpool.stores import carries_password, check_url, open_keys, open_store, peek, peek_forecast, postgres, shown
 from carpool.stores.operations.session import SQL
 from carpool.stores.postgres import PostgresStore, address_of, migrations
 from carpool.stores.postgres.session import statements
@@ -255,3 +255,13 @@ async def test_keys_are_managed_while_a_store_is_open(url: str) -> None:
         cabinet.change(fail)
     assert await store.keys(version) is None
     await store.aclose()
+
+
+async def test_the_forecast_is_read_beside_the_running_engine(url: str) -> None:
+    store = await open_store(url)
+    try:
+        assert peek_forecast(url) == b""
+        await store.save_forecast(0, b"state")
+        assert peek_forecast(url) == b"state"
+    finally:
+        await store.aclose()

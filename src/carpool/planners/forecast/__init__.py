@@ -15,7 +15,7 @@ What is learned is kept as counts that lose weight with time (`decay`). Everythi
 
 from __future__ import annotations
 
-from carpool.planners.forecast.forecast import BatchClass, Forecast
+from carpool.planners.forecast.forecast import BatchClass, ClassSeen, Forecast
 from carpool.planners.forecast.prior import Part, Prior
 
-__all__ = ["BatchClass", "Forecast", "Part", "Prior"]
+__all__ = ["BatchClass", "ClassSeen", "Forecast", "Part", "Prior"]

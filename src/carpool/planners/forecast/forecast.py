@@ -46,6 +46,17 @@ class BatchClass(NamedTuple):
         return cls(key.provider, key.model, key.size_class)
 
 
+class ClassSeen(NamedTuple):
+    """What was observed of a class, older observations with less weight."""
+
+    kind: str  # of what: a key of `_HALF_LIVES`
+    provider: str
+    model: str
+    size_class: str
+    observed: float  # ends of batches, answers, cancels, …
+    passed: float  # batches that were in flight, whether or not they ended by themselves; 0 for other kinds
+
+
 class Forecast:
     """Changes with every observation, unless it does not learn. One for each engine, and one for each simulated run."""
 
@@ -217,6 +228,11 @@ class Forecast:
             self._additions += 1
             self._of(key).add(amounts, now)
 
+    # ------------------------------------------------------------ display
+
+    def seen(self) -> list[ClassSeen]:
+        return sorted(_seen(key, counts) for key, counts in self._counts.items())
+
     # ------------------------------------------------------------ persistence
 
     @property
@@ -254,3 +270,10 @@ class Forecast:
         else:
             self._counts.move_to_end(key)
         return counts
+
+
+def _seen(key: state.Key, counts: DecayedCounts) -> ClassSeen:
+    raw = counts.raw()
+    of_batches = len(raw) == 2 * PLACES
+    count, passed = (sum(raw[:PLACES]), max(raw[PLACES:])) if of_batches else (sum(raw), 0.0)
+    return ClassSeen(*key, count / counts.scale, passed / counts.scale)

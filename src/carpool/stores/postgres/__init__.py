@@ -22,7 +22,7 @@ from carpool.core.errors import ConfigError, StoreError, StoreTooNew
 from carpool.core.keys import VirtualKey
 from carpool.core.model import Totals
 from carpool.stores.encryption import check_sealing, unseal
-from carpool.stores.operations import calls, ledger
+from carpool.stores.operations import calls, forecasts, ledger
 from carpool.stores.operations.session import Row, no_store, older_store
 from carpool.stores.operations.session import migrations as numbered_migrations
 from carpool.stores.operations.shapes import CallRecord
@@ -303,13 +303,25 @@ def inspect(url: str, *, encrypt: bool) -> list[VirtualKey]:
 @contextmanager
 def open_record(url: str) -> Iterator[CallRecord]:
     """Opens the record of calls to read it, from one snapshot."""
+    with _snapshot(url) as session:
+        yield CallRecord(session)
+
+
+def read_forecast(url: str) -> bytes:
+    """Returns what the engines on the store have learned."""
+    with _snapshot(url) as session:
+        return forecasts.forecast(session)[1]
+
+
+@contextmanager
+def _snapshot(url: str) -> Iterator[PostgresSession]:
     with _connected(url) as (connection, address):
         if not _is_there(connection, address.schema):
             raise StoreError(no_store(address.name))
         if _version_of(connection, address) < max(migrations()):
             raise StoreError(older_store(address.name))
         connection.execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
-        yield CallRecord(PostgresSession(connection, address.name))
+        yield PostgresSession(connection, address.name)
 
 
 def read_totals(url: str) -> tuple[list[Totals], Mapping[str, int]]:

@@ -22,7 +22,7 @@ from carpool.core.errors import ConfigError, StoreCorrupt, StoreError, StoreLock
 from carpool.core.keys import VirtualKey
 from carpool.core.model import Entry, Totals
 from carpool.stores.encryption import check_sealing, unseal
-from carpool.stores.operations import calls, ledger
+from carpool.stores.operations import calls, forecasts, ledger
 from carpool.stores.operations.session import migrations, no_store, older_store
 from carpool.stores.operations.shapes import CallRecord
 from carpool.stores.secret import find_secret, find_store_secret, load_secret, secret_file, settle_secret
@@ -209,13 +209,25 @@ def read_totals(path: str) -> tuple[list[Totals], Mapping[str, int]]:
 @contextmanager
 def open_record(path: str) -> Iterator[CallRecord]:
     """Opens the record of calls to read it, from one snapshot, without taking the lock."""
+    with _snapshot(path) as session:
+        yield CallRecord(session)
+
+
+def read_forecast(path: str) -> bytes:
+    """Returns what the engines on the store have learned, without taking the lock."""
+    with _snapshot(path) as session:
+        return forecasts.forecast(session)[1]
+
+
+@contextmanager
+def _snapshot(path: str) -> Iterator[SqliteSession]:
     if not os.path.isfile(path):  # noqa: PTH113  unlike Path.is_file it never raises
         raise StoreError(no_store(path))
     with translated(path), closing(connect_to_read(path)) as connection:
         if (version := version_of(connection, path)) < max(migrations()):
             raise StoreError(older_store(path) if version else no_store(path))
         connection.execute("BEGIN")
-        yield CallRecord(SqliteSession(connection, path))
+        yield SqliteSession(connection, path)
 
 
 # ------------------------------------------------------------ opening
