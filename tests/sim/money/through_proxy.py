@@ -34,6 +34,7 @@ from carpool.frontends.proxy import Proxy
 from carpool.frontends.proxy.http.connection import Connection
 from carpool.http import Http1Client
 from carpool.mock import Charge, Constant, MockAnthropic, MockConfig, serve
+from carpool.planners.forecast import Forecast
 from carpool.planners.policy import RoutingPolicy
 from carpool.sim.money.model import ROOT, Node, Trace, TraceSession, TraceTurn
 from carpool.sim.money.worlds import ProviderWorld
@@ -258,6 +259,7 @@ class ProxyRun:
             upstreams=upstreams,
             keyring=Keyring(store.pepper),
             policy=RoutingPolicy(),
+            forecast=Forecast(learns=False),  # as the simulated policy has it
             hooks=(self._tell,),
             rng=random.Random(self.seed),
         )
