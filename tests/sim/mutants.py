@@ -43,6 +43,27 @@ CUT = "tests/frontends/proxy/test_cut_answers.py"
 WORLDS = "tests/sim/test_openai_worlds.py::{}"
 MUTANTS = (
     Mutant(
+        "the turns that come get no time of their task",
+        "src/carpool/planners/tasks.py",
+        "deadline - turns_left * seconds_per_turn - margin",
+        "deadline - margin",
+        "tests/planners/test_tasks.py",
+    ),
+    Mutant(
+        "a task comes back from now",
+        "src/carpool/planners/tasks.py",
+        "        if not task.left and until <= soonest:\n            task.left = True\n",
+        "        task.left = until <= soonest\n        if task.left:\n",
+        "tests/planners/test_tasks.py",
+    ),
+    Mutant(
+        "the deadline of a task is known to one process only",
+        "src/carpool/engine/tasks.py",
+        "                await self._merge([task])\n",
+        "                pass\n",
+        "tests/engine/test_tasks.py",
+    ),
+    Mutant(
         "who leaves is still waited for",
         f"{ENGINE}/batch/admit.py",
         "            await context.store.stop_awaiting(ticket, context.name)\n",

@@ -119,7 +119,9 @@ class Agent:
 
     def _options(self, turn: SimTurn) -> Options:
         key = f"{self._plan.name}/{turn.plan.text}" if turn.plan.keyed else None
-        return Options(budget=turn.plan.budget, key=key, tags={"agent": self._plan.name})
+        name, in_all = self._plan.name, self._plan.task_budget
+        task = None if in_all is None else name
+        return Options(budget=turn.plan.budget, key=key, task=task, task_budget=in_all, tags={"agent": name})
 
 
 def _worth_another_try(reply: Reply) -> bool:

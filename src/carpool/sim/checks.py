@@ -28,6 +28,7 @@ from carpool.sim.world import World
 
 MAX_BATCHES = 100_000  # per world
 LATE_S = 3.0
+SLOWEST_SYNC_S = 5.0  # for a turn on `now`, where nothing fails
 FIRST_PAUSE_S = 0.625  # longest pause before the first retry; doubles with each further one
 LONGEST_PAUSE_S = 37.5
 # Faults that may leave a batch purchase or its response unknown.
@@ -291,6 +292,28 @@ def deadlines_are_kept(records: RunRecords) -> Iterable[str]:
             yield f"{_name(turn)} was {late:.1f} s late, and nothing in this world excuses that."
 
 
+def tasks_are_kept(records: RunRecords) -> Iterable[str]:
+    """A task that fits on `now` is done in time, whatever its batches do; a turn that is asked too late is told so."""
+    if not records.world.plan.fault_free:
+        return
+    tasks: dict[str, list[SimTurn]] = defaultdict(list)
+    for turn in records.world.turns:
+        if turn.agent.task_budget is not None:
+            tasks[turn.agent.name].append(turn)
+    for name, turns in tasks.items():
+        if any(turn.interrupted or turn.reply is None for turn in turns):
+            continue
+        agent, begun = turns[0].agent, turns[0].asked_at
+        deadline = begun + (agent.task_budget or 0.0)
+        needed = sum(turn.plan.pause + SLOWEST_SYNC_S for turn in turns)
+        if turns[-1].answered_at > deadline + LATE_S and begun + needed < deadline:
+            yield f"The task {name} was {turns[-1].answered_at - deadline:.1f} s late, and it fits on now."
+        for turn in turns:
+            reason = turn.reply.reason if turn.reply is not None else ""
+            if turn.asked_at > deadline + LATE_S and "past its deadline" not in reason:
+                yield f"{_name(turn)} was asked after its task's deadline, and was told only: {reason}"
+
+
 def missed_deadlines_have_a_reason(records: RunRecords) -> Iterable[str]:
     for turn in records.world.turns:
         outcome = turn.reply.outcome if turn.reply else None
@@ -358,6 +381,7 @@ CHECKS: tuple[Check, ...] = (
     files_are_flawless,
     strangers_are_left_alone,
     deadlines_are_kept,
+    tasks_are_kept,
     missed_deadlines_have_a_reason,
     nothing_is_left_over,
     only_leaders_make_batches,

@@ -22,6 +22,7 @@ FAST_LEASE = Lease(180.0, 45.0, 15.0)
 MODELS = ("claude-sonnet-5", "claude-haiku-4-5", "claude-opus-4-8")
 VERSIONS = ("2023-06-01", "2026-10-21")
 BUDGETS = (None, None, 2.0, 30.0, 90.0, 300.0, 900.0, 3600.0, 6 * 3600.0)
+TASK_BUDGETS = (60.0, 600.0, 3600.0, 6 * 3600.0)
 # The maximum probability of each fault that is drawn.
 FAULTS = {
     "create_cut": 0.3,
@@ -85,6 +86,7 @@ class AgentPlan:
     turns: tuple[TurnPlan, ...]
     provider: str = "anthropic"
     project: str | None = None  # at OpenAI: who pays
+    task_budget: float | None = None  # seconds for all its turns
 
     @property
     def secret(self) -> Headers:
@@ -162,7 +164,7 @@ def draw(seed: int, fleet: Fleet | None = None) -> Plan:
     other = random.Random(f"fleet {seed}")  # noqa: S311
     drawn = other.choice(FLEETS)
     agents, openai_mock = _assign_providers(other, seed, agents, fleet or drawn), _openai_mock(other, seed, keys)
-    agents = _with_hang_ups(seed, agents)
+    agents = _with_tasks(seed, _with_hang_ups(seed, agents))
     every: dict[str, MockConfig] = {"anthropic": mock, "openai": openai_mock}
     mocks = {provider: every[provider] for provider in sorted({agent.provider for agent in agents})}
     fault_free = not crashes and not stops and refuse == 0.0 and all(map(_is_fault_free, mocks.values()))
@@ -211,6 +213,17 @@ def _with_hang_ups(seed: int, agents: tuple[AgentPlan, ...]) -> tuple[AgentPlan,
         )
         for agent in agents
     )
+
+
+def _with_tasks(seed: int, agents: tuple[AgentPlan, ...]) -> tuple[AgentPlan, ...]:
+    """Give some agents a deadline for all their turns, most of which then have none of their own."""
+    rng = random.Random(f"tasks {seed}")  # noqa: S311
+    return tuple(_with_task(rng, agent) if rng.random() < 0.25 else agent for agent in agents)
+
+
+def _with_task(rng: random.Random, agent: AgentPlan) -> AgentPlan:
+    turns = (replace(turn, budget=rng.choice([None, None, turn.budget])) for turn in agent.turns)
+    return replace(agent, turns=tuple(turns), task_budget=rng.choice(TASK_BUDGETS))
 
 
 def _openai_mock(rng: random.Random, seed: int, keys: list[str]) -> MockConfig:
