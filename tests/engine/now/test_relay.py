@@ -10,7 +10,7 @@ from carpool.engine.now.relay import Purchase, local_refusal
 
 
 def purchase() -> Purchase:
-    return Purchase(Mock(), Mock(), OPENAI, Mock(), Mock(), Mock())
+    return Purchase(Mock(), Mock(), Mock(), OPENAI, Mock(), Mock(), Mock())
 
 
 def test_a_response_passes_through_and_is_entered_at_its_end() -> None:
@@ -55,6 +55,7 @@ def test_what_is_given_up_before_its_answer_has_no_entry() -> None:
     assert bought.entry is None
     bought.request_handle.give_up.assert_called_once_with()
     bought.record.assert_not_called()  # type: ignore[attr-defined]
+    bought.lost.assert_called_once_with(bought.attempt)  # type: ignore[attr-defined]
 
 
 async def test_a_local_refusal_has_the_providers_format_and_says_when_to_come_back() -> None:
