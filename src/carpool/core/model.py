@@ -200,6 +200,18 @@ class TaskTerms(Value, frozen=True, gc=False):
     longest: float | None = None  # seconds that this call may take at most, whatever the task's deadline
 
 
+class CachePlan(Value, frozen=True, gc=False):
+    """What to change in a request for the sake of the prompt cache. The default changes nothing. A client's own marks
+    are never removed or moved."""
+
+    ttl: str = ""  # life of the marks in the messages, and of all before them; empty: as the client says
+    root_ttl: str = ""  # life of the marks of tools and system prompt
+    mark_root: bool = False  # mark the end of tools and system prompt, unless the client marks something there
+    mark_end: bool = False  # mark the end of the last message, unless the client marks something in the messages
+    one_shot: bool = False  # the prompt will not be read again, so an implicit cache need not be written
+    key: str = ""  # steers requests with the same prefix to the same cache, unless the client has one
+
+
 class Call(Value, frozen=True, gc=False):
     """One model request as received from a client. `body` is what the client sent, without `stream`."""
 

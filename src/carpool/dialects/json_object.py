@@ -7,7 +7,8 @@ A short scan over the members finds both.
 from __future__ import annotations
 
 import re
-from typing import Any
+from collections.abc import Iterable
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -151,6 +152,52 @@ def _spans(body: bytes, members: dict[str, msgspec.Raw]) -> dict[str, tuple[int,
     if spans and not _CLOSE.fullmatch(body, at):
         raise _repeated_field()
     return spans
+
+
+_BLANK = re.compile(rb"[ \t\r\n]*")
+_members = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
+_elements = msgspec.json.Decoder(list[msgspec.Raw]).decode
+
+
+class Span(NamedTuple):
+    """A value within a text: its first byte, and the first one after it."""
+
+    start: int
+    end: int
+
+    def of(self, text: bytes) -> bytes:
+        return text[self.start : self.end]
+
+
+def value_spans(text: bytes, where: Span) -> dict[str, Span]:
+    """The positions of the values of an object. Raises `BadCall` for repeated names."""
+    members = _members(where.of(text))
+    spans = _spans(where.of(text), members)
+    ends = {name: where.start + end for name, (_, end) in spans.items()}
+    return {name: Span(ends[name] - len(raw), ends[name]) for name, raw in members.items()}
+
+
+def element_spans(text: bytes, where: Span) -> list[Span]:
+    """The positions of the elements of a list."""
+    found, at = [], where.start
+    for raw in _elements(where.of(text)):
+        blank = _BLANK.match(text, at + 1)  # after the bracket or the comma
+        assert blank is not None
+        start = blank.end()
+        found.append(Span(start, start + len(raw)))
+        after = _BLANK.match(text, start + len(raw))
+        assert after is not None
+        at = after.end()
+    return found
+
+
+def spliced(text: bytes, splices: Iterable[tuple[int, int, bytes]]) -> bytes:
+    """The text with parts replaced; all other bytes stay the same."""
+    pieces, done = [], 0
+    for start, end, replacement in sorted(splices):
+        pieces += [text[done:start], replacement]
+        done = end
+    return b"".join([*pieces, text[done:]])
 
 
 def _repeated_field() -> BadCall:

@@ -6,11 +6,11 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import IntEnum
 from fractions import Fraction
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from msgspec import Raw
 
-from carpool.core.model import NONCE_LETTERS, TICKET_LETTERS, Headers, Lane, PromptChain, Turn, Usage, Value
+from carpool.core.model import NONCE_LETTERS, TICKET_LETTERS, CachePlan, Headers, Lane, PromptChain, Turn, Usage, Value
 
 
 class RawRequest(Value, frozen=True, gc=False):
@@ -218,6 +218,26 @@ class FlexTier(Protocol):
         """The body with the lane requested: one member is set, all other bytes stay the same."""
 
 
+class EditedBody(NamedTuple):
+    """A body with the edits of a plan; all other bytes are as they came. `edits` says what was changed, shortly."""
+
+    body: bytes
+    edits: str
+
+
+class CacheEdits(Protocol):
+    """What may be changed in a body for the sake of the prompt cache."""
+
+    def edited(self, body: bytes, plan: CachePlan) -> EditedBody | None:
+        """The body with as much of the plan as is allowed; None if nothing of it is."""
+
+    def ping(self, body: bytes) -> bytes | None:
+        """A request that only renews the cached prefix of this one; None if the provider would refuse it."""
+
+    def blamed(self, status: int, body: bytes) -> bool:
+        """Whether an error may be due to an edit."""
+
+
 class Uploads(Protocol):
     """The lines of a batch are uploaded as a file, before a create that names it. That buys nothing."""
 
@@ -277,6 +297,7 @@ class Dialect(Protocol):
 
     # optional features
     flex: FlexTier | None = None
+    caching: CacheEdits | None = None
     uploads: Uploads | None = None  # None: the create carries the lines
     upload_names: UploadNames | None = None
     result_pages: ResultPages | None = None  # None: results are lines

@@ -9,6 +9,7 @@ from carpool.core.model import Headers
 from carpool.core.ports import Ask, BatchLimits, Capability
 from carpool.dialects import rate_limits
 from carpool.dialects.anthropic import responses
+from carpool.dialects.anthropic.caching import MessagesCacheEdits
 from carpool.dialects.anthropic.errors import error, refusal
 from carpool.dialects.anthropic.parse import (
     ENDPOINT,
@@ -58,6 +59,7 @@ class Anthropic(RestDialect):
     free_paths = frozenset({"/v1/messages/count_tokens"})
     subagent_headers = frozenset({"x-claude-code-agent-id", "x-claude-code-parent-agent-id"})
     usual_headers = (("anthropic-version", "2023-06-01"),)
+    caching = MessagesCacheEdits()
     open_paths = free_paths | {ENDPOINT, "/v1/complete"}
 
     # from clients

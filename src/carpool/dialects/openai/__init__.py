@@ -15,6 +15,7 @@ from carpool.core.ports import Ask, BatchReport, Parsed, RawRequest, Refusal, Re
 from carpool.dialects import json_object, rate_limits
 from carpool.dialects.event_stream import one_line
 from carpool.dialects.openai import errors, replay, usage
+from carpool.dialects.openai.caching import SteeredCacheEdits
 from carpool.dialects.openai.parse import (
     PAYERS,
     SUBAGENT,
@@ -89,6 +90,7 @@ class OpenAI(RestDialect):
         self.seller, self.query, self.limits = provider.seller, provider.query, provider.limits
         self.models, self.pricing = provider.models, provider.pricing
         self.own_headers, self.batches_path, self.cancel_suffix = provider.headers, provider.batches, provider.cancel
+        self.caching = SteeredCacheEdits() if provider is OPENAI else None
         self.uploads = OpenAIUploads(provider)
         self.upload_names = self.uploads if provider.nonce_in_file_name else None
         self.result_pages = XaiResultPages() if provider.pages_results else None
