@@ -98,7 +98,7 @@ def safe_repr(value: Struct) -> str:
     return f"{type(value).__name__}({', '.join(parts)})"
 
 
-_UNSHOWN = frozenset({"body", "document", "headers", "secret"})
+_UNSHOWN = frozenset({"body", "document", "headers", "positions", "secret"})
 
 
 class Value(Struct, frozen=True, gc=False):
@@ -144,9 +144,8 @@ class CacheMark(Value, frozen=True, gc=False):
 
 
 class PromptChain(Value, frozen=True, gc=False):
-    """A prompt as the chain of its positions. Each is the end of a block, and stands for all content before: the size
-    of that content in bytes, then 32 bits of checksum. Equal positions mean, nearly always, equal prefixes; cache marks
-    do not count."""
+    """A prompt as the chain of its positions. Each is the end of a block, and stands for all content before: its size
+    in bytes, then 32 bits of checksum. Equal positions mean, nearly always, equal prefixes, whatever is marked."""
 
     positions: tuple[int, ...]  # the first one: only settings, no content yet
     marks: tuple[CacheMark, ...]  # in the order of their positions
@@ -158,9 +157,6 @@ class PromptChain(Value, frozen=True, gc=False):
     def size(self, index: int) -> int:
         """Bytes of content up to a position."""
         return self.positions[index] >> 32
-
-    def __repr__(self) -> str:
-        return f"<PromptChain of {len(self.positions)}>"
 
 
 class Prefixes(Value, frozen=True, gc=False, array_like=True):
@@ -201,8 +197,7 @@ class TaskTerms(Value, frozen=True, gc=False):
 
 
 class CachePlan(Value, frozen=True, gc=False):
-    """What to change in a request for the sake of the prompt cache. The default changes nothing. A client's own marks
-    are never removed or moved."""
+    """What to change in a request for the prompt cache. A client's own marks are never removed or moved."""
 
     ttl: str = ""  # life of the marks in the messages, and of all before them; empty: as the client says
     root_ttl: str = ""  # life of the marks of tools and system prompt

@@ -95,7 +95,7 @@ class Engine:
         self.recorder, self.tasks = CallRecorder(context), context.tasks
         self._sender = Sender(context, self.recorder)
         self._flex_sender = FlexSender(context, self._sender)
-        self._capabilities = capabilities or Capabilities()
+        self._capabilities = context.prompt_caches.capabilities = capabilities or Capabilities()
         self._api = api = BatchApi(context)
         self._membership = Membership(context, api, lease or LEASE)
         self._buyer = Buyer(context, api)

@@ -90,11 +90,11 @@ class CallRecorder:
             return call
         prompt = dialect.prompt_chain(parsed)
         if not weight or not self._records:
-            return replace(call, prompt=prompt)
+            return replace(call, prompt=prompt, caching=mode)
         asked = client, call.stream, parsed.tool_turn, call.deadline, call.max_output_tokens, size
         prefixes = None if prompt is None else self._prefixes(prompt, call)
         shape = CallShape(call.ticket, call.arrived, *asked, prefixes, weight=weight)
-        return replace(call, shape=shape, prompt=prompt if follows else None)
+        return replace(call, shape=shape, prompt=prompt if follows else None, caching=mode)
 
     def _prefixes(self, prompt: PromptChain, call: Call) -> Prefixes:
         whose, positions, size = (call.credential, call.endpoint), prompt.positions, prompt.size

@@ -26,12 +26,12 @@ one. Nothing below the engine retries a create.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Iterable, Mapping
 
 from carpool.core.bounded import backoff
 from carpool.core.errors import IllegalMove, MalformedResponse, NotConnected, StoreError, WireError
 from carpool.core.lifecycle import BatchState
-from carpool.core.model import Batch, Intent, Lane, PoolView, custom_id
+from carpool.core.model import Batch, CachePlan, Intent, Lane, PoolView, custom_id
 from carpool.core.ports import Refusal, StreamedBody, Uploads
 from carpool.core.upstream import Upstream
 from carpool.engine.batch.api import BatchApi
@@ -178,7 +178,7 @@ class Buyer:
         context, credential = self._context, batch.key.credential
         self._api.set_quota(credential, self._api.quota(credential).spend(context.now()))
         try:
-            body = self._body(batch, upstream)
+            body = await self._body(batch, upstream)
             ask = uploads.upload(batch.key.headers, batch.nonce)
             response = await self._api.send(batch, ask, timeout=CREATE_IDLE_TIMEOUT_S, body=body)
             if response.ok:
@@ -207,7 +207,7 @@ class Buyer:
         context, key, dialect = self._context, batch.key, upstream.dialect
         await context.reached("checked")
         ask = dialect.create(key.headers, key.endpoint, batch.nonce, file_id, key.model)
-        body = self._body(batch, upstream) if file_id is None else None
+        body = await self._body(batch, upstream) if file_id is None else None
         files = () if file_id is None else (file_id,)
         try:
             response = await self._api.send(batch, ask, timeout=CREATE_IDLE_TIMEOUT_S, body=body)
@@ -239,20 +239,42 @@ class Buyer:
             await self._record_unknown(batch, f"the create was answered with {status}")
         return True
 
-    def _body(self, batch: Batch, upstream: Upstream) -> StreamedBody:
+    async def _body(self, batch: Batch, upstream: Upstream) -> StreamedBody:
         dialect, endpoint = upstream.dialect, batch.key.endpoint
         head, between, tail = dialect.frame(batch.nonce)
         line = dialect.line(endpoint, custom_id(batch.nonce, 0), b"")
         length = len(head) + batch.bytes + batch.count * len(line) + (batch.count - 1) * len(between) + len(tail)
-        return StreamedBody(length, self._body_chunks(batch, upstream))
+        plans, growth = await self._cache_plans(batch)
+        return StreamedBody(length + growth, self._body_chunks(batch, upstream, plans))
 
-    async def _body_chunks(self, batch: Batch, upstream: Upstream) -> AsyncIterator[bytes]:
+    async def _cache_plans(self, batch: Batch) -> tuple[dict[int, CachePlan], int]:
+        """The plans of the calls that are edited for the prompt cache, and by how much that lengthens the batch: the
+        length of a body is announced before it is sent. If the store fails, no call is edited."""
+        caches, plans, growth = self._context.prompt_caches, {}, 0
+        if not caches.may_edit:
+            return {}, 0
+        try:
+            async for chunk in self._context.store.lines(batch.id):
+                for ticket, body in chunk:
+                    if (planned := caches.edit_in_batch(ticket, body)) is not None:
+                        plans[ticket] = planned[0]
+                        growth += len(planned[1].body) - len(body)
+        except StoreError as error:
+            self._context.trouble("planning for the prompt cache", error)
+            return {}, 0
+        return plans, growth
+
+    async def _body_chunks(
+        self, batch: Batch, upstream: Upstream, plans: Mapping[int, CachePlan]
+    ) -> AsyncIterator[bytes]:
         line, endpoint, nonce = upstream.dialect.line, batch.key.endpoint, batch.nonce
         head, between, tail = upstream.dialect.frame(nonce)
         lead, context = head, self._context
         checked_at = context.now()
         try:
             async for chunk in context.store.lines(batch.id):
+                if plans:
+                    chunk = [(ticket, _edited(upstream, body, plans.get(ticket))) for ticket, body in chunk]
                 yield lead + between.join(line(endpoint, custom_id(nonce, ticket), body) for ticket, body in chunk)
                 lead = between
                 if context.now() > checked_at + RECHECK_S:
@@ -324,3 +346,9 @@ class Buyer:
             context.troubles.failed(CREATING, f"{status}: {why}", key.provider, key.credential, then)
         context.emit_batch_event(BatchRefused, batch, batch.count, status, why)
         await self._api.delete_files(batch, files)
+
+
+def _edited(upstream: Upstream, body: bytes, plan: CachePlan | None) -> bytes:
+    edits = upstream.dialect.caching
+    edited = None if plan is None or edits is None else edits.edited(body, plan)
+    return body if edited is None else edited.body

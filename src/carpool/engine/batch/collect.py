@@ -28,6 +28,8 @@ from collections.abc import AsyncGenerator, Iterable, Sequence
 from contextlib import aclosing
 from operator import itemgetter
 
+from msgspec.structs import replace
+
 from carpool.core.bounded import backoff
 from carpool.core.errors import BadCall, CallLost, CarpoolError, MalformedResponse, ResultsGone
 from carpool.core.lifecycle import BatchState, TicketState
@@ -217,6 +219,7 @@ class Collector:
         context = self._context
         # In the order of the tickets, which is that of the disk: neighbours share pages. The sort is stable.
         mine = sorted(self._own_lines(batch, chunk, tally), key=_TICKET)
+        mine = [(ticket, self._unless_edited(ticket, line)) for ticket, line in mine]
         retryable = {ticket for ticket, line in mine if line.retryable}
         views = {view.ticket: view for view in await context.store.views(sorted(retryable))} if retryable else {}
         now = context.now()
@@ -239,12 +242,21 @@ class Collector:
             tally[line.result] += 1
             yield ticket, line
 
+    def _unless_edited(self, ticket: int, line: ResultLine) -> ResultLine:
+        """A call that may have failed because it was edited for the prompt cache is tried again, as it came."""
+        if line.result != "errored" or line.retryable:
+            return line
+        refused = self._context.prompt_caches.refused_in_batch(ticket, line.status, line.body)
+        return replace(line, retryable=True) if refused else line
+
     def _settlement(
         self, batch: Batch, upstream: Upstream, ticket: int, line: ResultLine, view: TicketView | None, now: float
     ) -> Settlement:
         entry = self._entry(batch, upstream, ticket, line, now)
         if line.usage is not None:
             sent = batch.intended_at if batch.sent_at is None else batch.sent_at
+            if edits := self._context.prompt_caches.edits_of(ticket):
+                entry = replace(entry, reason=f"For the prompt cache: {edits}.")
             self._context.prompt_caches.collected(ticket, sent, line.usage)
         if line.retryable and batch.abandoned:
             return Settlement(ticket, entry=entry)  # the call was requeued when the batch was abandoned

@@ -34,6 +34,7 @@ from carpool.engine.now.gate import KEPT_MAX_WAIT_S, Gates, Slot
 from carpool.engine.now.relay import Purchase, StreamedResponse, TappedChunks, local_refusal
 from carpool.engine.recording import CallRecorder
 from carpool.planners import ledger
+from carpool.planners.caching.plan import UNCHANGED
 
 _RecordAttempt = Callable[[Entry], Awaitable[None]]
 
@@ -83,8 +84,30 @@ class Sender:
     # ------------------------------------------------------------ direct calls: no ticket on disk
 
     async def respond(self, request: SendRequest) -> tuple[SendRequest, HttpResponse, Entry]:
-        """Buys one call. Returns the response to its last attempt, and the ledger entry of that."""
+        """Buys one call. Returns the response to its last attempt, and the ledger entry of that. If the provider may
+        have refused edits for the prompt cache, the call is sent again as it came: an error is not billed."""
+        edited = self._edited(request)
+        response, entry = await self._response_after_retries(edited, self.record)
+        if edited is request or not 400 <= response.status < 500:
+            return edited, response, entry
+        refusal = await whole(response)
+        if not self._context.prompt_caches.refused(request.call, refusal.status, refusal.body):
+            return edited, refusal, entry
+        await self._write_off(edited, entry)
+        request = replace(request, tried=-entry.purchase)
         return request, *await self._response_after_retries(request, self.record)
+
+    def _edited(self, request: SendRequest) -> SendRequest:
+        """The request with the edits of its cache plan; the same one if there are none."""
+        call, as_is = request.call, request.as_is
+        found = self._context.prompt_caches.edited(call, call.body if as_is is None else as_is.body)
+        if found is None:
+            return request
+        (call, edits), body = found
+        reason = f"{request.reason} For the prompt cache: {edits}."
+        if as_is is None:
+            return replace(request, call=replace(call, body=body), reason=reason)
+        return replace(request, call=call, as_is=replace(as_is, body=body), reason=reason)
 
     async def read_reply(self, request: SendRequest, response: HttpResponse, entry: Entry) -> Reply:
         """Reads the whole response."""
@@ -111,6 +134,8 @@ class Sender:
         context, upstream = self._context, self._context.upstreams[call.provider]
         http_client = upstream.push_client
         if http_client is None or call.deadline is not None or len(ask.body) > http_client.max_push_bytes:
+            return None
+        if context.prompt_caches.plan(call, Lane.NOW) != UNCHANGED:
             return None
         slot = self.gates.enter(call.provider, call.credential, call.model, len(ask.body))
         if slot is None:

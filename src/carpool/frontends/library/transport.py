@@ -18,7 +18,7 @@ from msgspec.structs import replace
 
 from carpool.core.clock import SystemClock
 from carpool.core.errors import BadCall, Closed, NotStarted, TimedOut, WireError, WrongClient
-from carpool.core.model import Headers, Lane
+from carpool.core.model import CachingMode, Headers, Lane
 from carpool.core.ports import Dialect, HttpClient, HttpRequest, RawRequest
 from carpool.core.prices import PriceBook
 from carpool.dialects import compatible_provider, configured_dialect, dialect_of_endpoint
@@ -219,7 +219,8 @@ class Transport(LibraryFrontend):
         if dialect is None:
             return await _with_read_timeout(self._pass(request, kept, body), request)
         exchange = self._exchange(dialect, f"{request.url.scheme}://{request.url.netloc.decode('ascii')}{prefix}")
-        if not options.may_wait and options.key is None and options.lane in (None, Lane.NOW):
+        plans = (options.caching or self.policy.caching) == CachingMode.PLAN
+        if not options.may_wait and options.key is None and options.lane in (None, Lane.NOW) and not plans:
             # It asks nothing of carpool: then call and errors are as without carpool.
             return await _with_read_timeout(self._send_directly(exchange, raw, options, request), request)
         try:

@@ -17,7 +17,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from carpool.core.errors import BadCall, CallTooLarge, CarpoolError, Closed, ConnectionBroken, WireError
-from carpool.core.model import Call, Headers, Lane, ticket_text
+from carpool.core.model import CachingMode, Call, Headers, Lane, ticket_text
 from carpool.core.ports import Ask, Clock, Dialect, HttpRequest, Parsed, RawRequest, StreamedBody
 from carpool.dialects.keep_alive import Client, keep_alive_events
 from carpool.engine import Engine, Purchase, StreamedResponse, Upstream
@@ -222,7 +222,8 @@ class CallHandler:
         streamed: StreamedResponse | Decision | None = None
         try:
             forwarded = head.forwarded
-            if decision.lane is Lane.FLEX and head.compressed:  # the body is changed, so it can't stay compressed
+            changes = decision.lane is Lane.FLEX or call.caching is CachingMode.PLAN
+            if changes and head.compressed:  # the body is changed, so it can't stay compressed
                 raw, forwarded = _decompressed(raw, head, self._max_body), None
             with informed(request, self._intervals, call.deadline, self._clock):
                 streamed = await self._engine.forward(call, decision=decision, as_is=unchanged_request(raw, forwarded))
