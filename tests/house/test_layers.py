@@ -106,7 +106,7 @@ def test_a_dead_module_is_found() -> None:
 
 # Parts of the forecast that the router is about to use.
 AWAITED = """
-batch_mean( batch_quantile( sync_typical( billed_chance( flex_refusal( probes(
+batch_mean( probes(
 """
 
 

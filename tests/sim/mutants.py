@@ -41,6 +41,7 @@ PROXY = "src/carpool/frontends/proxy"
 LIMITS = "tests/frontends/proxy/http/test_bounds.py::{}"
 CUT = "tests/frontends/proxy/test_cut_answers.py"
 WORLDS = "tests/sim/test_openai_worlds.py::{}"
+LEARNED = "tests/engine/test_learning.py"
 MUTANTS = (
     Mutant(
         "the turns that come get no time of their task",
@@ -62,6 +63,34 @@ MUTANTS = (
         "                await self._merge([task])\n",
         "                pass\n",
         "tests/engine/test_tasks.py",
+    ),
+    Mutant(
+        "a batch in flight teaches the forecast nothing before it ends",
+        "src/carpool/planners/forecast/forecast.py",
+        "        self._learn(of, from_age, to_age, now, ended=False)\n",
+        "        return\n",
+        test="tests/planners/forecast/test_forecast.py::test_stuck_batches_count_before_anything_ends",
+    ),
+    Mutant(
+        "a promise allows what synchronous calls take, without a margin",
+        "src/carpool/planners/forecast/forecast.py",
+        "self._sync_quantile(provider, model, str(place), SYNC_QUANTILE))",
+        "self._sync_quantile(provider, model, str(place), SYNC_QUANTILE)) / SYNC_MARGIN",
+        test="tests/planners/forecast/test_forecast.py::test_the_margin_holds_while_the_provider_is_slow",
+    ),
+    Mutant(
+        "a batch that was cancelled counts as ended",
+        f"{ENGINE}/learning.py",
+        "if batch.id in self._cancelled or batch.note:",
+        "if batch.note:",
+        test=f"{LEARNED}::test_a_cancelled_batch_counts_up_to_the_request",
+    ),
+    Mutant(
+        "what was learned is added to the store again at every save",
+        f"{ENGINE}/learning.py",
+        "            self._forecast.saved()\n",
+        "            pass\n",
+        test=f"{LEARNED}::test_it_is_saved_a_minute_after_something_was_learned",
     ),
     Mutant(
         "who leaves is still waited for",

@@ -35,7 +35,7 @@ def latency_report(forecast: Forecast, width: int) -> Iterator[RenderableType]:
     if batches:
         yield Text("█ learned, · assumed without data: the share of the batches that have ended by that age\n", "dim")
     tables = [
-        _sync_table(_of("sync", seen), forecast, prior),
+        _sync_table([row for row in _of("sync", seen) if not row.size_class], forecast, prior),
         _cancel_table(_of("cancel", seen), forecast, prior),
         _flex_table(_of("flex", seen), forecast, prior),
     ]

@@ -218,6 +218,18 @@ def test_few_fast_answers_do_not_lower_the_margin() -> None:
     assert forecast.sync_seconds("p", "m", 500) == Prior().sync_seconds(500)
 
 
+def test_short_answers_say_little_about_long_ones() -> None:
+    """Most responses are short, and what a promise needs is the time of the longest that the limit allows."""
+    forecast = Forecast()
+    for number in range(5000):
+        forecast.call_answered("p", "m", 100, 1 + 100 / 60, number / 10)
+    assert forecast.sync_seconds("p", "m", 200) < Prior().sync_seconds(200)
+    assert forecast.sync_seconds("p", "m", 4096) == Prior().sync_seconds(4096) > 1 + 4096 / 60
+    for number in range(20):
+        forecast.call_answered("p", "m", 100, 60.0, 500 + number / 10)
+    assert forecast.sync_seconds("p", "m", 4096) > 10 * Prior().sync_seconds(4096)  # whatever is slow now, is slow
+
+
 @given(
     st.lists(st.tuples(st.integers(0, 64_000), st.floats(0, 5000)), max_size=30),
     st.integers(0, 300_000),

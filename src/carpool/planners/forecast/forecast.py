@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from bisect import bisect_left
 from collections.abc import Iterable
 from typing import Final, NamedTuple
 
@@ -16,6 +18,7 @@ MAX_CLASSES: Final = 1024  # of all kinds; the one that was observed longest ago
 SYNC_QUANTILE: Final = 0.998
 SYNC_MARGIN: Final = 2.0  # a promise allows this multiple of that quantile: the provider may slow down meanwhile
 SYNC_WEIGHT: Final = 1.0  # of the prior, in calls
+_LENGTHS: Final = (256, 1024, 4096)  # the most output tokens of each length of responses but the last
 CANCEL_QUANTILE: Final = 0.95
 PROBE_SHARE: Final = 0.03  # of the calls that the forecast advises against a batch
 
@@ -46,13 +49,21 @@ class BatchClass(NamedTuple):
         return cls(key.provider, key.model, key.size_class)
 
 
+class _SyncScale(NamedTuple):
+    """What multiplies the prior's time of a synchronous call."""
+
+    most: float  # seconds that are promised for the next longer responses
+    promised: float
+    typical: float
+
+
 class ClassSeen(NamedTuple):
     """What was observed of a class, older observations with less weight."""
 
     kind: str  # of what: a key of `_HALF_LIVES`
     provider: str
     model: str
-    size_class: str
+    size_class: str  # of synchronous calls the length of the response; empty for all
     observed: float  # ends of batches, answers, cancels, …
     passed: float  # batches that were in flight, whether or not they ended by themselves; 0 for other kinds
 
@@ -68,7 +79,7 @@ class Forecast:
         self._counts: BoundedMap[state.Key, DecayedCounts] = BoundedMap(MAX_CLASSES)
         # Derived from the counts, and dropped when these change.
         self._curves: dict[BatchClass, HazardCurve] = {}
-        self._sync: dict[tuple[str, str], tuple[float, float]] = {}
+        self._sync: dict[tuple[str, str], list[_SyncScale]] = {}
 
     # ------------------------------------------------------------ batches
 
@@ -137,11 +148,13 @@ class Forecast:
 
     def sync_seconds(self, provider: str, model: str, output_tokens: int) -> float:
         """What a promise may rely on: a synchronous call with this output limit hardly ever takes longer."""
-        return self._sync_factors(provider, model)[0] * self._prior.sync_seconds(output_tokens)
+        scale = self._sync_scales(provider, model)[bisect_left(_LENGTHS, output_tokens)]
+        return min(scale.most, scale.promised * self._prior.sync_seconds(output_tokens))
 
     def sync_typical(self, provider: str, model: str, output_tokens: int) -> float:
         """The median of the same."""
-        return self._sync_factors(provider, model)[1] * self._prior.sync_seconds(output_tokens)
+        scale = self._sync_scales(provider, model)[bisect_left(_LENGTHS, output_tokens)]
+        return min(scale.most, scale.typical * self._prior.sync_seconds(output_tokens))
 
     def cancel_seconds(self, provider: str) -> float:
         """A high quantile of the time from a cancel request to the end of the batch."""
@@ -158,21 +171,28 @@ class Forecast:
         """The chance that the provider has no room for a call on flex."""
         return self._chance(("flex", provider, model, ""), self._prior.flex_refusal)
 
-    def _sync_factors(self, provider: str, model: str) -> tuple[float, float]:
-        """What multiplies the prior's time: for a promise, and in the median."""
-        factors = self._sync.get((provider, model))
-        if factors is not None:
-            return factors
-        counts = self._counts.get(("sync", provider, model, ""))
-        raw, scale = ([0.0] * histogram.SIZE, 1.0) if counts is None else (counts.raw(), counts.scale)
-        factors = (
-            histogram.quantile(raw, scale, SYNC_QUANTILE, SYNC_WEIGHT),
-            histogram.quantile(raw, scale, 0.5, SYNC_WEIGHT) / SYNC_MARGIN,
-        )
+    def _sync_scales(self, provider: str, model: str) -> list[_SyncScale]:
+        """By length of the response. Where few responses of a length were seen, the prior holds for it, but slow
+        responses of any length raise all: the provider is slow. None is promised later than a longer one."""
+        scales = self._sync.get((provider, model))
+        if scales is not None:
+            return scales
+        scales, most = [], math.inf
+        slowest = self._sync_quantile(provider, model, "", SYNC_QUANTILE)
+        for place in range(len(_LENGTHS), -1, -1):
+            promised = max(slowest, self._sync_quantile(provider, model, str(place), SYNC_QUANTILE))
+            typical = self._sync_quantile(provider, model, str(place), 0.5) / SYNC_MARGIN
+            scales.insert(0, _SyncScale(most, promised, min(typical, promised)))
+            if place > 0:
+                most = min(most, promised * self._prior.sync_seconds(_LENGTHS[place - 1]))
         if len(self._sync) >= MAX_CLASSES:
             self._sync.clear()
-        self._sync[provider, model] = factors
-        return factors
+        self._sync[provider, model] = scales
+        return scales
+
+    def _sync_quantile(self, provider: str, model: str, length: str, p: float) -> float:
+        counts = self._counts.get(("sync", provider, model, length))
+        return 1.0 if counts is None else histogram.quantile(counts.raw(), counts.scale, p, SYNC_WEIGHT)
 
     def _chance(self, key: state.Key, prior: float) -> float:
         counts = self._counts.get(key)
@@ -208,7 +228,9 @@ class Forecast:
     def call_answered(self, provider: str, model: str, output_tokens: int, seconds: float, now: float) -> None:
         """A synchronous call was answered, a rescue included. `output_tokens` is what the response has."""
         relative = SYNC_MARGIN * seconds / self._prior.sync_written(output_tokens)
-        self._add(("sync", provider, model, ""), ((histogram.bin_of(relative), 1.0),), now)
+        added = ((histogram.bin_of(relative), 1.0),)
+        self._add(("sync", provider, model, ""), added, now)
+        self._add(("sync", provider, model, str(bisect_left(_LENGTHS, output_tokens))), added, now)
         self._sync.pop((provider, model), None)
 
     def cancel_ended(self, provider: str, seconds: float, billed: int, unbilled: int, now: float) -> None:
