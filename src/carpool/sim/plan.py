@@ -160,7 +160,7 @@ def draw(seed: int, fleet: Fleet | None = None) -> Plan:
     mock = _with_denials(_with_rate_limits(_mock(rng, seed, faults, sync_faults, keys)))
     agents = tuple(_agent(rng, number, keys) for number in range(rng.choice([1, 3, 8, 20])))
     offset = rng.choice([0.0, 0.0, -40.0, 35.0, 600.0])
-    policy = _policy(rng)
+    policy = replace(_policy(rng), caching="plan" if seed % 2 else "observe")
     other = random.Random(f"fleet {seed}")  # noqa: S311
     drawn = other.choice(FLEETS)
     agents, openai_mock = _assign_providers(other, seed, agents, fleet or drawn), _openai_mock(other, seed, keys)

@@ -81,6 +81,12 @@ def test_what_can_not_be_read_stays(body: bytes) -> None:
     assert edited(body, mark_root=True, mark_end=True, ttl="1h") == ""
 
 
+def test_there_are_never_more_than_four_marks() -> None:
+    text = {"type": "text", "text": "a", "cache_control": SHORT}
+    body = json.dumps({"system": "s", "messages": [{"role": "user", "content": [text] * 4}]}).encode()
+    assert edited(body, mark_root=True) == ""
+
+
 # ---------------------------------------------------------------- any body, any plan
 
 PLANS = st.builds(
