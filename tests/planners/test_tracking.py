@@ -278,3 +278,10 @@ def test_time_decides_between_the_lanes() -> None:
 def test_a_call_that_nobody_waits_for_takes_the_cheap_lane() -> None:
     assert retried(deadline_in=30, awaited=False) is Lane.BATCH
     assert retried(deadline_in=-30, awaited=False) is Lane.BATCH
+
+
+def test_what_a_batch_gives_back_that_was_cancelled_for_its_calls_is_not_batched_again() -> None:
+    view = TicketView(1, TicketState.BOARDED, 0, NOW + 500, NOW + 520, awaited=True)
+    assert retry_lane(view, RoutingPolicy(), NOW) is Lane.BATCH
+    assert retry_lane(view, RoutingPolicy(), NOW, pressed=True) is Lane.NOW
+    assert retry_lane(replace(view, awaited=False), RoutingPolicy(), NOW, pressed=True) is Lane.BATCH

@@ -34,6 +34,7 @@ from carpool.engine.prompt_caches import PromptCaches
 from carpool.engine.tasks import Tasks
 from carpool.planners.forecast import Forecast
 from carpool.planners.policy import RoutingPolicy
+from carpool.planners.rescue_room import OpenRescues
 
 T = TypeVar("T")
 
@@ -202,6 +203,7 @@ class EngineContext:
     stats: Stats = field(default_factory=Stats)
     troubles: Troubles = field(init=False)
     learned: LaneRefusals = field(init=False)
+    open_rescues: OpenRescues = field(default_factory=OpenRescues)
     prompt_caches: PromptCaches = field(init=False)
     tasks: Tasks = field(init=False)
     learner: Learner = field(init=False)
@@ -301,6 +303,7 @@ class EngineContext:
                 text, whose = ticket_text(settlement.ticket), "" if entry is None else entry.credential
                 settled = CallSettled(self.now(), text, outcome.lane, outcome.kind, outcome.status, credential=whose)
                 self.event_hooks.emit(settled)
+            self.open_rescues.remove(settlement.ticket)
             self.waiters.resolve(Reply(settlement.ticket, outcome, entry))
         self.gc_freezer.shrank(len(self.waiters))
 
@@ -310,6 +313,7 @@ class EngineContext:
         for settled in outcomes:
             if settled.ticket in self.tasks.tickets:
                 self.tasks.settled(settled.ticket, settled.outcome, settled.entry)
+            self.open_rescues.remove(settled.ticket)
             self.waiters.resolve(Reply.of(settled))
         return len(outcomes)
 

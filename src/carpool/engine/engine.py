@@ -49,6 +49,7 @@ from carpool.planners.routing import (
 )
 
 TROUBLE_PAUSE_S = 1.0
+NO_ROOM = "So many calls wait for batches that the rate limit on now may not have room for its rescue."
 LEASE = Lease()
 
 PROBE_S = 2.0
@@ -305,6 +306,13 @@ class Engine:
             default=default,
             beta=capability.batch_price,
         )
+        if (
+            decision.rescue_at is not None
+            and call.lane is None
+            and not self._rescuer.has_room(call, decision.rescue_at)
+        ):
+            context.stats.no_room_calls += 1
+            decision = Decision(Lane.NOW, NO_ROOM)
         return kept_warm(call, noted(call, decision), self._warmth, context.now())
 
     def _why_not(self, lane: Lane, call: Call, dialect: Dialect, capability: Capability) -> str | None:

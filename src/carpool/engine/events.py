@@ -237,6 +237,7 @@ class Stats:
     batches_abandoned: int = 0
     batches_collected: int = 0
     batches_lost: int = 0  # bought, but lost by the provider
+    no_room_calls: int = 0  # were not batched, because a rescue might not have been possible in time
     sync_purchases: int = 0
     flex_purchases: int = 0
     batch_purchases: int = 0  # result lines, including unsuccessful ones

@@ -171,8 +171,9 @@ def watch_pace(age: float) -> float:
 # ---------------------------------------------------------------- retry
 
 
-def retry_lane(view: TicketView, policy: RoutingPolicy, now: float) -> Lane | None:
-    """The lane for another attempt of a call whose result line failed; None when the client gets the error."""
+def retry_lane(view: TicketView, policy: RoutingPolicy, now: float, *, pressed: bool = False) -> Lane | None:
+    """The lane for another attempt of a call whose result line failed; None when the client gets the error. `pressed`:
+    its batch was cancelled because its calls had no more time."""
     if view.state is TicketState.SENDING:
         return Lane.NOW  # where it is: that answer is paid for, even if it comes late
     deadline, awaited = view.deadline, view.awaited
@@ -180,7 +181,8 @@ def retry_lane(view: TicketView, policy: RoutingPolicy, now: float) -> Lane | No
         return Lane.NOW if awaited and deadline is not None and now < deadline else None
     # A call without a waiting client is not urgent: it takes the cheap lane, even past its deadline.
     rescue_at = deadline if view.rescue_at is None else view.rescue_at
-    if deadline is None or rescue_at is None or not awaited or rescue_at - RETRY_ROOM > now:
+    has_time = rescue_at is None or (rescue_at - RETRY_ROOM > now and not pressed)
+    if deadline is None or not awaited or has_time:
         return Lane.BATCH
     return Lane.NOW if now < deadline else None
 

@@ -276,3 +276,50 @@ def test_all_who_wait_get_their_turn(script: list[tuple[str, float, float | None
             ready = again
         now = ready
         send(throttle, now, 10.0, waited=True)
+
+
+# ---------------------------------------------------------------- what is left for rescues
+
+
+def stated(limit: int, remaining: int, tokens: int = 0) -> Throttle:
+    throttle = Throttle(NOW)
+    sizes = Allowance(tokens, tokens, None) if tokens else None
+    throttle.update(NOW, Allowances(Allowance(limit, remaining, None), sizes), Sent(NOW, 0.0, 0.0))
+    return throttle
+
+
+def test_without_a_stated_limit_rescues_are_free() -> None:
+    free = Throttle(NOW).free_rate(NOW)
+    assert (free.requests_per_s, free.tokens_per_s) == (math.inf, math.inf)
+
+
+def test_rescues_may_use_what_the_headers_state() -> None:
+    free = stated(600, 100, tokens=60_000).free_rate(NOW)
+    assert (free.requests_per_s, free.requests) == (10.0, 100.0)
+    assert (free.tokens_per_s, free.tokens) == (1000.0, 60_000.0)
+
+
+def test_what_other_calls_use_is_not_free() -> None:
+    throttle = stated(600, 600, tokens=60_000)
+    for number in range(90):  # three a second
+        send(throttle, NOW + number / 3, 100.0)
+    free = throttle.free_rate(NOW + 30)
+    assert free.requests_per_s == pytest.approx(7.0, abs=0.5)
+    assert free.tokens_per_s == pytest.approx(700.0, abs=50)
+    assert throttle.free_rate(NOW + 600).requests_per_s == pytest.approx(10.0, abs=0.2)
+
+
+def test_half_of_the_limit_is_left_to_rescues() -> None:
+    throttle = stated(600, 600)
+    for number in range(600):
+        send(throttle, NOW + number / 20)
+    assert throttle.free_rate(NOW + 30).requests_per_s == 5.0
+
+
+def test_after_a_refusal_rescues_wait_for_the_end_of_the_pause() -> None:
+    throttle = stated(600, 600)
+    sent = send(throttle, NOW)
+    throttle.refused(NOW, sent, 30.0, 0.0)
+    free = throttle.free_rate(NOW)
+    assert free.opens_at == NOW + 30
+    assert free.requests_per_s < 5.0

@@ -111,6 +111,8 @@ class Tickets:
             context.waiters.count(call.ticket, call.credential)
         key = pool_key(call, context.upstreams[call.provider].dialect.mixes_models, context.now())
         admission = Admission(call, key, decision.lane, decision.rescue_at, context.name, decision.reason)
+        if decision.lane is Lane.BATCH and decision.rescue_at is not None:  # before others are decided on
+            self._rescuer.expect(call.ticket, call, decision.rescue_at)
         future = asyncio.get_running_loop().create_future
         keep_or_cancel: OnDisconnect = "keep" if call.key is not None else on_disconnect
         pending_call = PendingCall(
@@ -228,6 +230,7 @@ class Tickets:
     def _reject(self, admission: Admission, pending_call: PendingCall, why: CarpoolError) -> None:
         self._arriving.discard(pending_call)
         self._context.waiters.uncount(admission.call.ticket)
+        self._context.open_rescues.remove(admission.call.ticket)
         pending_call.fail(why)
         if pending_call.left:
             self._left(pending_call)
@@ -254,11 +257,19 @@ class Tickets:
                 self._reject(admission, pending_call, result)
             else:
                 self._arriving.discard(pending_call)
+                if admission.rescue_at is not None:
+                    self._expect_rescue(admission.call, admission.rescue_at, result)
                 self._register_waiter(admission.call, pending_call, result)
         if self._context.probe is not None:
             await asyncio.gather(*(self._context.reached("admitted") for _ in range(len(group) - len(undecided))))
         self._context.wake_by(self._context.now() + min(self._context.policy.linger_ms / 1000, HURRY_S))
         return undecided
+
+    def _expect_rescue(self, call: Call, rescue_at: float, admitted: Admitted) -> None:
+        """The call may be known under another ticket, or answered."""
+        self._context.open_rescues.remove(call.ticket)
+        if admitted.outcome is None and admitted.lane is Lane.BATCH:
+            self._rescuer.expect(admitted.ticket, call, rescue_at)
 
     def _register_waiter(self, call: Call, pending_call: PendingCall, admitted: Admitted) -> None:
         """Registers the waiter of a call that is on disk, before anything else can run."""
@@ -312,6 +323,7 @@ class Tickets:
 
     def _release(self, pending_call: PendingCall) -> None:
         if self._context.waiters.drop(pending_call.ticket, pending_call.answer):
+            self._context.open_rescues.remove(pending_call.ticket)  # nobody waits for it any more
             self._context.background.spawn(self._stop_awaiting(pending_call), "gone")
         else:
             self._left(pending_call)

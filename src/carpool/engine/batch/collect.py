@@ -260,8 +260,10 @@ class Collector:
             self._context.prompt_caches.collected(ticket, sent, line.usage)
         if line.retryable and batch.abandoned:
             return Settlement(ticket, entry=entry)  # the call was requeued when the batch was abandoned
-        if line.retryable and view is not None and (lane := retry_lane(view, self._context.policy, now)) is not None:
-            late = lane is Lane.NOW and line.result == "canceled" and batch.note == PRESSED
+        pressed = line.result == "canceled" and batch.note == PRESSED
+        lane = retry_lane(view, self._context.policy, now, pressed=pressed) if line.retryable and view else None
+        if lane is not None:
+            late = lane is Lane.NOW and pressed
             return Settlement(ticket, entry=entry, requeue=lane, reason=LATE if late else entry.reason)
         kind = _KINDS[line.result]
         outcome = Outcome(kind, line.status, line.body, now, Lane.BATCH, batch=batch.provider_id)

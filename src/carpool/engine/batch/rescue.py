@@ -11,7 +11,9 @@ time that is left before the call is sent again.
 - Cancelling: when all open calls of a batch need rescue, the batch is cancelled first, so that the provider does not
   bill what has not run yet. A batch that some calls can still wait for is not cancelled. Only a batch whose id is
   surely ours is ever cancelled.
-- Rate: rescues share the synchronous rate that the policy allows. When many are due at once, all of them start earlier.
+- Rate: rescues share the free rate of their account and model, and the rate that the policy allows. Where the calls
+  that may need a rescue get too many for the time that is left, the earliest are sent before their rescue time
+  (`planners/rescue_room.py`). A further call for which there would be no room is not batched.
 - No room: if the provider refuses the rescue (429, 5xx) until there is no time for a retry, the call is left to its
   batch, which is polled every two seconds and may still answer. At the deadline the wait ends.
 
@@ -21,6 +23,7 @@ be sending the same ticket, or may have died while it did.
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 
@@ -32,8 +35,10 @@ from carpool.core.model import Batch, Call, Due, EntryKind, Lane, OpenCalls, Sen
 from carpool.engine.batch.api import BatchApi
 from carpool.engine.context import LATE, PRESSED, EngineContext
 from carpool.engine.events import BatchLate, CallRescued
+from carpool.engine.now.gate import BYTES_PER_TOKEN
 from carpool.engine.now.send import Sender, SendRequest, Sent
 from carpool.planners.pressure.quota import TokenBucket
+from carpool.planners.rescue_room import EVERYTHING, UNLIMITED, FreeRate, Limited
 from carpool.planners.tracking import early_start, rescue_plan
 
 CANCEL_AGAIN_S = 2.0  # minimum time between two cancel requests for a batch
@@ -57,10 +62,42 @@ class Rescuer:
         self._under_way: set[int] = set()
         rpm = context.policy.sync_rpm
         self._gap = 0.0 if rpm is None else 60 / rpm
+        self._policy_rate = UNLIMITED if rpm is None else FreeRate(rpm / 60, requests=max(1.0, rpm / 60))
         self._pace = None if rpm is None else TokenBucket(rpm / 60, max(1.0, rpm / 60), 1.0, context.now())
         self._cancelling: set[int] = set()
         self._late: set[int] = set()  # batches reported as late
         self._cancel_after: dict[int, float] = {}  # batch → when another cancel may be sent
+
+    # ------------------------------------------------------------ room
+
+    def expect(self, ticket: int, call: Call, rescue_at: float) -> None:
+        """A call rides a batch and may need a rescue at this time."""
+        self._context.open_rescues.add(ticket, self._limited(call), rescue_at, len(call.body) / BYTES_PER_TOKEN)
+
+    def has_room(self, call: Call, rescue_at: float) -> bool:
+        """Whether the synchronous rate limits have room for a rescue of this call, beside those that ride batches."""
+        room, now = self._context.open_rescues, self._context.now()
+        limited, tokens = self._limited(call), len(call.body) / BYTES_PER_TOKEN
+        return room.room_for(limited, rescue_at, tokens, self._sender.gates.free_rate(*limited), now) and room.room_for(
+            EVERYTHING, rescue_at, tokens, self._policy_rate, now
+        )
+
+    def _limited(self, call: Call) -> Limited:
+        return self._context.keyring.account(call.payer or call.credential), call.model
+
+    def _early(self, at: float) -> dict[Limited, float]:
+        """How much earlier rescues have to start that are limited by these. Only those that have to by this time."""
+        room, gates = self._context.open_rescues, self._sender.gates
+        early = {limited: room.early(limited, gates.free_rate(*limited), at) for limited in room.limits()}
+        return {limited: seconds for limited, seconds in early.items() if seconds > 0}
+
+    def _tight_at(self, now: float) -> float:
+        """When the earliest rescue has to start because of those that come after it."""
+        room, gates = self._context.open_rescues, self._sender.gates
+        starts = (room.starts_at(limited, gates.free_rate(*limited)) for limited in room.limits())
+        return max(now + UNDER_WAY_S, min(starts, default=math.inf))
+
+    # ------------------------------------------------------------ steps
 
     async def step(self, now: float) -> float | None:
         """Sends the calls that are due, cancelling batches first where that saves money. Returns when to plan again."""
@@ -82,16 +119,22 @@ class Rescuer:
         if upcoming is None:
             return None
         slowest_cancel = max(map(context.forecast.cancel_seconds, context.upstreams), default=0.0)
-        horizon = slowest_cancel + DUE_PER_STEP * self._gap
+        early, soon = self._early(now), self._early(now + slowest_cancel)
+        tight_at = self._tight_at(now) - slowest_cancel
+        horizon = slowest_cancel + max(DUE_PER_STEP * self._gap, *soon.values(), 0.0)
         due = [call for call in await self._due(now + horizon) if call.ticket not in self._under_way]
         mine = [call.rescue_at for call in due if self._mine(call)]
         if not due and upcoming - horizon > now:
-            return upcoming - horizon
+            return min(upcoming - horizon, max(tight_at, now + UNDER_WAY_S))
         if not due:  # everything that is due is under way already, and may wait for its turn on `now`
             return now + UNDER_WAY_S
         shift = max(0.0, mine[0] - early_start(mine, now, context.policy.sync_rpm)) if mine else 0.0
-        groups = await self._by_batch(due)
-        wakes = [await self._plan(batch, calls, now, shift) for batch, calls in groups]
+        wakes: list[float | None] = [max(tight_at, now + UNDER_WAY_S)]
+        for batch, calls in await self._by_batch(due):
+            limits = {context.open_rescues.limited_by(call.ticket) for call in calls}
+            ahead = max(shift, *(early.get(limited, 0.0) for limited in limits))
+            lead = max(ahead, *(soon.get(limited, 0.0) for limited in limits)) - ahead
+            wakes.append(await self._plan(batch, calls, now, ahead, lead))
         wakes.append(now + OTHERS_S if len(mine) < len(due) else None)
         return min((wake for wake in wakes if wake is not None and wake > now), default=None)
 
@@ -134,8 +177,9 @@ class Rescuer:
                 by_batch.append((batch, calls))
         return by_batch
 
-    async def _plan(self, batch: Batch | None, calls: list[Due], now: float, shift: float) -> float | None:
-        """`shift` moves rescues forward, when more are due than the synchronous rate allows at once."""
+    async def _plan(self, batch: Batch | None, calls: list[Due], now: float, shift: float, lead: float) -> float | None:
+        """`shift` moves rescues forward, when more are due than the synchronous rate allows at once; `lead` moves the
+        cancel forward, because they will be soon."""
         context, mine = self._context, [call for call in calls if self._mine(call)]
         if batch is None:
             ready = [call for call in mine if call.lane is Lane.NOW or call.rescue_at - shift <= now]
@@ -143,7 +187,7 @@ class Rescuer:
             return min((call.rescue_at - shift for call in mine if call not in ready), default=None)
         ours = batch.owner == context.name  # only its owner cancels a batch
         open_calls = await context.store.open_calls(batch.id) if ours else OpenCalls(0, 0, None)
-        cancel_seconds = context.forecast.cancel_seconds(batch.key.provider)
+        cancel_seconds = lead + context.forecast.cancel_seconds(batch.key.provider)
         plan = rescue_plan(batch, calls, open_calls, now, cancel_seconds, early=shift)
         if plan.cancel and batch.id not in self._cancelling and self._cancel_after.get(batch.id, 0.0) <= now:
             self._cancelling.add(batch.id)
@@ -162,6 +206,7 @@ class Rescuer:
             if not self._may_send():
                 return
             self._under_way.add(call.ticket)
+            self._context.open_rescues.remove(call.ticket)
             self._context.background.spawn(self._rescue(call, batch), f"rescue {ticket_text(call.ticket)}")
 
     def _may_send(self) -> bool:

@@ -19,6 +19,7 @@ from carpool.engine.events import AccountSlowed, BreakerClosed, BreakerOpened
 from carpool.planners.pressure.breaker import Breaker, RetryBudget
 from carpool.planners.pressure.fair_queue import FairQueue, Tags, tag_set
 from carpool.planners.pressure.throttle import Throttle
+from carpool.planners.rescue_room import UNLIMITED, FreeRate
 
 PRESSING_S = 10.0  # a call with less slack than this, beyond its own duration, skips the queue
 KEPT_MAX_WAIT_S = 600.0  # how long a call on disk may wait: its outcome is final
@@ -339,6 +340,11 @@ class Gates:
             account.gates = {model: gate for model, gate in account.gates.items() if not gate.idle}
             if not account.gates and account.breaker.closed:
                 del self._accounts[name]
+
+    def free_rate(self, account: str, model: str) -> FreeRate:
+        """What rescues may use of the rate limit of an account and model, as far as it is known."""
+        gate = self._gates.get((account, model))
+        return UNLIMITED if gate is None else gate.throttle.free_rate(self._now())
 
     def gate_delays(self) -> list[GateDelay]:
         """Every account and model whose calls are delayed, or were until recently."""

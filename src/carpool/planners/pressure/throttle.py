@@ -31,6 +31,7 @@ from typing import Final, Protocol
 
 from carpool.core.bounded import backoff
 from carpool.core.ports import Allowance, Allowances
+from carpool.planners.rescue_room import FreeRate
 
 CUT: Final = 0.8  # a refusal cuts the limit to this share of the calls in flight
 GROWTH_SHARE: Final = 0.1  # the limit grows by this share per second even without a response: calls may take minutes
@@ -139,6 +140,7 @@ class Throttle:
     _refusals_in_a_row: int = 0  # refusals in a row
     _share: float = FIRST
     _base: float = SLOWEST  # calls per second that the provider was measured to accept
+    _recent: float = 0.0  # calls per second in the window before
     _kept: int = 0  # requests not refused since `_counted_at`
     _next_at: float = 0.0  # when the pace allows the next call
     _update_at: float = 0.0
@@ -186,6 +188,28 @@ class Throttle:
         # The refill rate is an estimate. If it is too low, calls that go no faster would never find out, so the
         # remaining allowance may be spent as well.
         return max(SLOWEST, meter.rate * CATCH_UP, meter.level(now) / SPEND_S)
+
+    def free_rate(self, now: float) -> FreeRate:
+        """What is left for rescues: what other calls do not use, and at least half, because a call whose deadline is
+        near gets every other slot (`FairQueue`)."""
+        requests = self.requests.rate if self.requests.limit else math.inf
+        if self.pressed:
+            requests = min(requests, self._base)
+        tokens = self.tokens.rate if self.tokens.limit else math.inf
+        used = 0.0 if self.pressed else self._used(now)
+        mean_tokens = self.tokens.spent / max(1.0, self.requests.spent)
+        return FreeRate(
+            max(requests - used, requests / 2),
+            max(tokens - used * mean_tokens, tokens / 2),
+            max(1.0, self.requests.level(now)) if self.requests.limit and not self.pressed else 1.0,
+            max(0.0, self.tokens.level(now)) if self.tokens.limit else math.inf,
+            self.paused_until if self.pressed else 0.0,
+        )
+
+    def _used(self, now: float) -> float:
+        """Calls per second that were sent recently."""
+        passed = now - self._counted_at
+        return max(self._recent if passed <= WINDOW_S else 0.0, self._kept / max(WINDOW_S, passed))
 
     def _slot_at(self, now: float) -> float:
         limit = self._grown(now)
@@ -274,6 +298,7 @@ class Throttle:
         """Measure how many calls per second the provider has accepted recently."""
         passed = now - max(self._counted_at, self._opened_at if self.pressed else 0.0)
         rate = self._kept / max(1.0, passed)
+        self._recent = self._kept / max(WINDOW_S, passed)
         long_enough = self.pressed or passed >= 2.0
         self._base = max(SLOWEST, rate if long_enough else max(rate, self._base))
         self._kept, self._counted_at = 0, now

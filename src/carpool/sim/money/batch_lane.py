@@ -300,7 +300,7 @@ class BatchLane:
             if batch.executes(member):
                 self._bought(batch, member)
             elif not member.call.settled and member.call.batch == batch.row.id:
-                self._again(member.call)
+                self._again(member.call, pressed=batch.cancelled_at < math.inf)
         self.wake_by(self._run.agenda.now)
 
     def _bought(self, batch: RunBatch, member: Member) -> None:
@@ -311,7 +311,7 @@ class BatchLane:
         if not call.settled:
             self.settle(call, Lane.BATCH, rescued=False)
 
-    def _again(self, call: RunCall) -> None:
+    def _again(self, call: RunCall, *, pressed: bool) -> None:
         """A batch gave the call back: cancelled or expired."""
         call.batch = None
         if call.state is TicketState.SENDING:
@@ -319,7 +319,7 @@ class BatchLane:
         now, rescue_at = self._run.agenda.now, None if call.rescue_at == math.inf else call.rescue_at
         deadline = call.call.deadline if self._run.policy.rescues else None
         view = TicketView(call.ticket, call.state, call.requeues, rescue_at, deadline, awaited=True)
-        lane = retry_lane(view, self._run.policy.settings, now)
+        lane = retry_lane(view, self._run.policy.settings, now, pressed=pressed)
         call.requeues += 1
         if lane is Lane.NOW:
             call.lane, call.state, call.rescue_at = Lane.NOW, TicketState.QUEUED, min(call.rescue_at, now)
