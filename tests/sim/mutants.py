@@ -1034,8 +1034,8 @@ MUTANTS = (
     Mutant(
         "rescues wait for the last moment however many they are",
         "src/carpool/engine/batch/rescue.py",
-        "ahead = max(shift, *(early.get(limited, 0.0) for limited in limits))",
-        "ahead = shift",
+        "return {limited: seconds for limited, seconds in early.items() if seconds > 0}",
+        "return {}",
         test="tests/engine/batch/test_rescue_room.py",
     ),
     Mutant(
@@ -1051,13 +1051,6 @@ MUTANTS = (
         "snapshot.calls += 1",
         "snapshot.calls += 0",
         test="tests/planners/test_rescue_room.py",
-    ),
-    Mutant(
-        "a call that was answered takes the room of others",
-        "src/carpool/engine/context.py",
-        "            self.open_rescues.remove(settlement.ticket)\n",
-        "",
-        test="tests/engine/batch/test_rescue_room.py",
     ),
     Mutant(
         "what a pressed batch gives back is batched again",
