@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import IntEnum
 from fractions import Fraction
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 from msgspec import Raw
 
@@ -218,7 +218,7 @@ class FlexTier(Protocol):
         """The body with the lane requested: one member is set, all other bytes stay the same."""
 
 
-class EditedBody(NamedTuple):
+class EditedBody(Value, frozen=True, gc=False):
     """A body with the edits of a plan; all other bytes are as they came. `edits` says what was changed, shortly."""
 
     body: bytes
