@@ -10,6 +10,8 @@ import argparse
 import json
 import os
 import sys
+from collections.abc import Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from time import monotonic
@@ -36,10 +38,10 @@ RESULT = RESULTS / "money.json"
 TOLD_EVERY = 50  # jobs
 
 
-def experiments(folder: Path, quick: bool) -> list[Experiment]:
+def experiments(folder: Path, quick: bool, policies: Sequence[str]) -> list[Experiment]:
     """The bound takes most of the time, so it is left out where policies are compared for other reasons."""
     many, seeds = (2, 3) if quick else (6, 10)
-    shared = {"policies": ALL_POLICIES, "deadlines": DEADLINES, "seeds": range(seeds)}
+    shared = {"policies": policies, "deadlines": DEADLINES, "seeds": range(seeds)}
     main, others = [WorldSource(name) for name in MAIN], [WorldSource(name) for name in WORLDS if name not in MAIN]
     tenth, cheaper = MULTIPLIERS[:1], MULTIPLIERS[1:]
     fleet = TraceSource(CODING, agents=20 if quick else 200, turns=30)
@@ -65,7 +67,9 @@ def experiments(folder: Path, quick: bool) -> list[Experiment]:
 
 
 def simulated(chosen: argparse.Namespace) -> dict[str, Any]:
-    plans = experiments(Path(chosen.traces), chosen.quick)
+    plans = experiments(Path(chosen.traces), chosen.quick, chosen.policy or ALL_POLICIES)
+    if chosen.policy:  # the bound depends on none
+        plans = [replace(plan, bound=False) for plan in plans]
     began, total, done = monotonic(), sum(len(plan.jobs()) for plan in plans), 0
 
     def progress() -> None:
@@ -89,6 +93,7 @@ def options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="make bench-money", description=__doc__)
     parser.add_argument("--traces", default=os.environ.get("CARPOOL_TRACES", TRACES), help="the folder of the traces")
     parser.add_argument("--quick", action="store_true", help="3 seeds and small samples; writes nothing")
+    parser.add_argument("--policy", action="append", help="only this one, beside the last result's others; repeatable")
     parser.add_argument("--processes", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--rows", action="store_true", help="print the rows of the last result, one JSON object a line")
     parser.add_argument("--independent", action="store_true", help="compare with the figures of an independent script")
@@ -109,6 +114,8 @@ def main() -> None:
         draw.publish(json.loads(RESULT.read_text("utf-8")))
         return
     result = simulated(chosen)
+    if chosen.policy and not chosen.quick:
+        result = compact.replaced(json.loads(RESULT.read_text("utf-8")), result)
     say("\n" + draw.section(result))
     if not chosen.quick:
         RESULT.write_text(compact.as_text(result), "utf-8")

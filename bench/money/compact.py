@@ -72,6 +72,15 @@ def _short(value: Any) -> Any:
     return round(value, 1) if isinstance(value, float) else value
 
 
+def replaced(old: dict[str, Any], new: dict[str, Any]) -> dict[str, Any]:
+    """A result with the policies of a newer one in place of its own."""
+    policies, merged = {row[4] for row in new["times"]["rows"]}, {**old, "date": new["date"]}
+    for table in ("costs", "times"):
+        kept = [row for row in old[table]["rows"] if row[4] not in policies]
+        merged[table] = {**old[table], "rows": kept + [list(row) for row in new[table]["rows"]]}
+    return merged
+
+
 def as_text(result: dict[str, Any]) -> str:
     """A line for each row, so that changes can be read."""
     parts = []

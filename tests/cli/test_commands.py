@@ -28,7 +28,7 @@ from carpool.stores import open_store, peek
 
 Run = Callable[..., tuple[int, str, str]]
 BEARER = {"authorization": "Bearer k"}
-COMMANDS = ("serve", "keys", "mock", "stats", "report", "simulate", "demo")
+COMMANDS = ("serve", "keys", "mock", "stats", "report", "tasks", "simulate", "demo")
 KEYS = ("keys add", "keys list", "keys revoke", "keys rotate")
 
 
@@ -102,7 +102,7 @@ def test_completion_for_a_shell_that_is_named(shell: str) -> None:
 @pytest.mark.parametrize(
     ("words", "offered"),
     [
-        ("carpool ", {"serve", "keys", "mock", "stats", "report", "simulate", "demo"}),
+        ("carpool ", {"serve", "keys", "mock", "stats", "report", "tasks", "simulate", "demo"}),
         ("carpool simulate --world s", {"slow", "stuck"}),
         ("carpool simulate --policy batch", {"batch", "batch+1h"}),
         ("carpool keys add x --lanes ", {"now", "batch"}),

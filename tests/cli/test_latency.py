@@ -40,7 +40,7 @@ def test_each_class_has_a_curve_with_its_counts_and_the_prior(width: int) -> Non
     text = printed(taught(), width)
     assert "anthropic a [bold]model, short answers\n40 batches watched, 40 ended by themselves\n" in text
     assert "anthropic several models, long answers\n40 batches watched, 0.0 ended by themselves\n" in text
-    half = re.search(r"50 % end in (\d+) s \(assumed 170 s\)", text)
+    half = re.search(r"50 % end in (\d+) s \(assumed 165 s\)", text)
     assert half
     assert 90 < int(half[1]) < 115
     assert text.count("100% ") == text.count(" 10 s") == 2

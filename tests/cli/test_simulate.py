@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from carpool.cli.simulate import ALL_POLICIES
 from carpool.cli.simulated import brief, curves, tables
 from carpool.mock import MockConfig
 from carpool.sim.money.experiment import CODING, Experiment, TraceSource, WorldSource, run_experiment
@@ -92,7 +93,7 @@ def test_rows_of_all_seeds_sum_up_to_the_summaries(document: dict[str, Any]) -> 
         assert summary["cost"] == pytest.approx(sum(row["cost"] for row in rows) / 2, abs=1)
         assert summary["calls"] == sum(row["calls"] for row in rows)
         assert summary["misses"] == sum(row["misses"] for row in rows)
-    assert len(document["rows"]) == 2 * len(document["summaries"]) == 2 * 2 * 2 * 9
+    assert len(document["rows"]) == 2 * len(document["summaries"]) == 2 * 2 * 2 * len(ALL_POLICIES)
 
 
 def test_rows_say_what_was_run(document: dict[str, Any]) -> None:

@@ -46,9 +46,11 @@ def test_credentials_are_apart_unless_they_share_a_workspace() -> None:
 
 def test_what_one_credential_wrote_is_expected_by_no_other() -> None:
     known, usage = caches(), Usage(cache_write_5m_tokens=2000)
-    known.answered(call(), bought(Lane.NOW, usage))
+    known.answered(call(), bought(Lane.NOW, usage), 110.0)
     for credential in ("d", "c"):
-        known.answered(call(credential), bought(Lane.NOW, Usage(cache_read_tokens=0, input_tokens=2000), at=150.0))
+        known.answered(
+            call(credential), bought(Lane.NOW, Usage(cache_read_tokens=0, input_tokens=2000), at=150.0), 160.0
+        )
         assert known._stats.cache_expected_tokens == (2000 if credential == "c" else 0)
 
 
@@ -60,10 +62,10 @@ def test_a_batch_is_followed_from_its_admission_to_its_end() -> None:
     assert planned is not None
     assert planned[1].body == BODY.replace(b'"ephemeral"', b'"ephemeral","ttl":"1h"')
     assert known.edits_of(5) == "1 mark for 1h"
-    known.collected(5, 100.0, Usage(cache_write_1h_tokens=2000))
+    known.collected(5, 100.0, Usage(cache_write_1h_tokens=2000), 200.0)
     assert known.edits_of(5) == ""
     known.admitted(call(), 6)
-    known.collected(6, 3000.0, Usage(cache_read_tokens=2000))
+    known.collected(6, 3000.0, Usage(cache_read_tokens=2000), 3100.0)
     assert known._stats.cache_expected_tokens == 2000  # an hour, not five minutes
 
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from carpool.planners.forecast import BatchClass, Forecast
+from carpool.planners.forecast import BatchClass, Forecast, Part, Prior
 from carpool.planners.poll_pace import QUICK, RESERVE, SLOW, InFlight, next_poll
 from carpool.planners.pressure.quota import TokenBucket
 
@@ -16,7 +16,8 @@ NOW = 1_800_000_000.0
 DAY = 86_400.0
 FULL = TokenBucket(50 / 60, 5.0, 5.0, NOW - DAY)
 EMPTY = TokenBucket(0.0, 5.0, 0.0, NOW)
-FORECAST = partial(Forecast().ends_within, of=BatchClass("anthropic", "m", "s"))
+PRIOR = Prior(parts=(Part(0.60, 110.0, 0.5), Part(0.37, 900.0, 1.0), Part(0.03, 21_600.0, 1.0)))
+FORECAST = partial(Forecast(PRIOR).ends_within, of=BatchClass("anthropic", "m", "s"))
 
 Chance = Callable[[float, float], float]
 

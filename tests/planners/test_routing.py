@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+import re
+from collections.abc import Sequence
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -7,12 +10,16 @@ from msgspec.structs import replace
 
 from carpool.core.errors import BadCall
 from carpool.core.model import Call, Lane
+from carpool.planners.agents import Agents
 from carpool.planners.forecast import Forecast
 from carpool.planners.policy import RoutingPolicy
+from carpool.planners.quoter import KnownPrompt, Quoter
+from carpool.planners.quotes import Quote, TokenPrices
 from carpool.planners.routing import (
+    BatchDeadlines,
     Decision,
-    break_even,
     deadline_class,
+    explained,
     noted,
     pool_key,
     pool_wait,
@@ -42,12 +49,19 @@ def a_call(budget: float | None = None, **changes: object) -> Call:
     return replace(call, **changes)  # type: ignore[arg-type]
 
 
-def routed(call: Call, policy: RoutingPolicy | None = None, **settings: object) -> Decision:
-    return route(call, policy or RoutingPolicy(), FORECAST, NOW, **settings)  # type: ignore[arg-type]
+def routed(call: Call, policy: RoutingPolicy | None = None, *, beta: float = 0.5, **settings: object) -> Decision:
+    prices = {Lane.NOW: TokenPrices(), Lane.FLEX: TokenPrices().times(0.5), Lane.BATCH: TokenPrices().times(beta)}
+
+    def quote(lanes: Sequence[Lane], times: BatchDeadlines) -> Sequence[Quote]:
+        offered = {lane: prices[lane] for lane in lanes}
+        return Quoter(FORECAST, Agents()).quote(call, KnownPrompt(1000), offered, times, NOW)
+
+    return route(call, policy or RoutingPolicy(), FORECAST, NOW, quote, **settings)  # type: ignore[arg-type]
 
 
 def test_without_a_deadline_the_door_decides() -> None:
-    assert routed(a_call()) == Decision(Lane.BATCH, "No budget was given, so it can wait for a batch.", None)
+    assert routed(a_call()).lane is Lane.BATCH
+    assert routed(a_call()).rescue_at is None
     assert routed(a_call(), default=Lane.NOW) == Decision(Lane.NOW, "No budget was given, so it goes at once.", None)
 
 
@@ -74,7 +88,10 @@ def test_expected_cost_decides_the_rest() -> None:
     assert routed(a_call(60)).lane is Lane.NOW
     decision = routed(a_call(600))
     assert decision.lane is Lane.BATCH
-    assert "pays above 20%" in decision.reason
+    assert re.fullmatch(
+        r"Batch is cheapest: of the cost on now, batch \d\d%; a batch is in time .* \d\d%\.", decision.reason
+    )
+    assert [quote.lane for quote in decision.quotes] == [Lane.BATCH, Lane.NOW]
     assert decision.rescue_at == NOW + 600 - 9 - 2
 
 
@@ -84,24 +101,20 @@ def test_the_chance_counts_the_wait_in_the_pool() -> None:
     assert routed(a_call(budget), RoutingPolicy(batch_window_ms=60_000)).lane is Lane.NOW
 
 
-def test_prices_and_billing_are_parameters() -> None:
-    assert routed(a_call(600), beta=0.5, q=1.0).lane is Lane.BATCH
-    assert routed(a_call(140), q=0.0).lane is Lane.BATCH
-    assert routed(a_call(140), q=1.0).lane is Lane.NOW
-    assert routed(a_call(600), beta=1.0, q=0.0).lane is Lane.NOW
+def test_a_batch_that_saves_nothing_is_not_worth_the_risk() -> None:
+    assert routed(a_call(600), beta=1.0).lane is Lane.NOW
+    assert routed(a_call(600), beta=0.9).lane is Lane.NOW
+    assert routed(a_call(86_000), beta=0.9).lane is Lane.BATCH
 
 
-@pytest.mark.parametrize(("q", "chance"), [(0, 0), (0.25, 0.2), (0.5, 1 / 3), (1, 0.5)])
-def test_break_even(q: float, chance: float) -> None:
-    assert break_even(0.5, q) == pytest.approx(chance)
-
-
-@settings(deadline=None)
-@given(st.floats(0.01, 0.99), st.floats(0, 1), st.floats(0, 1))
-def test_break_even_is_where_both_cost_the_same(beta: float, q: float, p: float) -> None:
-    cost = beta * p + (1 - p) * (1 + beta * q)
-    if abs(p - break_even(beta, q)) > 1e-9:
-        assert (cost < 1 + 1e-9) if p > break_even(beta, q) else (cost > 1 - 1e-9)
+def test_a_reason_says_what_each_lane_costs() -> None:
+    batch = Quote(Lane.BATCH, 3600.0, 40.0, 60.0, 0.97, 12.0)
+    on_now, dearer = Quote(Lane.NOW, 300.0, 80.0, 120.0, 1.0, 12.0), Quote(Lane.NOW, 3600.0, 90.0, 200.0, 1.0, 12.0)
+    assert explained([batch, on_now, dearer]) == (
+        "Batch is cheapest with the 12 turns to come: of the cost on now, batch 50%; a batch is in time with a chance "
+        "of 97%."
+    )
+    assert explained([on_now]) == "It takes the lane now."
 
 
 def test_what_can_not_batch_goes_now_and_says_why() -> None:

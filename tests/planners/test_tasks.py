@@ -9,16 +9,15 @@ from msgspec.structs import replace
 
 from carpool.core.model import Call, CallShape, Entry, EntryKind, Lane, TaskTerms
 from carpool.core.tasks import TASK_OVER_S
+from carpool.planners.agents import FEWEST_USUAL, usual_turns_left
 from carpool.planners.forecast import Forecast
 from carpool.planners.tasks import (
-    FEWEST_TURNS,
     MARGIN_S,
     MAX_TASKS,
     USUAL_TURN_S,
     Task,
     TaskBook,
     turn_deadline,
-    usual_turns_left,
 )
 
 NOW = 1_800_000_000.0
@@ -103,7 +102,7 @@ def test_the_first_budget_sets_the_deadline_and_later_calls_share_it() -> None:
     later = bound(book, budgeted(2, 9 * HOUR, at=NOW + 600))
     named = bound(book, call(3, at=NOW + 700, terms=TaskTerms()))
     assert {first.task_deadline, later.task_deadline, named.task_deadline} == {NOW + HOUR}
-    assert first.deadline == later.deadline == NOW + HOUR - FEWEST_TURNS * USUAL_TURN_S - MARGIN_S
+    assert first.deadline == later.deadline == NOW + HOUR - FEWEST_USUAL * USUAL_TURN_S - MARGIN_S
 
 
 def test_only_a_deadline_moves_the_deadline() -> None:
@@ -165,7 +164,7 @@ def test_the_record_has_the_deadline_too() -> None:
 
 def test_a_task_without_slack_goes_on_now_for_good() -> None:
     """Even if it seems later as if there were time."""
-    expected = [FEWEST_TURNS]
+    expected = [FEWEST_USUAL]
     book = TaskBook(turns_left=lambda agent, turn: expected[0])
     assert bound(book, budgeted(1)).lane is None
     tight = bound(book, budgeted(2, at=NOW + HOUR - 230 + 1))
@@ -268,7 +267,7 @@ def test_the_pace_on_now_is_learned(pause: float, learns: bool) -> None:
         at += pause
         book.ended(ticket, at, on_now=True)
     later = bound(book, replace(budgeted(1000, 100 * HOUR, at=at), task="another"))
-    needed = FEWEST_TURNS * (pause if learns else USUAL_TURN_S)
+    needed = FEWEST_USUAL * (pause if learns else USUAL_TURN_S)
     assert later.deadline == pytest.approx(at + 100 * HOUR - needed - max(MARGIN_S, needed / 4), abs=5)
 
 

@@ -151,7 +151,7 @@ def test_a_flex_call_that_stands_as_now_is_seen() -> None:
         )
         records.entries[ticket] = [structs.replace(entry, lane=Lane.NOW) for entry in records.entries[ticket]]
 
-    assert _sentences(ledger_is_the_bill, change, fleet="openai", seed=107)
+    assert _sentences(ledger_is_the_bill, change, fleet="openai", seed=101)
 
 
 def test_a_deadline_that_was_missed_for_no_reason_is_seen() -> None:

@@ -21,16 +21,21 @@ from carpool.cli.setup import defaults_of, upstreams_of
 from carpool.config import Config, ConnectionLimits, ServerSettings, Tls
 from carpool.core.clock import SystemClock
 from carpool.core.errors import CarpoolError, ConfigError
-from carpool.core.model import Lane
+from carpool.core.model import Call, Lane
 from carpool.core.ports import RawRequest
+from carpool.core.prices import PriceBook
+from carpool.core.upstream import Upstream
 from carpool.dialects import dialect_of_endpoint, guessed_endpoint
 from carpool.http import Http1Client
 from carpool.planners.access.options import PREFIX, Options, from_headers, split_path
 from carpool.planners.access.providers import choose
 from carpool.planners.access.rules import Rule, apply_rules, call_of, understand
+from carpool.planners.agents import Agents
 from carpool.planners.forecast import Forecast
 from carpool.planners.policy import places, span
-from carpool.planners.routing import Capabilities, noted, route
+from carpool.planners.quoter import KnownPrompt, Quoter, lane_prices
+from carpool.planners.quotes import Quote
+from carpool.planners.routing import BatchDeadlines, Capabilities, Quoting, noted, route
 from carpool.planners.tasks import TaskBook
 from carpool.stores import shown
 
@@ -284,6 +289,18 @@ def read_request(path: Path) -> tuple[RawRequest, Options]:
     return RawRequest(asked.method.upper(), url, query, kept, body), from_headers(headers).over(options)
 
 
+def _quoting(call: Call, upstream: Upstream, abilities: Capabilities, book: PriceBook, now: float) -> Quoting:
+    """What the lanes cost for a call of which nothing is known but its size."""
+    dialect, quoter = upstream.dialect, Quoter(Forecast(), Agents())
+    able = abilities.of(upstream.provider, dialect, call.model)
+
+    def quote(lanes: Sequence[Lane], times: BatchDeadlines) -> Sequence[Quote]:
+        prices = {lane: lane_prices(book, able, dialect, call.model, lane, now) for lane in lanes}
+        return quoter.quote(call, KnownPrompt(dialect.estimate_tokens(call.body)), prices, times, now)
+
+    return quote
+
+
 def explain(config: Config, raw: RawRequest, options: Options, now: float) -> dict[str, Any]:
     """What would become of a request: the engine's decision for a conversation that is not warm, without anything
     learned from refusals."""
@@ -305,7 +322,10 @@ def explain(config: Config, raw: RawRequest, options: Options, now: float) -> di
         called = call_of(upstream, parsed, options, now)
         task = called.task or None
         call = TaskBook().bound(called, now, forecast)
-        routed = route(call, config.policy, forecast, now, can_batch=no_batch, can_flex=no_flex, default=Lane.NOW)
+        quote = _quoting(call, upstream, abilities, PriceBook(), now)
+        routed = route(
+            call, config.policy, forecast, now, quote, can_batch=no_batch, can_flex=no_flex, default=Lane.NOW
+        )
         lane, reason = noted(call, routed).lane, noted(call, routed).reason
         no_batch, no_flex = no_batch or _MAY, no_flex or _MAY
     return {

@@ -46,11 +46,11 @@ class Profile(Struct, frozen=True):
     lane: Lane | None = None  # default lane
     max_budget: float | None = None
     refuse_over: bool = False  # a larger budget is refused instead of capped
-    caching: CachingMode | None = None  # default of what may be done for prompt caches
     lanes: tuple[Lane, ...] = ()  # allowed lanes; empty allows all
     tags: Mapping[str, str] = field(default_factory=dict)
     whole_account: bool = False  # may use endpoints that show or change the whole account at the provider
     task_budget: float | None = None  # default time budget of a task, in seconds
+    caching: CachingMode | None = None  # default of what may be done for prompt caches
 
     def allows(self, lane: Lane) -> bool:
         return not self.lanes or lane in self.lanes

@@ -106,6 +106,11 @@ class PriceBook:
         total = usage.total_input
         return _cost(next(rates for above, rates in card if total > above), usage)
 
+    def rates(self, dialect: Dialect, model: str, lane: Lane, at: float) -> Rates | None:
+        """The rates of a short prompt, to compare lanes by; None if they are unknown."""
+        card = self._card(dialect, model, lane, int(at // SLOT_S), None, "flex" if lane is Lane.FLEX else None)
+        return None if card is None else card[-1][1]
+
     def paid_and_would_have_paid(
         self, dialect: Dialect, model: str, usage: Usage, lane: Lane, at: float
     ) -> tuple[int | None, int | None]:

@@ -35,6 +35,7 @@ from carpool.engine.tasks import Tasks
 from carpool.planners.forecast import Forecast
 from carpool.planners.policy import RoutingPolicy
 from carpool.planners.rescue_room import OpenRescues
+from carpool.planners.tasks import TaskBook
 
 T = TypeVar("T")
 
@@ -225,7 +226,8 @@ class EngineContext:
         self.learned = LaneRefusals(self.store, self.clock, self.keyring)
         self.prompt_caches = PromptCaches(self.upstreams, self.stats)
         key = self.keyring.derived("conversations")
-        self.tasks = Tasks(self.store, self.clock, key, self.forecast, self.background, self.trouble)
+        book = TaskBook(self.prompt_caches.agents.turns_left, self.prompt_caches.agents.turn_seconds)
+        self.tasks = Tasks(self.store, self.clock, key, self.forecast, book, self.background, self.trouble)
         self.learner = Learner(self.forecast, self.store, self.clock, self.trouble)
 
     # ------------------------------------------------------------ time

@@ -7,6 +7,7 @@ import random
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from msgspec.structs import replace
@@ -28,6 +29,7 @@ from carpool.engine.cluster.membership import Lease, Membership
 from carpool.engine.context import EngineContext, Probe, Reply
 from carpool.engine.events import EventHooks, Hook, Stats
 from carpool.engine.keyring import Keyring
+from carpool.engine.lane_quotes import LaneQuotes
 from carpool.engine.now.flex import FlexRefused, FlexSender
 from carpool.engine.now.gate import GateDelay, Gates
 from carpool.engine.now.relay import Purchase, StreamedResponse
@@ -41,8 +43,6 @@ from carpool.planners.routing import (
     NO_GAIN,
     Capabilities,
     Decision,
-    WarmConversations,
-    kept_warm,
     must_be_kept,
     noted,
     route,
@@ -112,7 +112,7 @@ class Engine:
         self.new_ticket = context.new_ticket
         self.credential = keyring.credential  # of a known secret: the same for every form of it
         self.poll_soon = self._follower.poll_soon  # polls a batch soon, because it may have ended
-        self._warmth = WarmConversations()
+        self._quotes = LaneQuotes(context, self._capabilities)
 
     # ------------------------------------------------------------ lifecycle
 
@@ -301,10 +301,10 @@ class Engine:
             context.policy,
             context.forecast,
             context.now(),
+            partial(self._quotes.quote, call),
             can_batch=self._why_not(Lane.BATCH, call, dialect, capability),
             can_flex=self._why_not(Lane.FLEX, call, dialect, capability) if may_flex else NO_FLEX,
             default=default,
-            beta=capability.batch_price,
         )
         if (
             decision.rescue_at is not None
@@ -313,7 +313,10 @@ class Engine:
         ):
             context.stats.no_room_calls += 1
             decision = Decision(Lane.NOW, NO_ROOM)
-        return kept_warm(call, noted(call, decision), self._warmth, context.now())
+        if flex:  # otherwise it is decided for the second time
+            lane = None if decision.quotes and decision.quotes[0].probe else decision.lane
+            context.prompt_caches.asked(call, dialect.estimate_tokens(call.body), lane, context.now())
+        return noted(call, decision)
 
     def _why_not(self, lane: Lane, call: Call, dialect: Dialect, capability: Capability) -> str | None:
         """Why a call's model or credential may not take a lane; None if it may."""

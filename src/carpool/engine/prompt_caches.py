@@ -1,4 +1,5 @@
-"""What the engine knows of the providers' prompt caches, and what it changes in requests for their sake.
+"""What the engine knows of the providers' prompt caches and of the conversations that use them, and what it changes in
+requests for their sake.
 
 A call that goes straight to `now` or `flex` carries the chain of its prompt until it is answered. A call on disk leaves
 its chain here until its batch is collected. Of very many, of those that another process admitted, and after a restart,
@@ -26,6 +27,7 @@ from carpool.core.model import CachePlan, CachingMode, Call, Entry, Lane, Usage
 from carpool.core.ports import EditedBody
 from carpool.core.upstream import Upstream
 from carpool.engine.events import Stats
+from carpool.planners.agents import Agents
 from carpool.planners.caching.index import PrefixIndex, Surface
 from carpool.planners.caching.plan import UNCHANGED, marked, plan_for
 from carpool.planners.routing import Capabilities
@@ -54,6 +56,7 @@ class PromptCaches:
 
     def __init__(self, upstreams: Mapping[str, Upstream], stats: Stats) -> None:
         self.index = PrefixIndex()
+        self.agents = Agents()
         self.capabilities = Capabilities()
         self._upstreams = upstreams
         self._stats = stats
@@ -93,6 +96,16 @@ class PromptCaches:
         self._refused[call.provider, call.model] = None
         return True
 
+    # ------------------------------------------------------------ conversations
+
+    def asked(self, call: Call, tokens: int, lane: Lane | None, now: float) -> None:
+        """A turn of a conversation has come, and goes to this lane; None if that says nothing of where it belongs."""
+        if call.prompt is not None:
+            conversation = (self.scope(call.provider, call.credential), call.prompt.conversation)
+            self.agents.asked(conversation, call.agent, tokens, now)
+            if lane is not None:
+                self.agents.sent(conversation, in_batch=lane is Lane.BATCH)
+
     # ------------------------------------------------------------ calls in batches
 
     def admitted(self, call: Call, ticket: int) -> None:
@@ -126,23 +139,29 @@ class PromptCaches:
 
     # ------------------------------------------------------------ answers
 
-    def answered(self, call: Call, entry: Entry) -> None:
+    def answered(self, call: Call, entry: Entry, now: float) -> None:
         """A call was answered on `now` or `flex`."""
         waiting = self._waiting.pop(call.ticket, None) if call.prompt is None else None  # rescued
-        self._answered(call if waiting is None else waiting.call, UNCHANGED, entry.lane, entry.at, entry.usage)
+        self._answered(call if waiting is None else waiting.call, UNCHANGED, entry.lane, entry.at, entry.usage, now)
 
-    def collected(self, ticket: int, sent: float, usage: Usage | None) -> None:
+    def collected(self, ticket: int, sent: float, usage: Usage | None, now: float) -> None:
         """A call was answered in a batch that was sent at this time."""
         if (waiting := self._waiting.pop(ticket, None)) is not None:
-            self._answered(waiting.call, waiting.applied, Lane.BATCH, sent, usage)
+            self._answered(waiting.call, waiting.applied, Lane.BATCH, sent, usage, now)
 
-    def _answered(self, call: Call, plan: CachePlan, lane: Lane, started: float, usage: Usage | None) -> None:
+    def _answered(
+        self, call: Call, plan: CachePlan, lane: Lane, started: float, usage: Usage | None, now: float
+    ) -> None:
         if usage is None or call.prompt is None:
             return
         scope = self.scope(call.provider, call.credential)
+        seconds = now - started if lane is Lane.NOW else None
+        self.agents.answered((scope, call.prompt.conversation), usage.output_tokens, now, seconds)
         prompt = call.prompt if plan is UNCHANGED else marked(call.prompt, plan)
         surface = Surface.BATCH if lane is Lane.BATCH else Surface.SYNCHRONOUS
         expected = self.index.lookup(scope, prompt, surface, started)
         self._stats.cache_expected_tokens += 0 if expected is None else expected.tokens
         self._stats.cache_read_tokens += usage.cache_read_tokens
-        self.index.answered(scope, prompt, surface, started, usage)
+        dialect = self._upstreams[call.provider].dialect
+        least = self.capabilities.of(call.provider, dialect, call.model).cacheable_tokens or 0
+        self.index.answered(scope, prompt, surface, started, usage, least)

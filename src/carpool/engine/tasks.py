@@ -35,6 +35,7 @@ class Tasks:
         clock: Clock,
         key: bytes,
         forecast: Forecast,
+        book: TaskBook,
         background: BackgroundTasks,
         trouble: Callable[[str, BaseException], None],
     ) -> None:
@@ -44,7 +45,7 @@ class Tasks:
         self._forecast = forecast
         self._background = background
         self._trouble = trouble
-        self._book = TaskBook()
+        self._book = book
         self._merging = asyncio.Lock()
         self._writing: asyncio.Task[None] | None = None
         self.tickets = self._book.tickets

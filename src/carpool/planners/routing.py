@@ -4,23 +4,15 @@
 
 1. A lane that was asked for. If the call can't take it, a client's wish is an error (`insists`), and a rule's wish is
    ignored.
-2. No deadline: the default lane, usually `batch`. Where a batch is impossible, `flex` if offered, else `now`.
+2. No deadline: the default lane. If that is `batch`, the call may wait, and takes the cheapest lane. Where a batch is
+   impossible, that is `flex` if offered, else `now`.
 3. A budget of at most `sync_max_latency_ms` (5 s if unset) goes to `now`. With a longer one, a call that can't be
    batched goes to `flex` if that is offered and in time, else to `now`.
 4. A batch needs time for its linger, a cancel and a synchronous rescue before the deadline. Without it: `now`.
 5. If the policy sets `sync_max_latency_ms`, every longer budget goes to `batch`.
-6. Otherwise the forecast gives p, the chance that a batch returns before the latest useful moment. With `beta` the
-   batch price relative to `now`, and `q` the chance that a batch copy is billed although its call was rescued, the
-   expected cost of "batch, then rescue" is
+6. Otherwise the cheapest lane, by what each is expected to cost (`quotes`).
 
-       p * beta + (1 - p) * (1 + q * beta)
-
-   This is below 1, the price of `now`, when p > beta * q / (1 - beta * (1 - q)); see `break_even`. Where `flex` is
-   offered and would return in time, it is preferred unless the batch is almost sure (`SURE`) to be in time: `flex`
-   costs about as much as a batch and carries less risk.
-
-Not modelled yet: `q` is a constant; the price of a lane ignores prompt caches (`kept_warm` only keeps a warm
-conversation on `now`); and the current load or rate limit of a provider does not influence the choice.
+Not modelled yet: the current load or rate limit of a provider does not influence the choice.
 
 A batch ends with its slowest call and is rescued as a whole, so `pool_key` also separates calls by output size and by
 deadline.
@@ -29,7 +21,7 @@ deadline.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from fnmatch import fnmatchcase
 from functools import lru_cache
@@ -37,13 +29,13 @@ from typing import Any, Final, TypeVar
 
 import msgspec
 
-from carpool.core.bounded import BoundedMap
 from carpool.core.errors import BadCall, ConfigError
 from carpool.core.model import Call, Lane, PoolKey, Value
 from carpool.core.ports import Capability, Dialect
 from carpool.core.settings import SWITCH, Check, Range, check, known, mapping
 from carpool.planners.forecast import BatchClass, Forecast
 from carpool.planners.policy import RoutingPolicy, span
+from carpool.planners.quotes import Quote
 
 T = TypeVar("T")
 
@@ -104,7 +96,6 @@ TIGHT_MS: Final = 5_000.0  # budgets up to this are answered synchronously, unle
 RESCUE_MARGIN: Final = 2.0  # seconds to wake up and to send the request
 DEFAULT_WINDOW_MS: Final = 30_000.0  # the longest wait for a minimum batch size when no window is set
 FLEX_STRETCH: Final = 3.0  # flex latency relative to `now`, a generous estimate
-SURE: Final = 0.99  # from this chance on a batch beats flex: same price, and it leaves the synchronous rate limit alone
 NO_FLEX: Final = "There is no lane flex for it."
 NO_GAIN: Final = "The lane flex costs no less than now."
 _FITS: Final = "A budget of {} has room for flex. {}"
@@ -114,12 +105,22 @@ class Decision(Value, frozen=True, gc=False):
     lane: Lane
     reason: str
     rescue_at: float | None = None
+    quotes: tuple[Quote, ...] = ()  # what the lanes cost, the chosen one first; empty if that did not matter
 
 
-_NO_DEADLINE_REASONS: Final = {
-    **{lane: Decision(lane, "No budget was given, so it goes at once.") for lane in Lane},
-    Lane.BATCH: Decision(Lane.BATCH, "No budget was given, so it can wait for a batch."),
-}
+class BatchDeadlines(Value, frozen=True, gc=False):
+    """The times that decide what a batch costs."""
+
+    latest_end: float = math.inf  # when a batch must end, or its calls are rescued
+    wait: float = 0.0  # in the pool
+    later: float = math.inf  # seconds for a batch that one of the turns to come would have
+
+
+Quoting = Callable[
+    [Sequence[Lane], BatchDeadlines], Sequence[Quote]
+]  # lanes that the call can take → the cheapest first
+
+_AT_ONCE: Final = {lane: Decision(lane, "No budget was given, so it goes at once.") for lane in Lane}
 
 
 def route(
@@ -127,16 +128,14 @@ def route(
     policy: RoutingPolicy,
     forecast: Forecast,
     now: float,
+    quote: Quoting,
     *,
     can_batch: str | None = None,
     can_flex: str | None = NO_FLEX,
     default: Lane = Lane.BATCH,
-    beta: float = 0.5,
-    q: float = 0.25,
 ) -> Decision:
     """Choose the lane. `can_batch` and `can_flex` are the reasons why this call can't take those lanes (None: it can).
-    `beta` is the batch price relative to `now`, `q` the chance that a batch copy is billed although its call was
-    rescued.
+    `quote` is asked where the costs decide.
     """
     no_batch = call.unbatchable or can_batch
     if call.lane is not None:
@@ -151,12 +150,17 @@ def route(
         or now + (FLEX_STRETCH + 1) * sync_seconds(call, forecast) + RESCUE_MARGIN <= call.deadline
     )
     if call.deadline is not None:
-        return _within_deadline(call, call.deadline, policy, forecast, now, beta, q, flex=flex, no_batch=no_batch)
-    if no_batch is None:
-        return _NO_DEADLINE_REASONS[default]
-    if flex and default is Lane.BATCH:
-        return Decision(Lane.FLEX, f"It could wait, but not for a batch. {no_batch}")
-    return Decision(Lane.NOW, no_batch)
+        return _within_deadline(call, call.deadline, policy, forecast, now, quote, flex=flex, no_batch=no_batch)
+    if default is not Lane.BATCH:
+        return Decision(Lane.NOW, no_batch) if no_batch else _AT_ONCE[default]
+    if no_batch is not None:
+        return (
+            Decision(Lane.FLEX, f"It could wait, but not for a batch. {no_batch}")
+            if flex
+            else Decision(Lane.NOW, no_batch)
+        )
+    lanes = (Lane.BATCH, Lane.FLEX, Lane.NOW) if flex else (Lane.BATCH, Lane.NOW)  # what costs the same may wait
+    return _cheapest(call, forecast, quote, BatchDeadlines(wait=pool_wait(policy)), lanes)
 
 
 def _within_deadline(
@@ -165,8 +169,7 @@ def _within_deadline(
     policy: RoutingPolicy,
     forecast: Forecast,
     now: float,
-    beta: float,
-    q: float,
+    quote: Quoting,
     *,
     flex: bool,
     no_batch: str | None,
@@ -178,20 +181,37 @@ def _within_deadline(
         return Decision(Lane.FLEX, _FITS.format(span(budget), no_batch)) if fits else Decision(Lane.NOW, no_batch)
     if budget <= tight:
         return Decision(Lane.NOW, f"The budget of {span(budget)} is tight: up to {span(tight)} goes at once.")
-    latest_end = deadline - sync_seconds(call, forecast) - forecast.cancel_seconds(call.provider)
-    if latest_end - policy.linger_ms / 1000 <= now:
+    margin = sync_seconds(call, forecast) + forecast.cancel_seconds(call.provider)
+    if deadline - margin - policy.linger_ms / 1000 <= now:
         return Decision(Lane.NOW, f"A budget of {span(budget)} leaves no room for a batch and a rescue.")
     if cap is not None:
         reason = f"The budget of {span(budget)} is above {span(tight)}."
         return Decision(Lane.BATCH, reason, rescue_time(call, forecast))
-    seconds_left = latest_end - pool_wait(policy) - now
-    chance = forecast.batch_cdf(seconds_left, batch_class(call))
-    odds, needed = f"A batch is back in time with a chance of {chance:.0%}", break_even(beta, q)
-    if flex and chance < SURE:
-        return Decision(Lane.FLEX, _FITS.format(span(budget), f"{odds}, and flex costs no more."))
-    if chance > needed:
-        return Decision(Lane.BATCH, f"{odds}; it pays above {needed:.0%}.", rescue_time(call, forecast))
-    return Decision(Lane.NOW, f"{odds}; it would pay above {needed:.0%}.")
+    later = math.inf if call.task_deadline is not None else budget - margin
+    lanes = (Lane.NOW, Lane.FLEX, Lane.BATCH) if flex else (Lane.NOW, Lane.BATCH)
+    return _cheapest(call, forecast, quote, BatchDeadlines(deadline - margin, pool_wait(policy), later), lanes)
+
+
+def _cheapest(call: Call, forecast: Forecast, quote: Quoting, times: BatchDeadlines, lanes: Sequence[Lane]) -> Decision:
+    """Of lanes that cost the same, the first."""
+    quotes = tuple(quote(lanes, times))
+    lane = quotes[0].lane
+    return Decision(lane, explained(quotes), rescue_time(call, forecast) if lane is Lane.BATCH else None, quotes)
+
+
+def explained(quotes: Sequence[Quote]) -> str:
+    """Why the first of these quotes was chosen, in a line: what the best quote of each lane costs compared with `now`,
+    over this turn and those to come."""
+    best: dict[Lane, Quote] = {}
+    for quote in quotes:
+        best.setdefault(quote.lane, quote)
+    if Lane.NOW not in best or len(best) == 1:
+        return f"It takes the lane {quotes[0].lane}."
+    on_now = best.pop(Lane.NOW).total
+    shares = " and ".join(f"{lane} {quote.total / on_now:.0%}" for lane, quote in best.items() if on_now)
+    turns = f" with the {turns:.0f} turns to come" if (turns := quotes[0].turns) >= 1 else ""
+    odds = f"; a batch is in time with a chance of {best[Lane.BATCH].on_time:.0%}" if Lane.BATCH in best else ""
+    return f"{str(quotes[0].lane).capitalize()} is cheapest{turns}: of the cost on now, {shares}{odds}."
 
 
 def noted(call: Call, decision: Decision) -> Decision:
@@ -214,13 +234,6 @@ def rescue_time(call: Call, forecast: Forecast) -> float | None:
     if call.deadline is None:
         return None
     return call.deadline - sync_seconds(call, forecast) - RESCUE_MARGIN
-
-
-def break_even(beta: float, q: float) -> float:
-    """The chance of returning in time above which "batch, then rescue" is cheaper than `now`."""
-    if beta >= 1:
-        return math.inf  # a batch that saves nothing is never worth the risk
-    return beta * q / (1 - beta * (1 - q))
 
 
 def must_be_kept(call: Call, lane: Lane) -> bool:
@@ -269,43 +282,3 @@ def deadline_class(deadline: float | None, now: float) -> str:
     minutes = (deadline - now) / 60
     exponent = math.floor(math.log2(minutes)) if minutes >= 1 else 0
     return f"{2 ** min(exponent, 10)}m"
-
-
-# ------------------------------------------------------------ warm conversations
-# A conversation is warm on `now` if its last turn was sent there within the lifetime of the prompt cache. Moving its
-# next turn to a batch would save half the price but lose the cached prefix, which costs a tenth. Until the price of a
-# lane includes its cache, a warm conversation stays on `now`.
-
-MAX_WARM = 50_000  # conversations to remember; the least recently used is forgotten first
-
-
-class WarmConversations:
-    """Remembers conversations and when their prompt cache expires. The caller passes the time."""
-
-    def __init__(self, most: int = MAX_WARM) -> None:
-        self._until: BoundedMap[tuple[str, int], float] = BoundedMap(most)
-
-    def __len__(self) -> int:
-        return len(self._until)
-
-    def record(self, credential: str, conversation: int, life: float, now: float) -> None:
-        """A turn was sent on `now`: its prompt cache lives for `life` seconds."""
-        key = (credential, conversation)
-        self._until[key] = max(now + life, self._until.get(key, 0.0))
-
-    def is_warm(self, credential: str, conversation: int, now: float) -> bool:
-        return self._until.get((credential, conversation), 0.0) > now
-
-
-def kept_warm(call: Call, decision: Decision, warmth: WarmConversations, now: float) -> Decision:
-    """Keep a warm conversation on `now`, and record every turn that is sent there."""
-    turn = call.turn
-    if turn is None:
-        return decision
-    if decision.lane is not Lane.NOW:
-        chosen = call.lane is not None  # a lane that the client or a rule chose is respected
-        if chosen or turn.opening or not warmth.is_warm(call.credential, turn.conversation, now):
-            return decision
-        decision = Decision(Lane.NOW, "Its conversation is warm on now.")
-    warmth.record(call.credential, turn.conversation, turn.cache_life, now)
-    return decision

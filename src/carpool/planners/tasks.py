@@ -31,6 +31,7 @@ from msgspec.structs import replace
 from carpool.core.bounded import BoundedMap
 from carpool.core.model import Call, Entry, Lane
 from carpool.core.tasks import TASK_OVER_S, TaskRecord, task_is_over
+from carpool.planners.agents import usual_turns_left
 from carpool.planners.forecast import Forecast
 from carpool.planners.policy import span
 from carpool.planners.routing import sync_seconds
@@ -41,18 +42,12 @@ MAX_AGENTS: Final = 1_000
 CONVERSATION: Final = "conversation "  # with which the name of a task begins that has no other name
 MARGIN_S: Final = 60.0  # the least time kept free at the end of a task
 MARGIN_SHARE: Final = 0.25  # of the time that the coming turns need; forecasts err by more than a constant
-FEWEST_TURNS, MOST_TURNS = 8.0, 100.0  # expected turns, of a kind of agent of which nothing is known
 USUAL_TURN_S: Final = 20.0
 LONGEST_TURN_S: Final = 300.0  # a longer one includes a pause of its user
 PACE_WEIGHT: Final = 0.05  # of the latest turn in the pace of its kind of agent
 
 TurnsLeft = Callable[[str, int], float]  # kind of agent, number of the present turn → turns expected after it
 TurnSeconds = Callable[[str], float]  # kind of agent → seconds from one answer on `now` to the next
-
-
-def usual_turns_left(agent: str, turn: int) -> float:
-    """As many turns as there have been: the longer a task runs, the longer it will go on."""
-    return min(MOST_TURNS, max(FEWEST_TURNS, float(turn)))
 
 
 def turn_deadline(deadline: float, now: float, turns_left: float, seconds_per_turn: float, margin: float) -> float:

@@ -21,7 +21,7 @@ from tests.support.stage import Stage, ask
 BATCH = {"x-carpool-budget": "30m"}
 LATER = BATCH | {"prefer": "respond-async"}
 PAIRS = ["two passed keys", "passed and virtual", "virtual and passed", "two virtual keys", "two virtual forms"]
-WALKED = {"healthz", "readyz", "stats", "calls", "batches", "events"}
+WALKED = {"healthz", "readyz", "stats", "calls", "batches", "tasks", "events"}
 UNKNOWN = ticket_text(1234567890123456789 >> 2)
 SECRET_TAG = "canary"
 

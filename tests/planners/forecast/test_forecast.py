@@ -5,14 +5,13 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from carpool.planners.forecast import BatchClass, Forecast, Prior
-from carpool.planners.forecast.forecast import MAX_CLASSES, PROBE_SHARE
+from carpool.planners.forecast.forecast import MAX_CLASSES
 
 HOUR = 3600.0
 OF = BatchClass("anthropic", "model", "s")
@@ -227,7 +226,10 @@ def test_short_answers_say_little_about_long_ones() -> None:
     assert forecast.sync_seconds("p", "m", 4096) == Prior().sync_seconds(4096) > 1 + 4096 / 60
     for number in range(20):
         forecast.call_answered("p", "m", 100, 60.0, 500 + number / 10)
-    assert forecast.sync_seconds("p", "m", 4096) > 10 * Prior().sync_seconds(4096)  # whatever is slow now, is slow
+    assert forecast.sync_seconds("p", "m", 4096) > 2 * Prior().sync_seconds(4096)  # whatever is slow now, is slow
+    assert (
+        forecast.sync_seconds("p", "m", 4096) < Prior().sync_seconds(4096) + 2 * 70
+    )  # but few calls reach their limit
 
 
 @given(
@@ -272,60 +274,6 @@ def test_flex() -> None:
         forecast.flex_answered("p", "m", refused=number % 2 == 0, now=number)
     assert forecast.flex_refusal("p", "m") == pytest.approx(0.5, abs=0.05)
     assert forecast.flex_refusal("p", "other") == Prior().flex_refusal
-
-
-# ------------------------------------------------------------ exploration
-
-
-def share(forecast: Forecast, loss: float, gain: float) -> float:
-    return sum(forecast.probes(OF, (step + 0.5) / 10_000, loss, gain) for step in range(10_000)) / 10_000
-
-
-def test_a_few_per_cent_are_probes() -> None:
-    forecast = Forecast()
-    assert share(forecast, loss=1, gain=1) == pytest.approx(3 * PROBE_SHARE, abs=1e-3)
-    Provider(forecast, seed=1).run(2 * HOUR)
-    assert share(forecast, loss=1, gain=1) == pytest.approx(PROBE_SHARE, rel=0.1)
-
-
-@pytest.mark.parametrize(("loss", "gain"), [(0.5, 1.0), (1.0, 0.5), (100.0, 1.0), (1.0, 1e-9), (0.0, 1.0)])
-def test_the_price_of_probes_is_bounded(loss: float, gain: float) -> None:
-    assert share(Forecast(), loss, gain) * loss <= 3 * PROBE_SHARE * gain + 1e-9
-
-
-def test_there_is_no_probe_without_something_to_gain() -> None:
-    assert not any(Forecast().probes(OF, 0.0, loss, gain) for loss, gain in [(1, 0), (0, 0), (1, -1)])
-
-
-def paid(choose: Callable[[Forecast, float, random.Random], bool], seed: int) -> float:
-    """The price per call of a router that sends to a batch what `choose` says; the others cost 1. A batch costs 0.5,
-    and 0.5 more than `now` if it takes longer than 180 s, when the call is rescued."""
-    rng, forecast = random.Random(seed), Forecast()
-    total, calls = 0.0, 4000
-    for number in range(calls):
-        now = number * 10.0
-        if not choose(forecast, 180.0, rng):
-            total += 1.0
-        elif (takes := seconds_taken(rng)) <= 180:
-            forecast.batch_ended(OF, 0.0, takes, now)
-            total += 0.5
-        else:
-            forecast.batch_passed(OF, 0.0, 180.0, now)
-            total += 1.5
-    return total / calls
-
-
-def test_without_probes_a_forecast_freezes_at_its_prior() -> None:
-    def pays(forecast: Forecast, patience: float, _rng: random.Random) -> bool:
-        return forecast.batch_cdf(patience, OF) > 0.55
-
-    def explores(forecast: Forecast, patience: float, rng: random.Random) -> bool:
-        return pays(forecast, patience, rng) or forecast.probes(OF, rng.random(), loss=0.5, gain=0.5)
-
-    seed = 7
-    oracle = paid(lambda *_: True, seed)
-    assert paid(pays, seed) == 1.0
-    assert paid(explores, seed) == pytest.approx(oracle, abs=0.02)
 
 
 # ------------------------------------------------------------ persistence

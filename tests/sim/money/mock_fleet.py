@@ -24,6 +24,7 @@ from carpool.engine.background import BackgroundTasks
 from carpool.frontends.intake import make_call
 from carpool.mock import MockAnthropic, MockConfig
 from carpool.planners.access.options import Options
+from carpool.planners.forecast import Forecast
 from carpool.planners.policy import RoutingPolicy
 from carpool.sim.event_log import SimLog
 from carpool.sim.network import Network, SimHttpClient, address
@@ -54,10 +55,18 @@ class FleetAgent:
 
 
 class MockFleet:
-    def __init__(self, path: Path, agents: Sequence[FleetAgent], config: MockConfig, budget: float | None) -> None:
+    def __init__(
+        self,
+        path: Path,
+        agents: Sequence[FleetAgent],
+        config: MockConfig,
+        budget: float | None,
+        forecast: Forecast | None = None,
+    ) -> None:
         self._path = path
         self._agents = agents
         self._budget = budget
+        self._forecast = forecast
         self._timeline = Timeline()
         self.mock = MockAnthropic(config, now=self._timeline.now)
         self.waits: list[float] = []
@@ -85,6 +94,7 @@ class MockFleet:
             keyring=Keyring(store.pepper),
             policy=RoutingPolicy(),
             prices=PRICES,
+            forecast=self._forecast,
             rng=random.Random(1),
         )
         await self._engine.start()

@@ -11,16 +11,15 @@ from functools import partial
 import pytest
 
 from carpool.core.errors import ConfigError
-from carpool.core.model import Call, Lane
+from carpool.core.model import Lane
 from carpool.planners.forecast import BatchClass, Forecast
 from carpool.planners.policy import RoutingPolicy
 from carpool.planners.poll_pace import InFlight, next_poll
 from carpool.planners.pressure.quota import TokenBucket
-from carpool.planners.routing import Decision
 from carpool.sim.money.coding import coding_fleet
 from carpool.sim.money.fleet import simulate
 from carpool.sim.money.model import ROOT, Node, RunRecord, Trace, TraceSession, TraceTurn
-from carpool.sim.money.policies import POLICIES, MoneyPolicy, Router, find_policy
+from carpool.sim.money.policies import POLICIES, MoneyPolicy, find_policy
 from carpool.sim.money.poll_times import PollTimes
 from carpool.sim.money.worlds import (
     WORLDS,
@@ -254,24 +253,6 @@ def test_a_turn_has_what_is_left_of_its_task() -> None:
     assert [answer.miss for answer in record.answers] == [None, None, "the task ran out of time"]
     slow = simulate(conversation([0.0]), steady(1.0), find_policy("now"), budget_s=2.0)
     assert slow.answers[0].miss == "its answer takes longer"
-
-
-def test_a_router_can_be_replaced() -> None:
-    seen: list[Call] = []
-
-    def odd_turns_wait(policy: MoneyPolicy, beta: float) -> Router:
-        assert beta == 0.5
-
-        def choose(call: Call, now: float) -> Decision:
-            seen.append(call)
-            return Decision(Lane.BATCH if len(seen) % 2 == 0 else Lane.NOW, "It counts.")
-
-        return choose
-
-    policy = replace(find_policy("carpool"), router=odd_turns_wait)
-    record = simulate(conversation([0.0, 1.0, 1.0]), steady(100.0), policy)
-    assert [answer.lane for answer in record.answers] == [Lane.NOW, Lane.BATCH, Lane.NOW]
-    assert [call.turn and call.turn.opening for call in seen] == [True, False, False]
 
 
 @pytest.mark.parametrize("name", ["now+5m", "batch", "carpool"])

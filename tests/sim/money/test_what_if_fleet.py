@@ -13,12 +13,15 @@ import pytest
 
 from carpool.mock import MockConfig
 from carpool.mock.core.latency import LogNormal, Mixture
+from carpool.planners.forecast import Forecast
+from carpool.sim.money.planned import taught
 from carpool.sim.money.record_source import read_record
 from carpool.sim.money.recorded import conversations
 from carpool.sim.money.recorded_trace import RecordHabits
 from carpool.sim.money.what_if import ReplayedAccount, accounts, parse_what_if
 from carpool.sim.money.what_if_report import answer, group_of, replayed_share
 from carpool.sim.money.worlds import WORLDS, LogNormalTimes, MixedTimes
+from carpool.sim.timeline import START
 from tests.support.deep import quick_and_deep
 
 from .mock_fleet import HAIKU, SONNET, FleetAgent, MockFleet
@@ -83,8 +86,13 @@ def agents() -> list[FleetAgent]:
     return [*coders(20, rng), *judges(150, rng)]
 
 
+def knowing() -> Forecast:
+    """As what-if assumes: carpool has been running for a while, so it knows how long batches take."""
+    return taught(WORLD, "anthropic", (SONNET, HAIKU), START)
+
+
 def run(folder: Path, budget: float | None, seed: int = SEED) -> MockFleet:
-    return MockFleet(folder / f"{budget} {seed}.db", agents(), mock_config(seed), budget).go()
+    return MockFleet(folder / f"{budget} {seed}.db", agents(), mock_config(seed), budget, knowing()).go()
 
 
 def recorded(folder: Path) -> tuple[Sequence[ReplayedAccount], RecordHabits]:

@@ -25,7 +25,7 @@ from anthropic import AsyncAnthropic
 from anthropic.types import Message
 from uvicorn.server import ServerState
 
-from carpool.core.model import Lane
+from carpool.core.model import Call, Lane, ticket_text
 from carpool.core.ports import Store
 from carpool.dialects import get
 from carpool.engine import Engine, Event, Keyring, Upstream
@@ -36,7 +36,8 @@ from carpool.http import Http1Client
 from carpool.mock import Charge, Constant, MockAnthropic, MockConfig, serve
 from carpool.planners.forecast import Forecast
 from carpool.planners.policy import RoutingPolicy
-from carpool.sim.money.model import ROOT, Node, Trace, TraceSession, TraceTurn
+from carpool.planners.routing import Decision
+from carpool.sim.money.model import ROOT, ClientMarks, Node, Trace, TraceSession, TraceTurn
 from carpool.sim.money.worlds import ProviderWorld
 from carpool.sim.timeline import START, Timeline, VirtualClock, _Jumping, run
 from carpool.stores import open_store
@@ -122,6 +123,7 @@ class SeenTurn:
     rescued: bool
     input_tokens: int
     output_tokens: int
+    body_bytes: int
 
 
 def fleet(seed: int, calls: int) -> list[AgentPlan]:
@@ -182,6 +184,7 @@ def skeleton(plans: Sequence[AgentPlan]) -> Trace:
                 tuple(turns),
                 system=system,
                 max_output_tokens=plan.max_tokens,
+                marks=ClientMarks("5m", "5m"),
             )
         )
     return Trace("fleet", nodes, tuple(sessions))
@@ -203,6 +206,7 @@ class ProxyRun:
         self._latencies = TurnLatencies(self.world, self._trace, self.seed)
         self._systems: dict[str, int] = {}
         self._rescued: set[str] = set()
+        self._sizes: dict[str, int] = {}  # of bodies, by ticket
         self._timeline = SocketTimeline()
 
     def go(self) -> None:
@@ -219,7 +223,7 @@ class ProxyRun:
             for position, turn in enumerate(session.turns):
                 seen = self.turns[number, position]
                 nodes[turn.node] = Node(nodes[turn.node].parent, seen.input_tokens)
-                turns.append(replace(turn, output_tokens=seen.output_tokens))
+                turns.append(replace(turn, output_tokens=seen.output_tokens, body_bytes=seen.body_bytes))
             sessions.append(replace(session, turns=tuple(turns)))
         return Trace(self._trace.name, nodes, tuple(sessions))
 
@@ -263,6 +267,13 @@ class ProxyRun:
             hooks=(self._tell,),
             rng=random.Random(self.seed),
         )
+        decide = engine.decide
+
+        def decided(call: Call, *given: Any, **more: Any) -> Decision:
+            self._sizes[ticket_text(call.ticket)] = len(call.body)
+            return decide(call, *given, **more)
+
+        engine.decide = decided  # type: ignore[method-assign]
         await engine.start()
         async with _listening(Proxy(engine, upstreams, clock)) as url:
             yield store, url
@@ -322,6 +333,7 @@ class ProxyRun:
             ticket in self._rescued,
             used.input_tokens + read + written,
             used.output_tokens,
+            self._sizes[ticket],
         )
 
 

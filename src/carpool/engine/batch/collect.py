@@ -257,7 +257,7 @@ class Collector:
             sent = batch.intended_at if batch.sent_at is None else batch.sent_at
             if edits := self._context.prompt_caches.edits_of(ticket):
                 entry = replace(entry, reason=f"For the prompt cache: {edits}.")
-            self._context.prompt_caches.collected(ticket, sent, line.usage)
+            self._context.prompt_caches.collected(ticket, sent, line.usage, now)
         if line.retryable and batch.abandoned:
             return Settlement(ticket, entry=entry)  # the call was requeued when the batch was abandoned
         pressed = line.result == "canceled" and batch.note == PRESSED

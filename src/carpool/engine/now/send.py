@@ -176,7 +176,7 @@ class Sender:
         return finished
 
     def _answered(self, call: Call, entry: Entry, *, whole: bool) -> None:
-        self._context.prompt_caches.answered(call, entry)
+        self._context.prompt_caches.answered(call, entry, self._context.now())
         if call.shape is not None:
             self._recorder.answered(call.shape, entry, whole=whole)
 
@@ -215,7 +215,7 @@ class Sender:
                     return Sent.LEFT
         outcome = _outcome(whole_response, request, context.now())
         priced = self._priced(request, entry, whole_response)
-        context.prompt_caches.answered(request.call, priced)
+        context.prompt_caches.answered(request.call, priced, context.now())
         await context.settle([Settlement(request.call.ticket, outcome, priced)])
         await context.reached("resettled")
         return Sent.SETTLED

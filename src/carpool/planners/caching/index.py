@@ -34,7 +34,8 @@ IMPLICIT_LOOKBACK: Final = 64  # positions searched from the end of a prompt tha
 IMPLICIT_TOKENS: Final = 1024  # a shorter prompt is not cached implicitly
 SAME: Final = 0.02  # token counts that differ by less mean the same prefix
 DEFAULT_TTL: Final = "5m"
-LIVES: Final = {DEFAULT_TTL: 300, "1h": 3600, "30m": 1800, "12h": 43_200}
+IMPLICIT_TTL: Final = "30m"
+LIVES: Final = {DEFAULT_TTL: 300, "1h": 3600, IMPLICIT_TTL: 1800, "12h": 43_200}
 _TTLS: Final = tuple(LIVES)
 _HASH: Final = (1 << 59) - 1
 _TOKENS: Final = (1 << 22) - 1
@@ -95,8 +96,11 @@ class PrefixIndex:
                 return WarmPrefix(index, value >> 2 & _TOKENS, expires, _TTLS[value & 3])
         return None
 
-    def answered(self, scope: int, chain: PromptChain, surface: Surface, started: float, usage: Usage) -> None:
-        """A request that was sent at `started` was answered: what it read and wrote."""
+    def answered(
+        self, scope: int, chain: PromptChain, surface: Surface, started: float, usage: Usage, least: int = 0
+    ) -> None:
+        """A request that was sent at `started` was answered: what it read and wrote. A prefix of fewer tokens than
+        `least` is not stored, whatever marks it."""
         total, read = usage.total_input, usage.cache_read_tokens
         if not total:
             return
@@ -114,7 +118,9 @@ class PrefixIndex:
                 self._renew(entry, started, read if entry.position == hit else entry.tokens)
         if hit and all(entry.position != hit for entry in known):
             self._put(scope, chain, surface, hit, started, read, _ttl_at(chain, hit))
-        self._enter_writes(scope, chain, surface, started, usage, hit)
+        self._enter_writes(
+            scope, chain, surface, started, usage, hit, max(least, IMPLICIT_TOKENS if chain.implicit else 0)
+        )
 
     def _hit(self, known: list[_Entry], chain: PromptChain, total: int, read: int) -> int:
         """The position up to which the request read."""
@@ -125,13 +131,13 @@ class PrefixIndex:
         return min(_searched(chain), key=lambda index: abs(chain.size(index) - target), default=0)
 
     def _enter_writes(
-        self, scope: int, chain: PromptChain, surface: Surface, started: float, usage: Usage, hit: int
+        self, scope: int, chain: PromptChain, surface: Surface, started: float, usage: Usage, hit: int, least: int
     ) -> None:
         total, written = usage.total_input, usage.cache_write_5m_tokens + usage.cache_write_1h_tokens
         last = len(chain.positions) - 1
         if chain.implicit:
-            writes = {chain.root, chain.parent or 0, last} if total >= IMPLICIT_TOKENS else set()
-            ttl = "30m" if written else DEFAULT_TTL  # models whose writes cost nothing forget sooner
+            writes = {chain.root, chain.parent or 0, last} if total >= least else set()
+            ttl = IMPLICIT_TTL if written else DEFAULT_TTL  # models whose writes cost nothing forget sooner
             places = [(index, ttl) for index in writes]
         else:
             places = [(mark.position, mark.ttl) for mark in chain.marks] if written else []
@@ -139,7 +145,7 @@ class PrefixIndex:
         for index, ttl in places:
             if index > max(hit, 0):
                 tokens = total * chain.size(index) // size
-                if not chain.implicit or tokens >= IMPLICIT_TOKENS:
+                if tokens >= least:
                     self._put(scope, chain, surface, index, started, tokens, ttl)
 
     # ------------------------------------------------------------ entries

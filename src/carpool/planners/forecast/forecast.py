@@ -20,7 +20,6 @@ SYNC_MARGIN: Final = 2.0  # a promise allows this multiple of that quantile: the
 SYNC_WEIGHT: Final = 1.0  # of the prior, in calls
 _LENGTHS: Final = (256, 1024, 4096)  # the most output tokens of each length of responses but the last
 CANCEL_QUANTILE: Final = 0.95
-PROBE_SHARE: Final = 0.03  # of the calls that the forecast advises against a batch
 
 # Seconds of observed time in which an observation loses half its weight. Wider classes remember longer.
 _HALF_LIVES: Final = {
@@ -28,13 +27,14 @@ _HALF_LIVES: Final = {
     "model": 7_200.0,
     "provider": 43_200.0,
     "sync": 900.0,
+    "seconds": 900.0,
     "flex": 600.0,
     "cancel": 21_600.0,
     "billed": 21_600.0,
 }
 _SIZES: Final = {
     **dict.fromkeys(("size", "model", "provider"), 2 * PLACES),  # the ends of all bins, then the passages
-    **dict.fromkeys(("sync", "cancel"), histogram.SIZE),
+    **dict.fromkeys(("sync", "seconds", "cancel"), histogram.SIZE),
     **dict.fromkeys(("flex", "billed"), 2),  # no, yes
 }
 
@@ -80,6 +80,7 @@ class Forecast:
         # Derived from the counts, and dropped when these change.
         self._curves: dict[BatchClass, HazardCurve] = {}
         self._sync: dict[tuple[str, str], list[_SyncScale]] = {}
+        self._slow: dict[tuple[str, str], float] = {}
 
     # ------------------------------------------------------------ batches
 
@@ -100,22 +101,12 @@ class Forecast:
         return self._curve(of).ends_within(seconds, age)
 
     def observed(self, of: BatchClass) -> float:
-        """The number of ends in exactly this class and in batches of several models, older ones with less weight."""
+        """The number of ends in exactly this class and in batches of several models, older ones with less weight. A
+        forecast that does not learn needs no more of them."""
+        if not self._learns:
+            return math.inf
         found = (self._counts.get(("size", of.provider, model, of.size_class)) for model in {"", of.model})
         return sum(sum(counts.raw()[:PLACES]) / counts.scale for counts in found if counts is not None)
-
-    def probes(self, of: BatchClass, rng_value: float, loss: float, gain: float) -> bool:
-        """Whether a call that would not go to a batch goes there nevertheless, to learn how long batches take.
-
-        `rng_value` is random, evenly distributed from 0 to 1. `loss` is what a batch is expected to cost more than the
-        lane that would be chosen, `gain` what it saves if it is in time, in the same unit. A share of `PROBE_SHARE` of
-        the calls are probes, of an unknown class up to three times as many. Where a loss exceeds the gain, they become
-        rarer, so that on average a call pays for probes at most that share of its gain.
-        """
-        if gain <= 0:
-            return False  # no observation would change the decision
-        share = PROBE_SHARE * (1 + 2 * WEIGHT / (WEIGHT + self.observed(of)))
-        return rng_value < share * min(1.0, gain / loss if loss > gain else 1.0)
 
     def _curve(self, of: BatchClass) -> HazardCurve:
         curve = self._curves.get(of)
@@ -149,12 +140,27 @@ class Forecast:
     def sync_seconds(self, provider: str, model: str, output_tokens: int) -> float:
         """What a promise may rely on: a synchronous call with this output limit hardly ever takes longer."""
         scale = self._sync_scales(provider, model)[bisect_left(_LENGTHS, output_tokens)]
-        return min(scale.most, scale.promised * self._prior.sync_seconds(output_tokens))
+        usual = self._prior.sync_seconds(output_tokens)
+        return min(scale.most, scale.promised * usual, usual + self._slowest(provider, model))
+
+    def _slowest(self, provider: str, model: str) -> float:
+        """What hardly any response of the model took, however long, with the margin of a promise. An output limit is
+        seldom reached: short responses that were slow make no promise for long ones hopeless."""
+        seconds = self._slow.get((provider, model))
+        if seconds is None:
+            counts = self._counts.get(("seconds", provider, model, ""))
+            seconds = math.inf
+            if counts is not None:
+                factor = histogram.quantile(counts.raw(), counts.scale, SYNC_QUANTILE, SYNC_WEIGHT)
+                seconds = SYNC_MARGIN * factor * self._prior.sync_floor
+            self._slow[provider, model] = seconds
+        return seconds
 
     def sync_typical(self, provider: str, model: str, output_tokens: int) -> float:
         """The median of the same."""
         scale = self._sync_scales(provider, model)[bisect_left(_LENGTHS, output_tokens)]
-        return min(scale.most, scale.typical * self._prior.sync_seconds(output_tokens))
+        usual = self._prior.sync_seconds(output_tokens)
+        return min(scale.most, scale.typical * usual, usual + self._slowest(provider, model))
 
     def cancel_seconds(self, provider: str) -> float:
         """A high quantile of the time from a cancel request to the end of the batch."""
@@ -231,7 +237,10 @@ class Forecast:
         added = ((histogram.bin_of(relative), 1.0),)
         self._add(("sync", provider, model, ""), added, now)
         self._add(("sync", provider, model, str(bisect_left(_LENGTHS, output_tokens))), added, now)
+        of_all = ((histogram.bin_of(seconds / self._prior.sync_floor), 1.0),)
+        self._add(("seconds", provider, model, ""), of_all, now)
         self._sync.pop((provider, model), None)
+        self._slow.pop((provider, model), None)
 
     def cancel_ended(self, provider: str, seconds: float, billed: int, unbilled: int, now: float) -> None:
         """A batch that we cancelled has ended, and this many of its lines are billed. It counts as one observation:
@@ -283,6 +292,7 @@ class Forecast:
                 self._of(key).load(counts, min(at, now))
         self._curves.clear()
         self._sync.clear()
+        self._slow.clear()
 
     def _of(self, key: state.Key) -> DecayedCounts:
         counts = self._counts.get(key)

@@ -22,9 +22,11 @@ class Part(NamedTuple):
         return 0.5 * math.erfc((math.log(seconds) - math.log(self.median)) / (self.sigma * math.sqrt(2)))
 
 
-# Small batches mostly end within two minutes, one in ten takes an hour, and some don't end within a day.
+# Half of the batches end within two or three minutes, one in ten takes more than an hour, and some don't end within a
+# day: between the reports of single calls, which are quicker, and those of whole accounts, which are slower. To expect
+# too little of batches costs a chance, which probes find; to expect too much of them costs money.
 # The tail must be heavy: a forecast without one leads to late rescues, and to many at once.
-PARTS: Final = (Part(0.60, 110.0, 0.5), Part(0.37, 900.0, 1.0), Part(0.03, 21_600.0, 1.0))
+PARTS: Final = (Part(0.55, 100.0, 0.4), Part(0.42, 1200.0, 1.1), Part(0.03, 21_600.0, 1.0))
 STRETCH: Final = {"s": 1.0, "m": 1.5, "l": 3.0}  # factor per size class: long responses take longer
 
 _LEAST: Final = 1e-12  # smaller chances of survival count as this one: its logarithm must exist

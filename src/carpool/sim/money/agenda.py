@@ -13,8 +13,8 @@ class Agenda:
     """Actions of equal time run in the order in which they were added, but those that shall come last after the others:
     an engine plans when everything that happened at that time has reached it."""
 
-    def __init__(self) -> None:
-        self.now = 0.0
+    def __init__(self, begins: float = 0.0) -> None:
+        self.now = begins
         self._heap: list[tuple[float, bool, int, Action]] = []
         self._added = 0
 
@@ -22,9 +22,9 @@ class Agenda:
         self._added += 1
         heappush(self._heap, (max(time, self.now), last, self._added, action))
 
-    def run(self) -> None:
-        """Run until nothing is left to do."""
-        while self._heap:
+    def run(self, until: float = math.inf) -> None:
+        """Run until nothing is left to do, or to a time."""
+        while self._heap and self._heap[0][0] <= until:
             self.now, _, _, action = heappop(self._heap)
             action()
 

@@ -39,6 +39,9 @@ PAGE: Final = 20  # batches of a page beyond twice those in flight, as the engin
 LONGEST_PAGE: Final = 1000
 POLLS: Final = 2 / 3  # the largest share of the requests that polls at a fixed pace may take
 OWNER: Final = "run"
+SHORTEST_INTERVAL_S: Final = 0.5  # between polls
+FIRST_COUNT_S: Final = 15.0
+COUNT_EVERY: Final = 0.3  # of its age
 ADMISSION_S: Final = 0.001  # what is left of a budget of 4 minutes when its call is pooled is less than 4 minutes
 
 
@@ -63,6 +66,7 @@ class RunBatch:
     expires: float
     ends_at: float
     cancelled_at: float = math.inf
+    counted_until: float = 0.0  # age
 
     def cancel(self, now: float, takes: float) -> None:
         running = (member.ends for member in self.members if member.starts <= now)
@@ -85,7 +89,7 @@ class BatchLane:
         self._answered = answered
         settings = run.policy.settings
         rpm, pace = settings.batch_rpm or DEFAULT_RPM, settings.poll_interval_s or DEFAULT_PACE
-        self._quota = BatchQuota.new(rpm, pace, 0.0)
+        self._quota = BatchQuota.new(rpm, pace, run.began)
         self._stated = min(run.world.batch_rpm or UNLIMITED_RPM, settings.batch_rpm or UNLIMITED_RPM)
         poll_s = run.policy.poll_s  # slower where creates and results need the requests
         self._pace = None if poll_s is None else max(poll_s, 60 / (self._stated * POLLS))
@@ -93,11 +97,13 @@ class BatchLane:
         self._batches: dict[int, RunBatch] = {}  # in flight
         self._ends: list[tuple[float, int]] = []
         self._requests: deque[tuple[int, Callable[[], None]]] = deque()
-        self._poll_times = PollTimes(settings.poll_interval_s or run.dialect.limits.pace, run.policy.forecast)
+        self._poll_times = PollTimes(settings.poll_interval_s or run.dialect.limits.pace, run.forecast)
         self._polls_at = math.inf
         self._polled_at: float | None = None
         self._polling = False
+        self._passed_over = 0  # polls that would have found nothing
         self._ended: dict[int, RunBatch] = {}  # not collected yet
+        self._to_count: list[tuple[float, int]] = []  # when batches in flight are counted again
         self._window_from = 0.0  # where one batch is in flight at a time: when the last one was collected
         self._step_alarm = Alarm(run.agenda, self._step)
         self._request_alarm = Alarm(run.agenda, self._serve)
@@ -191,6 +197,7 @@ class BatchLane:
         size = sum(call.bytes for call in calls)
         row = Batch(number, flush.pool, key, "", BatchState.OPEN, OWNER, len(calls), size, now, now, now, str(number))
         self._batches[number] = RunBatch(row, members, now, expires, ends_at)
+        heappush(self._to_count, (now + FIRST_COUNT_S, number))
         for call in calls:
             call.batch = number
         self._rescues.changed()
@@ -208,9 +215,21 @@ class BatchLane:
     # ------------------------------------------------------------ polling
 
     def _poll_time(self, now: float) -> float:
-        if self._pace is None:
-            return self._poll_times.next(self._polled_at, self._quota.requests, now)
-        return self._useful_poll(self._pace, now)
+        if self._pace is not None:
+            return self._useful_poll(self._pace, now)
+        at = self._poll_times.next(self._polled_at, self._quota.requests, now)
+        return at if self._run.every_poll else self._near_end(at)
+
+    def _near_end(self, at: float) -> float:
+        """In place of the next poll, that which finds the next end, about. Those before it are only counted: a run of
+        hours has tens of thousands."""
+        self._passed_over = 0
+        if not self._ends or at >= self._ends[0][0]:
+            return at
+        end = self._ends[0][0]
+        interval = max(SHORTEST_INTERVAL_S, self._poll_times.next(end, self._quota.requests, end) - end)
+        self._passed_over = math.ceil((end - at) / interval)
+        return at + self._passed_over * interval
 
     def _useful_poll(self, pace: float, now: float) -> float:
         """The next poll at a fixed pace that finds something. Those before it are only counted: they decide nothing."""
@@ -231,6 +250,7 @@ class BatchLane:
         self._polling = True
         if self._pace is not None and self._polled_at is not None:
             self._run.api_calls += max(0, round((now - self._polled_at) / self._pace) - 1)
+        self._run.api_calls += self._passed_over
         self.request(self._pages(), partial(self._polled, self._run.batches))
         return math.inf
 
@@ -254,11 +274,36 @@ class BatchLane:
             heappush(self._ends, end)
         for number in sorted(number for _, number in ended):
             self._end(self._batches.pop(number))
+        self.count_in_flight(now)
         self._polling, self._polled_at = False, now
         self._polls_at = self._poll_time(now)
         self.wake_by(now)
 
+    def count_in_flight(self, now: float) -> None:
+        """The forecast counts batches in flight too: seldom enough that many of them cost little."""
+        while self._run.policy.learns and self._to_count and self._to_count[0][0] <= now:
+            number = heappop(self._to_count)[1]
+            batch = self._batches.get(number)
+            if batch is not None:
+                age = now - batch.bought_at
+                self._run.forecast.batch_passed(BatchClass.of(batch.row.key), batch.counted_until, age, now)
+                batch.counted_until = age
+                heappush(self._to_count, (now + age * COUNT_EVERY, number))
+
+    def _learn_end(self, batch: RunBatch, now: float) -> None:
+        forecast, of, age = self._run.forecast, BatchClass.of(batch.row.key), now - batch.bought_at
+        if batch.cancelled_at == math.inf and batch.ends_at < batch.expires:
+            forecast.batch_ended(of, batch.counted_until, age, now)
+            return
+        forecast.batch_passed(of, batch.counted_until, min(age, batch.cancelled_at - batch.bought_at), now)
+        if batch.cancelled_at < math.inf:
+            billed = sum(batch.executes(member) for member in batch.members)
+            seconds = now - batch.cancelled_at
+            forecast.cancel_ended(of.provider, seconds, billed, len(batch.members) - billed, now)
+
     def _end(self, batch: RunBatch) -> None:
+        if self._run.policy.learns:
+            self._learn_end(batch, self._run.agenda.now)
         batch.row = changed(batch.row, state=BatchState.ENDED)
         self._poll_times.remove(batch.bought_at, BatchClass.of(batch.row.key))
         self._ended[batch.row.id] = batch
@@ -307,7 +352,9 @@ class BatchLane:
         call, takes = member.call, member.ends - member.starts
         begins = member.starts + takes * FIRST_TOKEN_SHARE
         kind: PurchaseKind = "duplicate" if call.settled else "purchase"
-        self._run.buy(call, Lane.BATCH, kind, member.starts, begins, member.ends, batch=batch.row.id)
+        self._run.buy(
+            call, Lane.BATCH, kind, member.starts, begins, member.ends, batch=batch.row.id, sent=batch.bought_at
+        )
         if not call.settled:
             self.settle(call, Lane.BATCH, rescued=False)
 
@@ -337,5 +384,7 @@ class BatchLane:
         batch.cancel(self._run.agenda.now, self._run.world.cancel_s)
         self._ends.append((batch.ends_at, batch.row.id))
         heapify(self._ends)
+        if not self._run.every_poll:
+            self._polls_at = min(self._polls_at, self._poll_time(self._run.agenda.now))
         self._rescues.changed()
         self.wake_by(self._run.agenda.now)

@@ -22,7 +22,7 @@ from carpool.planners.routing import TIGHT_MS
 from carpool.sim.money.billing import PriceTable, bill
 from carpool.sim.money.bound import Hindsight
 from carpool.sim.money.coding import coding_fleet
-from carpool.sim.money.fleet import ON_TIME_S, simulate
+from carpool.sim.money.fleet import ON_TIME_S, learned, simulate
 from carpool.sim.money.model import Answer, MissReason, RunRecord, Trace
 from carpool.sim.money.policies import find_policy
 from carpool.sim.money.record_source import RecordSource
@@ -31,6 +31,7 @@ from carpool.sim.money.traces import DEFAULT_MODEL, PauseMode, read_trace
 from carpool.sim.money.worlds import Latencies, ProviderWorld, find_world, measured
 
 CODING = "coding"  # the synthetic fleet
+WARM_UP_SEED = 1_000_000  # added to the seed of a run: other sessions, from which a policy learns before it
 RECORDED = "recorded"  # the models that a trace names, some of which have no price any more
 
 
@@ -152,7 +153,7 @@ def _processes(count: int) -> Iterator[Executor]:
         pool.shutdown(cancel_futures=True)
 
 
-@lru_cache(maxsize=2)
+@lru_cache(maxsize=4)
 def _trace(source: TraceSource | RecordSource, seed: int) -> Trace:
     return source.read(seed)
 
@@ -172,11 +173,12 @@ def run_job(experiment: Experiment, job: ReplayJob) -> list[PricedRun]:
         return _bounds(experiment, job)
     trace, tables = _trace(job.source, job.seed), [_table(multiplier) for multiplier in experiment.read_multipliers]
     runs = []
-    for deadline, record in _records(experiment, job, trace):
-        seen = timing(record)
-        for one in bill(trace, record.purchases, tables):
-            run = experiment.key(job, one.table, deadline)
-            runs.append(PricedRun(run, job.policy, job.seed, one.cost, one.cache_share, seen))
+    for together in [[table] for table in tables] if find_policy(job.policy).learns else [tables]:
+        for deadline, record in _records(experiment, job, trace, together[0]):
+            seen = timing(record)
+            for one in bill(trace, record.purchases, together):
+                run = experiment.key(job, one.table, deadline)
+                runs.append(PricedRun(run, job.policy, job.seed, one.cost, one.cache_share, seen))
     return runs
 
 
@@ -194,16 +196,38 @@ def _bounds(experiment: Experiment, job: ReplayJob) -> list[PricedRun]:
     return runs
 
 
-def _records(experiment: Experiment, job: ReplayJob, trace: Trace) -> Iterator[tuple[float | None, RunRecord]]:
-    """A run for each deadline. Where a policy does not look at it, one run serves them all."""
+def _records(
+    experiment: Experiment, job: ReplayJob, trace: Trace, table: PriceTable
+) -> Iterator[tuple[float | None, RunRecord]]:
+    """A run for each deadline. Where a policy does not look at it, one run serves them all. `table` has the prices by
+    which a policy decides, if it compares prices."""
     world, policy, task_budget = _world(job.world), find_policy(job.policy), experiment.task_budget_s
+
+    def run(deadline: float | None) -> RunRecord:
+        knowledge = None
+        if policy.learns and isinstance(job.source, TraceSource):
+            seed = job.seed + WARM_UP_SEED
+            earlier = _trace(job.source, seed)
+            knowledge = learned(earlier, world, policy, seed, budget_s=deadline, task_budget_s=task_budget, table=table)
+        return simulate(
+            trace,
+            world,
+            policy,
+            job.seed,
+            budget_s=deadline,
+            task_budget_s=task_budget,
+            table=table,
+            knowledge=knowledge,
+            every_poll=False,
+        )
+
     shared: RunRecord | None = None
     for deadline in experiment.deadlines:
         tight = deadline is not None and deadline * 1000 <= TIGHT_MS
         if policy.rescues or tight or world.refusal or task_budget is not None:
-            yield deadline, simulate(trace, world, policy, job.seed, budget_s=deadline, task_budget_s=task_budget)
+            yield deadline, run(deadline)
         else:
-            shared = shared or simulate(trace, world, policy, job.seed)
+            shared = shared or run(None)
             yield deadline, shared if deadline is None else judged(shared, trace, deadline)
 
 

@@ -21,20 +21,50 @@ from functools import partial
 from itertools import count
 from typing import Final
 
-from carpool.core.model import Call, Lane, Turn
+from carpool.core.model import Call, Lane
 from carpool.sim.money.batch_lane import BatchLane
-from carpool.sim.money.model import Answer, MissReason, RunRecord, Trace, TraceTurn
-from carpool.sim.money.policies import MoneyPolicy, Router
-from carpool.sim.money.run import BYTES_PER_TOKEN, CREDENTIAL, FleetRun, RunCall
+from carpool.sim.money.billing import PriceTable
+from carpool.sim.money.model import BYTES_PER_TOKEN, Answer, MissReason, RunRecord, Trace, TraceTurn
+from carpool.sim.money.planned import Knowledge
+from carpool.sim.money.policies import MoneyPolicy
+from carpool.sim.money.run import CREDENTIAL, FleetRun, RunCall
 from carpool.sim.money.sync_lane import SyncLane
 from carpool.sim.money.worlds import ProviderWorld
 
 Progress = Callable[[int, int], None]  # turns answered, turns in all
 
 PROGRESS_EVERY: Final = 1000
-TTL_S: Final = {"5m": 300.0, "1h": 3600.0, None: 0.0}
 PING_EARLY_S: Final = 10.0  # before the end of the entry's life
+WARM_UP_S: Final = 3600.0
 ON_TIME_S: Final = 1e-6  # sums of times are not exact
+
+
+def learned(
+    trace: Trace,
+    world: ProviderWorld,
+    policy: MoneyPolicy,
+    seed: int,
+    *,
+    budget_s: float | None = None,
+    task_budget_s: float | None = None,
+    table: PriceTable | None = None,
+) -> Knowledge:
+    """What a policy knows after an hour of this traffic."""
+    knowledge = Knowledge()
+    simulate(
+        trace,
+        world,
+        policy,
+        seed,
+        budget_s=budget_s,
+        task_budget_s=task_budget_s,
+        table=table,
+        knowledge=knowledge,
+        seconds=WARM_UP_S,
+        every_poll=False,
+    )
+    knowledge.until = WARM_UP_S
+    return knowledge
 
 
 def simulate(
@@ -46,12 +76,16 @@ def simulate(
     budget_s: float | None = None,
     task_budget_s: float | None = None,
     progress: Progress | None = None,
+    table: PriceTable | None = None,
+    knowledge: Knowledge | None = None,
+    seconds: float = math.inf,
+    every_poll: bool = True,
 ) -> RunRecord:
-    """Run a trace to its end, until every batch that was bought has ended."""
-    run = FleetRun(trace, world, policy, seed)
+    """Run a trace to its end, until every batch that was bought has ended; or for so many seconds."""
+    run = FleetRun(trace, world, policy, seed, table or PriceTable(), knowledge, every_poll)
     fleet = _Fleet(run, budget_s, task_budget_s, progress)
     fleet.start()
-    run.agenda.run()
+    run.agenda.run(run.began + seconds)
     run.purchases.sort(key=lambda purchase: purchase.starts)
     return RunRecord(policy.name, seed, run.purchases, fleet.answers, run.batches, run.api_calls)
 
@@ -66,7 +100,6 @@ class _Fleet:
         self._progress = progress
         self._total = run.trace.calls
         self._tickets = count(1)
-        self._routers: dict[str, Router] = {}
         self._sync = SyncLane(run)
         self._batch = BatchLane(run, self._sync, self._answered)
         self._last: list[int] = [-1] * len(run.trace.sessions)  # by session: its last turn that was asked
@@ -76,8 +109,9 @@ class _Fleet:
     def start(self) -> None:
         for number, session in enumerate(self._run.trace.sessions):
             if session.turns:
-                self._task_ends[number] = session.starts + session.turns[0].think_s + self._task_budget
-                self._run.agenda.at(session.starts + session.turns[0].think_s, partial(self._ask, number, 0))
+                begins = self._run.began + session.starts + session.turns[0].think_s
+                self._task_ends[number] = begins + self._task_budget
+                self._run.agenda.at(begins, partial(self._ask, number, 0))
 
     # ------------------------------------------------------------ asking
 
@@ -85,10 +119,18 @@ class _Fleet:
         run, now = self._run, self._run.agenda.now
         self._last[number] = position
         turn = run.trace.sessions[number].turns[position]
+        size = run.trace.nodes[turn.node].tokens * BYTES_PER_TOKEN if turn.body_bytes is None else turn.body_bytes
         call = RunCall(
-            number, position, self._call(number, position, turn), run.trace.nodes[turn.node].tokens * BYTES_PER_TOKEN
+            number,
+            position,
+            self._call(number, position, turn),
+            size,
+            self._budget if turn.budget_s is None else turn.budget_s,
+            self._task_ends[number],
         )
-        decision = self._router(call.call.model)(call.call, now)
+        if not run.every_poll:
+            self._batch.count_in_flight(now)
+        decision, call.now_life, call.batch_life, call.pings = run.router.choose(call, now)
         if decision.lane is Lane.BATCH:
             self._batch.admit(call, decision.rescue_at)
         else:
@@ -98,7 +140,6 @@ class _Fleet:
         session, now = self._run.trace.sessions[number], self._run.agenda.now
         budget = self._budget if turn.budget_s is None else turn.budget_s
         deadline = min(now + budget, self._task_ends[number])
-        life = TTL_S[self._run.life_on_now(number)]
         return Call(
             ticket=next(self._tickets),
             provider=self._run.trace.provider,
@@ -113,14 +154,7 @@ class _Fleet:
             max_output_tokens=session.max_output_tokens,
             lane=turn.lane,
             tags=session.tags,
-            turn=Turn(number, life, position == 0) if life else None,
         )
-
-    def _router(self, model: str) -> Router:
-        router = self._routers.get(model)
-        if router is None:
-            router = self._routers[model] = self._run.policy.router(self._run.policy, self._run.beta(model))
-        return router
 
     # ------------------------------------------------------------ answers
 
@@ -138,8 +172,9 @@ class _Fleet:
         following = call.turn + 1
         if following < len(turns):
             run.agenda.at(now + turns[following].think_s, partial(self._ask, call.session, following))
-        if run.policy.pings and run.worth_marking(turns[call.turn].node):
-            self._keep_alive(call, run.policy.pings, asked)
+        run.router.answered(call, turns[call.turn].output_tokens, lane, now)
+        if call.pings and lane is Lane.NOW and not rescued:
+            self._keep_alive(call, call.pings, asked)
         if self._progress is not None and (len(self.answers) % PROGRESS_EVERY == 0 or len(self.answers) == self._total):
             self._progress(len(self.answers), self._total)
 
@@ -160,7 +195,7 @@ class _Fleet:
 
     def _keep_alive(self, call: RunCall, left: int, used_at: float) -> None:
         """Ping before the entry of this turn ends, unless the session has gone on by then."""
-        at = used_at + TTL_S[self._run.policy.now_ttl] - PING_EARLY_S
+        at = used_at + call.now_life - PING_EARLY_S
         self._run.agenda.at(at, partial(self._ping, call, left))
 
     def _ping(self, call: RunCall, left: int) -> None:

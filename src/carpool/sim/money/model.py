@@ -9,13 +9,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Final, Literal
 
 from carpool.core.model import Lane
 
 ROOT = -1
+BYTES_PER_TOKEN: Final = 4
 
 Ttl = Literal["5m", "1h"]
+LIVES: Final[Mapping[Ttl | None, float]] = {None: 0.0, "5m": 300.0, "1h": 3600.0}
+TTLS: Final[Mapping[float, Ttl | None]] = {life: ttl for ttl, life in LIVES.items()}
 PurchaseKind = Literal["purchase", "rescue", "duplicate", "ping", "leader", "probe"]
 
 
@@ -42,6 +45,7 @@ class TraceTurn:
     tool_turn: bool = False
     budget_s: float | None = None  # its own, in place of the run's
     lane: Lane | None = None  # asked for
+    body_bytes: int | None = None  # of its request, where that is known: what the engine takes its tokens from
 
 
 @dataclass(frozen=True, slots=True)

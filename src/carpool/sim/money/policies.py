@@ -25,17 +25,20 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from types import MappingProxyType
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from carpool.core.errors import ConfigError
-from carpool.core.model import Call, Lane
+from carpool.core.model import Lane
 from carpool.planners.forecast import Forecast
 from carpool.planners.policy import RoutingPolicy
-from carpool.planners.routing import TIGHT_MS, Decision, WarmConversations, kept_warm, noted, route
-from carpool.sim.money.model import Ttl
+from carpool.planners.routing import TIGHT_MS, Decision
+from carpool.sim.money.model import LIVES, RunPurchase, Ttl
+from carpool.sim.money.planned import Caching, Knowledge, PlannedRouter, RoutedTurn, RunRouter
 
-Router = Callable[[Call, float], Decision]
-RouterFactory = Callable[["MoneyPolicy", float], Router]  # the policy, and the batch price relative to `now`
+if TYPE_CHECKING:
+    from carpool.sim.money.run import FleetRun, RunCall
+
+RouterFactory = Callable[["FleetRun"], RunRouter]
 
 POLL_S: Final = 2.0
 WINDOW_S: Final = 30.0
@@ -55,6 +58,8 @@ class MoneyPolicy:
     keeps_marks: bool = False  # the marks that clients set, where they were recorded, replace the lifetimes above
     pings: int = 0  # the most in one pause
     rescues: bool = False
+    learns: bool = False  # and compares prices
+    patient: Lane = Lane.BATCH  # where calls without a deadline go; `now`: nobody gives budgets at all
     classes: bool = False  # pools by size and deadline, as the planners have them; otherwise one pool
     one_batch: bool = False  # no second batch while one is in flight
     poll_s: float | None = None  # the pace of polls; None: the planners decide
@@ -63,29 +68,41 @@ class MoneyPolicy:
 # ------------------------------------------------------------ routers
 
 
+class FixedRouter:
+    """Decides by the call alone, and marks all prompts alike."""
+
+    def __init__(self, run: FleetRun, decide: Callable[[RunCall], Lane]) -> None:
+        self._run = run
+        self._decide = decide
+
+    def choose(self, call: RunCall, now: float) -> RoutedTurn:
+        turn = self._run.trace.sessions[call.session].turns[call.turn]
+        policy, lane = self._run.policy, self._decide(call)
+        decision = Decision(lane, f"It goes on {lane}.")
+        if not self._run.worth_marking(turn.node):
+            return RoutedTurn(decision)
+        return RoutedTurn(decision, LIVES[policy.now_ttl], LIVES[policy.batch_ttl], policy.pings)
+
+    def bought(self, purchase: RunPurchase, sent: float) -> None:
+        pass
+
+    def answered(self, call: RunCall, output_tokens: int, lane: Lane, now: float) -> None:
+        pass
+
+
 def _always(lane: Lane) -> RouterFactory:
-    decision = Decision(lane, f"Everything goes on {lane}.")
-    return lambda _policy, _beta: lambda _call, _now: decision
+    return lambda run: FixedRouter(run, lambda _call: lane)
 
 
-def _tight_now(_policy: MoneyPolicy, _beta: float) -> Router:
-    at_once, pooled = Decision(Lane.NOW, "Its budget is tight."), Decision(Lane.BATCH, "It can wait for a batch.")
-
-    def choose(call: Call, _now: float) -> Decision:
-        return at_once if call.budget is not None and call.budget <= TIGHT_MS / 1000 else pooled
-
-    return choose
+def _tight_now(run: FleetRun) -> RunRouter:
+    return FixedRouter(run, lambda call: Lane.NOW if call.budget <= TIGHT_MS / 1000 else Lane.BATCH)
 
 
-def planned(policy: MoneyPolicy, beta: float) -> Router:
-    """As the engine decides."""
-    warmth = WarmConversations()
+def _planned(caching: Caching, *, pings: bool = False) -> RouterFactory:
+    def made(run: FleetRun) -> RunRouter:
+        return PlannedRouter(run, run.knowledge or Knowledge(), caching, pings=pings)
 
-    def choose(call: Call, now: float) -> Decision:
-        decision = route(call, policy.settings, policy.forecast, now, beta=beta)
-        return kept_warm(call, noted(call, decision), warmth, now)
-
-    return choose
+    return made
 
 
 # ------------------------------------------------------------ the table
@@ -106,7 +123,10 @@ POLICIES: Final[Mapping[str, MoneyPolicy]] = MappingProxyType(
             MoneyPolicy("window", _tight_now, _WINDOWED, poll_s=POLL_S),
             _BATCH,
             replace(_BATCH, name="batch+1h", batch_ttl="1h"),
-            MoneyPolicy("carpool", planned, now_ttl="5m", batch_ttl="5m", keeps_marks=True, classes=True, rescues=True),
+            MoneyPolicy("carpool", _planned("observe"), keeps_marks=True, classes=True, rescues=True, learns=True),
+            MoneyPolicy("carpool+plan", _planned("plan"), classes=True, rescues=True, learns=True),
+            MoneyPolicy("now+plan", _planned("plan"), learns=True, patient=Lane.NOW),
+            MoneyPolicy("now+plan+pings", _planned("plan", pings=True), learns=True, patient=Lane.NOW),
         )
     }
 )

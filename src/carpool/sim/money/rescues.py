@@ -50,10 +50,10 @@ class Rescues(Generic[B]):
         self._wake = math.inf
         self._cancelling: set[int] = set()
         self._cancel_after: dict[int, float] = {}
-        self._cancel_seconds = run.policy.forecast.cancel_seconds(run.trace.provider)
+        self._cancel_seconds = run.forecast.cancel_seconds(run.trace.provider)
         rpm = run.policy.settings.sync_rpm
         self._gap = 0.0 if rpm is None else 60 / rpm
-        self._pace = None if rpm is None else TokenBucket(rpm / 60, max(1.0, rpm / 60), 1.0, 0.0)
+        self._pace = None if rpm is None else TokenBucket(rpm / 60, max(1.0, rpm / 60), 1.0, run.began)
 
     def add(self, call: RunCall) -> None:
         heappush(self._later, (call.rescue_at, call.ticket, call))

@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import math
 from array import array
-from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from carpool import dialects
 from carpool.core.lifecycle import TicketState
 from carpool.core.model import Call, Lane, PoolKey
 from carpool.core.ports import Dialect
-from carpool.planners.routing import Capabilities
+from carpool.planners.forecast import Forecast
 from carpool.sim.money.agenda import Agenda
-from carpool.sim.money.model import ROOT, ClientMarks, PurchaseKind, RunPurchase, Trace, Ttl
+from carpool.sim.money.billing import PriceTable
+from carpool.sim.money.model import ROOT, TTLS, ClientMarks, PurchaseKind, RunPurchase, Trace
+from carpool.sim.money.planned import Knowledge, RunRouter
 from carpool.sim.money.policies import MoneyPolicy
 from carpool.sim.money.worlds import Latencies, ProviderWorld
 
-BYTES_PER_TOKEN = 4
 CREDENTIAL = "fleet"
 ONE_POOL = PoolKey("", "", CREDENTIAL, "", (), "", "", "")
 
@@ -30,6 +30,11 @@ class RunCall:
     turn: int
     call: Call
     bytes: int
+    budget: float = math.inf  # of this call, in seconds
+    task_ends: float = math.inf
+    now_life: float = 0.0  # of its marks on `now`
+    batch_life: float = 0.0
+    pings: int = 0
     pool: PoolKey = ONE_POOL
     lane: Lane = Lane.NOW  # where it waits
     rescue_at: float = math.inf
@@ -51,26 +56,38 @@ class FleetRun:
     world: ProviderWorld
     policy: MoneyPolicy
     seed: int
-    agenda: Agenda = field(default_factory=Agenda)
+    table: PriceTable = field(default_factory=PriceTable)
+    knowledge: Knowledge | None = None  # from an earlier run; None: nothing is known yet
+    every_poll: bool = True  # otherwise only polls that find something are made, at about the same times
     purchases: list[RunPurchase] = field(default_factory=list)
     batches: int = 0
     api_calls: int = 0
+    agenda: Agenda = field(init=False)
     latencies: Latencies = field(init=False)
     dialect: Dialect = field(init=False)
-    beta: Callable[[str], float] = field(init=False)  # model → batch price relative to `now`
+    router: RunRouter = field(init=False)
+    forecast: Forecast = field(init=False)
     _reused: bytearray = field(init=False)  # by node: whether another prompt begins with it
     _systems: array[int] = field(init=False)
 
     def __post_init__(self) -> None:
-        self.latencies = Latencies(self.world, self.trace, self.seed)
+        self.latencies = Latencies(self.world, self.trace, self.seed, self.began)
+        self.agenda = Agenda(self.began)
         self.dialect = dialects.get(self.trace.provider)
-        capabilities = Capabilities()
-        self.beta = lambda model: capabilities.of(self.trace.provider, self.dialect, model).batch_price
         self._reused = bytearray(len(self.trace.nodes))
         for node in self.trace.nodes:
             if node.parent != ROOT:
                 self._reused[node.parent] = 1
         self._systems = _systems(self.trace)
+        if self.policy.learns and self.knowledge is None:
+            self.knowledge = Knowledge()
+        self.forecast = self.policy.forecast if self.knowledge is None else self.knowledge.forecast
+        self.router = self.policy.router(self)
+
+    @property
+    def began(self) -> float:
+        """When the run begins: after what was learned before."""
+        return 0.0 if self.knowledge is None else self.knowledge.until
 
     def buy(
         self,
@@ -83,43 +100,40 @@ class FleetRun:
         *,
         output: int | None = None,
         batch: int | None = None,
+        sent: float | None = None,
     ) -> None:
-        """Enter a purchase, with the marks that the policy sets on this lane."""
+        """Enter a purchase, with the marks that the policy sets on this lane. In a batch it was `sent` earlier than the
+        provider begins with it."""
         turn = self.trace.sessions[call.session].turns[call.turn]
-        marks = self._marks(call, turn.node, lane)
+        marks = self._marks(call, lane)
         system = ROOT if marks.system_ttl is None else self._systems[turn.node]
-        self.purchases.append(
-            RunPurchase(
-                call.session,
-                call.turn,
-                lane,
-                kind,
-                starts,
-                begins,
-                ends,
-                turn.node,
-                turn.output_tokens if output is None else output,
-                marks.ttl,
-                None if system == ROOT else marks.system_ttl,
-                system,
-                batch,
-            )
+        purchase = RunPurchase(
+            call.session,
+            call.turn,
+            lane,
+            kind,
+            starts,
+            begins,
+            ends,
+            turn.node,
+            turn.output_tokens if output is None else output,
+            marks.ttl,
+            None if system == ROOT else marks.system_ttl,
+            system,
+            batch,
         )
+        self.purchases.append(purchase)
+        self.router.bought(purchase, starts if sent is None else sent)
 
-    def _marks(self, call: RunCall, node: int, lane: Lane) -> ClientMarks:
+    def _marks(self, call: RunCall, lane: Lane) -> ClientMarks:
         if (kept := self.client_marks(call.session)) is not None:
             return kept
-        ttl = self.policy.now_ttl if lane is Lane.NOW else self.policy.batch_ttl
-        return ClientMarks(ttl, ttl) if self.worth_marking(node) else ClientMarks()
+        ttl = TTLS[call.now_life if lane is Lane.NOW else call.batch_life]
+        return ClientMarks(ttl, ttl)
 
     def client_marks(self, session: int) -> ClientMarks | None:
         """The recorded marks of a session's client, if the policy keeps them."""
         return self.trace.sessions[session].marks if self.policy.keeps_marks else None
-
-    def life_on_now(self, session: int) -> Ttl | None:
-        """How long the prompts of a session are marked to live on `now`."""
-        kept = self.client_marks(session)
-        return self.policy.now_ttl if kept is None else kept.ttl
 
     def worth_marking(self, node: int) -> bool:
         """A client marks nothing in a prompt that neither continues another nor is continued."""

@@ -29,7 +29,7 @@ class SyncLane:
     def __init__(self, run: FleetRun) -> None:
         self._run = run
         rpm = run.world.sync_rpm
-        self._limit = None if rpm is None else TokenBucket(rpm / 60, float(rpm), float(rpm), 0.0)
+        self._limit = None if rpm is None else TokenBucket(rpm / 60, float(rpm), float(rpm), run.began)
 
     def send(self, call: RunCall, kind: PurchaseKind, done: Done) -> None:
         """Buy a call. `done` is called when its answer is complete."""
@@ -63,6 +63,10 @@ class SyncLane:
         run.agenda.at(now + takes, partial(self._finish, call, kind, now, takes, done))
 
     def _finish(self, call: RunCall, kind: PurchaseKind, started: float, takes: float, done: Done) -> None:
+        run = self._run
+        if run.policy.learns:
+            output = run.trace.sessions[call.session].turns[call.turn].output_tokens
+            run.forecast.call_answered(call.call.provider, call.call.model, output, takes, run.agenda.now)
         bought: PurchaseKind = "duplicate" if call.settled else kind
         self._run.buy(call, Lane.NOW, bought, started, started + takes * FIRST_TOKEN_SHARE, started + takes)
         done(call)

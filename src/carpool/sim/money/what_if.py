@@ -27,6 +27,7 @@ from carpool.sim.money.billing import PriceTable, bill, usages
 from carpool.sim.money.cache import cache_rules
 from carpool.sim.money.fleet import simulate
 from carpool.sim.money.model import ClientMarks, RunRecord, Trace
+from carpool.sim.money.planned import Knowledge, taught
 from carpool.sim.money.policies import POLICIES, MoneyPolicy
 from carpool.sim.money.record_source import dialect_of
 from carpool.sim.money.recorded import Conversation, RecordedCall
@@ -191,7 +192,8 @@ def _run(
     budget_s: float | None,
     seed: int,
 ) -> Iterator[Replayed]:
-    record = simulate(trace, account.world, policy, seed, budget_s=budget_s)
+    forecast = taught(account.world, trace.provider, {session.model for session in trace.sessions}, 0.0)
+    record = simulate(trace, account.world, policy, seed, budget_s=budget_s, knowledge=Knowledge(forecast))
     costs = _costs(trace, record)
     for answer in record.answers:
         call = replayed[answer.session][answer.turn]

@@ -104,6 +104,13 @@ class ProviderWorld:
     cancel_s: float = 20.0
     expiry_s: float = DAY
 
+    def times(self, model: str) -> BatchTimes:
+        """How long the batches of a model take."""
+        found = next((times for glob, times in self.batch.items() if fnmatchcase(model, glob)), None)
+        if found is None:
+            raise ConfigError(f"The world {self.name} has no batch latency for {model}: add one, or `*`.")
+        return found
+
 
 TAIL: Final = LogNormalTimes(1800.0, 1.0)
 ECONOMICS: Final = MixedTimes(LogNormalTimes(100.0, 0.5), TAIL, 0.05)  # one-request batches as mostly reported
@@ -167,7 +174,9 @@ _DRAWS: Final = 3  # for each turn: which component, where in it, whether it is 
 class Latencies:
     """How long each call of a trace takes in a world, for one seed."""
 
-    def __init__(self, world: ProviderWorld, trace: Trace, seed: int) -> None:
+    def __init__(self, world: ProviderWorld, trace: Trace, seed: int, began: float = 0.0) -> None:
+        """A world's slowdowns count from when the run `began`."""
+        self._began = began
         self._world = world
         self._trace = trace
         self._seed = seed
@@ -180,11 +189,11 @@ class Latencies:
         if stuck < self._world.stuck:
             return math.inf
         times = self._times(self._trace.sessions[session].model)
-        return times.quantile(part, p) * self._world.drift.at(at)
+        return times.quantile(part, p) * self._world.drift.at(at - self._began)
 
     def sync_s(self, session: int, turn: int, at: float) -> float:
         """How long its answer takes on `now` when it is sent at this time."""
-        return self._trace.sessions[session].turns[turn].sync_s * self._world.slow_sync.at(at)
+        return self._trace.sessions[session].turns[turn].sync_s * self._world.slow_sync.at(at - self._began)
 
     def refused(self, session: int, turn: int, attempt: int) -> bool:
         """Whether this attempt on `now` is answered with 429."""
@@ -208,9 +217,5 @@ class Latencies:
 
     def _times(self, model: str) -> BatchTimes:
         if model not in self._of_model:
-            by_glob = self._world.batch.items()
-            found = next((times for glob, times in by_glob if fnmatchcase(model, glob)), None)
-            if found is None:
-                raise ConfigError(f"The world {self._world.name} has no batch latency for {model}: add one, or `*`.")
-            self._of_model[model] = found
+            self._of_model[model] = self._world.times(model)
         return self._of_model[model]
