@@ -68,7 +68,7 @@ def test_what_the_host_froze_stays_frozen() -> None:
     crowd = GcFreezer()
     crowd.grew(STEP)
     crowd.shrank(0)
-    assert gc.get_freeze_count() == before > 0
+    assert 0.99 * before < gc.get_freeze_count() <= before  # what is frozen may still die
 
 
 def test_a_host_that_collects_when_it_wants_to_is_left_alone() -> None:
