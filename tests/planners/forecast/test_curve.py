@@ -93,6 +93,10 @@ def test_the_mean_is_the_area_under_survival(curve: HazardCurve, most: float) ->
     assert curve.mean(most) == pytest.approx(area, rel=1e-3)
 
 
+def test_a_mean_under_a_hazard_that_is_hardly_there() -> None:
+    assert HazardCurve([5e-324] * PLACES).mean(0.5) == pytest.approx(0.5)
+
+
 def test_a_certain_mean() -> None:
     never = HazardCurve([0.0] * PLACES)
     assert never.mean(500) == pytest.approx(500)

@@ -131,6 +131,7 @@ class HazardCurve:
         start, rate = EDGES[place], self.rates[place]
         survival = math.exp(-self.sums[place])
         if place == 0:
-            return survival * (upto if rate == 0 else -math.expm1(-rate * upto) / rate)
+            small = rate * upto < 1e-12  # where the quotient of two tiny numbers is not exact
+            return survival * (upto if small else -math.expm1(-rate * upto) / rate)
         power, distance = 1.0 - rate * _PER_E, math.log(upto / start)
         return survival * start * (distance if abs(power) < 1e-9 else math.expm1(power * distance) / power)
