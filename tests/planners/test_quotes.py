@@ -92,6 +92,11 @@ def test_a_read_costs_a_tenth_and_only_where_it_is_stored() -> None:
     assert on(Lane.BATCH, found, SHORT_LIFE).cost == pytest.approx(62_500)
 
 
+def test_more_stored_than_the_prompt_seems_to_have_is_no_gain() -> None:
+    found = quotes(priced(on_sync=Stored(130_000, 1100.0)))
+    assert on(Lane.NOW, found, SHORT_LIFE).cost == pytest.approx(10_000)
+
+
 def test_what_has_expired_is_written_again() -> None:
     found = quotes(priced(on_sync=Stored(90_000, 1000.0)))
     assert on(Lane.NOW, found, SHORT_LIFE).cost == pytest.approx(125_000)

@@ -44,6 +44,9 @@ FLEX_TOLL: Final = 1.01  # flex uses up the synchronous rate limit, which an equ
 PING_EARLY_S: Final = 10.0  # before the end of the entry's life
 
 
+Way = tuple[Lane, float]  # a lane, and the life of what is stored there
+
+
 class TokenPrices(NamedTuple):
     """Nano-dollars per token on one lane. The defaults are the usual multipliers of an uncached token's price."""
 
@@ -165,14 +168,12 @@ def quotes(call: PricedCall) -> list[Quote]:
     """What every way costs, the cheapest first."""
     ways = [(lane, life) for lane in call.prices for life in call.lives[lane]]
     gaps = {way: _gap(call, *way) for way in ways}
-    steady = {way: _steady(call, *way, gaps[way]) for way in ways}
-    cheapest = {surface: _cheapest(call, steady, in_batch=surface) for surface in (False, True)}
+    later = _all_later(call, ways, gaps) if call.outlook.turns > 0 else dict.fromkeys(ways, 0.0)
     found = []
-    for lane, life in ways:
-        cost = _this_turn(call, lane, life, ways)
-        later = _later(call, lane, steady[lane, life], cheapest)
-        on_time = call.odds.on_time if lane is Lane.BATCH else 1.0
-        found.append(Quote(lane, life, cost, later, on_time, call.outlook.turns, gaps[lane, life].pings))
+    for way in ways:
+        lane, life = way
+        on_time, turns = call.odds.on_time if lane is Lane.BATCH else 1.0, call.outlook.turns
+        found.append(Quote(lane, life, _this_turn(call, lane, life, ways), later[way], on_time, turns, gaps[way].pings))
     return sorted(found, key=lambda quote: round(quote.total, EQUAL_DIGITS))
 
 
@@ -182,10 +183,11 @@ def quotes(call: PricedCall) -> list[Quote]:
 def _turn(prices: TokenPrices, life: float, tokens: float, stored: float, output: float) -> float:
     if life <= 0:
         stored = 0.0  # what is not marked is not read
+    stored = min(stored, tokens)  # the size of a prompt is an estimate, what is stored of it was counted
     return prices.read * stored + prices.write(life) * (tokens - stored) + prices.output * output
 
 
-def _this_turn(call: PricedCall, lane: Lane, life: float, ways: Sequence[tuple[Lane, float]]) -> float:
+def _this_turn(call: PricedCall, lane: Lane, life: float, ways: Sequence[Way]) -> float:
     prices = call.prices[lane]
     if lane is Lane.NOW:
         return _at_once(call, prices, life)
@@ -210,6 +212,12 @@ def _at_once(call: PricedCall, prices: TokenPrices, life: float) -> float:
 
 
 # ------------------------------------------------------------ the turns to come
+
+
+def _all_later(call: PricedCall, ways: Sequence[Way], gaps: Mapping[Way, Gap]) -> dict[Way, float]:
+    steady = {way: _steady(call, *way, gaps[way]) for way in ways}
+    on_now, in_batch = (_cheapest(call, steady, in_batch=in_batch) for in_batch in (False, True))
+    return {way: _later(call, way[0], steady[way], on_now, in_batch) for way in ways}
 
 
 def _gap(call: PricedCall, lane: Lane, life: float) -> Gap:
@@ -262,7 +270,7 @@ class _Cheapest(NamedTuple):
     switch: float
 
 
-def _cheapest(call: PricedCall, steady: Mapping[tuple[Lane, float], float], *, in_batch: bool) -> _Cheapest | None:
+def _cheapest(call: PricedCall, steady: Mapping[Way, float], *, in_batch: bool) -> _Cheapest | None:
     ways = [way for way in steady if (way[0] is Lane.BATCH) is in_batch]
     if not ways:
         return None
@@ -272,11 +280,8 @@ def _cheapest(call: PricedCall, steady: Mapping[tuple[Lane, float], float], *, i
     return _Cheapest(steady[lane, life], max(0.0, switch))
 
 
-def _later(call: PricedCall, lane: Lane, steady: float, cheapest: Mapping[bool, _Cheapest | None]) -> float:
+def _later(call: PricedCall, lane: Lane, steady: float, on_now: _Cheapest | None, in_batch: _Cheapest | None) -> float:
     turns = call.outlook.turns
-    if turns <= 0:
-        return 0.0
-    on_now, in_batch = cheapest[False], cheapest[True]
     allowed = min(turns, call.odds.turns)
     if lane is Lane.BATCH:
         rest = turns - allowed
