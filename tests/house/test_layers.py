@@ -104,9 +104,6 @@ def test_a_dead_module_is_found() -> None:
     assert [sentence.split()[0] for sentence in layers.dead(package(**texts))] == ["carpool.old", "carpool.older"]
 
 
-# Parts of the forecast that the router is about to use.
-
-
 def test_every_function_is_used() -> None:
     documented = (ROOT / "docs" / "library.md").read_text("utf-8")
     broken = layers.unused_functions(modules(), documented)

@@ -128,14 +128,6 @@ class Usage(Value, frozen=True, gc=False):
         return self.input_tokens + self.cache_read_tokens + self.cache_write_5m_tokens + self.cache_write_1h_tokens
 
 
-class Turn(Value, frozen=True, gc=False):
-    """The position of a call in a conversation whose prefix the provider caches."""
-
-    conversation: int  # hash of model, system prompt, tools and first message
-    cache_life: float  # seconds for which the cache entry of this turn lives
-    opening: bool  # no earlier turn of the conversation was answered
-
-
 class CacheMark(Value, frozen=True, gc=False):
     """A block that the client marks for the provider's cache."""
 
@@ -228,7 +220,7 @@ class Call(Value, frozen=True, gc=False):
     key: str | None = None
     fingerprint: int = 0  # hash of credential, endpoint, headers and canonical body; adoption compares it
     retry: bool = False  # the client marks this request as a retry
-    turn: Turn | None = None  # None if nothing is cached
+    conversation: int | None = None  # hash of model, system prompt, tools and first message; None if nothing is marked
     insists: bool = True  # the client chose `lane`; False if a rule did: a call that can't take it then goes on `now`
     note: str = ""  # what a rule says about the lane, as a sentence
     on_disconnect: Literal["keep", "cancel"] | None = None  # when the client disconnects; None: the frontend's default

@@ -82,7 +82,9 @@ class CallRecorder:
         prompt. To read the whole prompt takes time, so of calls that go straight to `now` only the sample has a chain.
         """
         size = len(call.body)
-        weight = self._sample.weight(call.arrived, call.ticket if call.turn is None else call.turn.conversation, size)
+        weight = self._sample.weight(
+            call.arrived, call.ticket if call.conversation is None else call.conversation, size
+        )
         mode = call.caching or self._caching
         waits = call.deadline is not None or call.task_terms is not None or call.lane not in (None, Lane.NOW)
         follows = mode is not CachingMode.OFF and (weight or waits or mode is CachingMode.PLAN)

@@ -76,8 +76,8 @@ def identify(
     ticket, credential, payer = engine.new_ticket(), caller.credential, caller.payer
     whose = {"credential": credential, "payer": payer, "agent": caller.client}
     call = call_of(upstream, parsed, options, arrived, ticket=ticket, **whose)
-    if not call.task and call.turn is not None:
-        call = replace(call, task=engine.tasks.conversation_name(credential, call.turn.conversation))
+    if not call.task and call.conversation is not None:
+        call = replace(call, task=engine.tasks.conversation_name(credential, call.conversation))
     return engine.recorder.described(upstream.dialect, parsed, call, caller.client)
 
 

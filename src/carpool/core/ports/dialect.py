@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 from msgspec import Raw
 
-from carpool.core.model import NONCE_LETTERS, TICKET_LETTERS, CachePlan, Headers, Lane, PromptChain, Turn, Usage, Value
+from carpool.core.model import NONCE_LETTERS, TICKET_LETTERS, CachePlan, Headers, Lane, PromptChain, Usage, Value
 
 
 class RawRequest(Value, frozen=True, gc=False):
@@ -48,7 +48,7 @@ class Parsed(Value, frozen=True, gc=False):
     unbatchable: str | None  # why this can't go into a batch
     document: Document  # the decoded body; large, so no Parsed is kept while a call waits
     retry: bool
-    turn: Turn | None = None  # None if nothing is cached, or if it can't be determined
+    conversation: int | None = None  # the same for all its turns; None if the client marks nothing for the cache
     tool_turn: bool = False  # the last message carries tool results
     flexible: bool = False  # the request itself does not rule out lane `flex`
     session: str = ""  # the client's own id of its session; empty if it sends none

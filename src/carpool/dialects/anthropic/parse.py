@@ -13,7 +13,7 @@ from msgspec import UNSET
 
 from carpool.core.errors import BadCall
 from carpool.core.keys import BEARER, strip_bearer
-from carpool.core.model import Headers, PromptChain, Turn
+from carpool.core.model import Headers, PromptChain
 from carpool.core.ports import Claim, Parsed, RawRequest
 from carpool.dialects import json_object
 from carpool.dialects.headers import DROPPED, DROPPED_PREFIXES, SortedHeaders, first, forwarded, session
@@ -117,7 +117,7 @@ def parse(raw: RawRequest) -> Parsed:
         unbatchable=_unbatchable(values, headers, raw.query),
         document=document,
         retry=headers.retry,
-        turn=_turn(values, messages),
+        conversation=_conversation(values, messages) if _is_marked(values, messages) else None,
         tool_turn=_is_tool_turn(messages),
         session=headers.session or _session_of_user(values),
     )
@@ -151,14 +151,6 @@ _LATEST = 4  # messages: cache marks of an ongoing conversation are at its end
 _VOLATILE = "x-anthropic-billing-header"  # a block that changes with every request of a conversation
 
 
-def _turn(values: dict[str, Any], messages: list[Any]) -> Turn | None:
-    life = _life(values, messages)
-    if life is None:
-        return None
-    opening = not any(message.get("role") == "assistant" for message in _objects(messages))
-    return Turn(_conversation(values, messages), life, opening)
-
-
 def _conversation(values: Mapping[str, Any], messages: list[Any]) -> int:
     first = next((message for message in _objects(messages) if message.get("role") == "user"), {})
     parts = [str(values.get("model")), *_texts(values.get("system"))]
@@ -166,15 +158,12 @@ def _conversation(values: Mapping[str, Any], messages: list[Any]) -> int:
     return conversation_number([*parts, *_texts(first.get("content"))])
 
 
-def _life(values: dict[str, Any], messages: list[Any]) -> float | None:
-    """The lifetime of the cache; None without a cache mark, since this provider caches only marked content."""
+def _is_marked(values: dict[str, Any], messages: list[Any]) -> bool:
+    """This provider caches only marked content."""
     blocks = [values, *_objects(values.get("tools")), *_objects(values.get("system"))]
     for message in _objects(messages[-_LATEST:]):
         blocks += _objects(message.get("content"))
-    marks = [mark for block in blocks if (mark := block.get("cache_control"))]
-    if not marks:
-        return None
-    return 3600.0 if any(isinstance(mark, dict) and mark.get("ttl") == "1h" for mark in marks) else 300.0
+    return any(block.get("cache_control") for block in blocks)
 
 
 def _is_tool_turn(messages: list[Any]) -> bool:
@@ -231,8 +220,8 @@ def prompt_chain(parsed: Parsed) -> PromptChain | None:
             builder.block(role, block)
     if MARK in values:  # automatic: the last block
         builder.mark_end(values[MARK])
-    turn = parsed.turn
-    return builder.chain(root, parent, _conversation(values, messages) if turn is None else turn.conversation)
+    known = parsed.conversation
+    return builder.chain(root, parent, _conversation(values, messages) if known is None else known)
 
 
 def _root(builder: ChainBuilder, values: Mapping[str, Any]) -> None:

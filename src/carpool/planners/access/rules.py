@@ -73,7 +73,7 @@ def call_of(
         tags=options.tags,
         key=options.key,
         retry=parsed.retry,
-        turn=parsed.turn,
+        conversation=parsed.conversation,
         insists=options.insists,
         note=options.note,
         on_disconnect=options.on_disconnect,
