@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from carpool.planners.agents import EDGES_S, GONE_S, HORIZONS_S, Agents
+from carpool.planners.agents import EDGES_S, GONE_S, HORIZONS_S, LONGEST_PAUSE_S, Agents
 
 KIND = "claude-code"
 LATER = 20_000.0  # seconds: every conversation is over
@@ -97,6 +97,18 @@ def test_growth_and_output_follow_the_kind_and_a_new_kind_the_others() -> None:
     assert agents.kind(KIND).growth() == pytest.approx(5000, rel=0.05)
     assert agents.kind("other").growth() == pytest.approx(5000, rel=0.05)
     assert agents.kind("other").output() == pytest.approx(300, rel=0.05)
+
+
+@pytest.mark.parametrize(("pause", "learns"), [(100.0, True), (400.0, False)])
+def test_the_pace_on_now_is_learned(pause: float, learns: bool) -> None:
+    """A turn with a long pause says nothing: its user was away."""
+    agents, now = Agents(), 0.0
+    for _ in range(200):
+        agents.asked("talk", KIND, 1000, now)
+        agents.answered("talk", 300, now + 5, 5.0)
+        now += 5 + pause
+    seconds = agents.turn_seconds(KIND)
+    assert seconds == pytest.approx(5 + pause, rel=0.15) if learns else seconds < LONGEST_PAUSE_S / 2
 
 
 def test_a_batch_makes_the_next_turn_late() -> None:

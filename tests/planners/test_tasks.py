@@ -229,8 +229,8 @@ def test_calls_and_money_are_counted() -> None:
     book.bought(entry(1, Lane.BATCH, None, 12))
     book.bought(entry(1, Lane.BATCH, 7, 12))
     book.bought(entry(1, Lane.BATCH, 7, 12))  # told twice
-    book.ended(1, NOW + 5, on_now=False)
-    book.ended(1, NOW + 6, on_now=False)  # a second result changes nothing
+    book.ended(1, NOW + 5)
+    book.ended(1, NOW + 6)  # a second result changes nothing
     book.bought(entry(1, Lane.NOW, 5))  # a rescue was bought, too
     book.bought(entry(2, Lane.NOW, None))
     book.bought(entry(2, Lane.NOW, None))
@@ -246,7 +246,7 @@ def test_a_call_that_comes_back_is_no_new_turn() -> None:
     book.asked(call(1), NOW)
     book.asked(call(1), NOW + 1, again=True)
     assert the_task(book).asked == 1
-    book.ended(1, NOW + 2, on_now=True, answered=False)
+    book.ended(1, NOW + 2, answered=False)
     assert (the_task(book).answered, the_task(book).open) == (0, set())
 
 
@@ -254,21 +254,15 @@ def test_without_a_name_nothing_is_counted() -> None:
     book = TaskBook()
     book.asked(call(1, task=""), NOW)
     book.bought(entry(1, Lane.NOW, 5))
-    book.ended(1, NOW, on_now=True)
+    book.ended(1, NOW)
     assert not book._tasks
 
 
-@pytest.mark.parametrize(("pause", "learns"), [(100.0, True), (400.0, False)])
-def test_the_pace_on_now_is_learned(pause: float, learns: bool) -> None:
-    """A turn with a long pause says nothing: its user was away."""
-    book, at = TaskBook(), NOW
-    for ticket in range(1, 200):
-        book.asked(call(ticket), at)
-        at += pause
-        book.ended(ticket, at, on_now=True)
-    later = bound(book, replace(budgeted(1000, 100 * HOUR, at=at), task="another"))
-    needed = FEWEST_USUAL * (pause if learns else USUAL_TURN_S)
-    assert later.deadline == pytest.approx(at + 100 * HOUR - needed - max(MARGIN_S, needed / 4), abs=5)
+def test_the_pace_that_is_given_counts() -> None:
+    book = TaskBook(turn_seconds=lambda _agent: 100.0)
+    needed = FEWEST_USUAL * 100.0
+    later = bound(book, budgeted(1, 100 * HOUR))
+    assert later.deadline == pytest.approx(NOW + 100 * HOUR - needed - max(MARGIN_S, needed / 4))
 
 
 def test_the_book_is_bounded_and_drops_the_one_that_was_idle_longest() -> None:

@@ -15,7 +15,7 @@ from hashlib import blake2b
 from itertools import islice
 
 from carpool.core.errors import CarpoolError
-from carpool.core.model import Call, Entry, Lane, Outcome, OutcomeKind
+from carpool.core.model import Call, Entry, Outcome, OutcomeKind
 from carpool.core.ports import Clock, TaskStore
 from carpool.engine.background import BackgroundTasks
 from carpool.planners.forecast import Forecast
@@ -86,12 +86,12 @@ class Tasks:
     def closed(self, entry: Entry, *, answered: bool) -> None:
         """A call that is not on disk has ended, with this purchase."""
         self._book.bought(entry)
-        self._book.ended(entry.ticket, self._clock.now(), on_now=entry.lane is Lane.NOW, answered=answered)
+        self._book.ended(entry.ticket, self._clock.now(), answered=answered)
         self._write_soon()
 
     def failed(self, ticket: int) -> None:
         """A call that is not on disk has no answer."""
-        self._book.ended(ticket, self._clock.now(), on_now=True, answered=False)
+        self._book.ended(ticket, self._clock.now(), answered=False)
 
     def settled(self, ticket: int, outcome: Outcome | None, entry: Entry | None) -> None:
         """Something was bought for a call on disk, or it has its outcome."""
@@ -99,7 +99,7 @@ class Tasks:
             self._book.bought(entry)
         if outcome is not None:
             succeeded = outcome.kind is OutcomeKind.SUCCEEDED
-            self._book.ended(ticket, self._clock.now(), on_now=outcome.lane is Lane.NOW, answered=succeeded)
+            self._book.ended(ticket, self._clock.now(), answered=succeeded)
         self._write_soon()
 
     # ------------------------------------------------------------ the store

@@ -50,6 +50,7 @@ SUREST: Final = 0.999  # chance that a turn follows
 REFRESH_S: Final = 20.0  # what is computed from the curves is kept so long
 MAX_CONVERSATIONS: Final = 50_000
 MAX_KINDS: Final = 500
+MAX_BATCH_GAPS: Final = 5_000
 
 _PRIOR_FOLLOWS: Final = tuple(1 - 0.25 / start**0.6 for start in TURN_STARTS)  # 0.75 after the first, 0.97 after 33
 _PRIOR_GROWTH: Final = 2000.0
@@ -299,7 +300,9 @@ class Agents:
     _kinds: BoundedMap[str, AgentKind] = field(default_factory=lambda: BoundedMap(MAX_KINDS))
     _conversations: BoundedMap[object, _Conversation] = field(default_factory=lambda: BoundedMap(MAX_CONVERSATIONS))
     _silent: tuple[deque[tuple[float, object]], ...] = field(default_factory=lambda: tuple(deque() for _ in HORIZONS_S))
-    _batch_gaps: dict[tuple[str, object, float], tuple[float, float]] = field(default_factory=dict)
+    _batch_gaps: BoundedMap[tuple[str, object, float], tuple[float, float]] = field(
+        default_factory=lambda: BoundedMap(MAX_BATCH_GAPS)
+    )
 
     def kind(self, name: str) -> AgentKind:
         kind = self._kinds.get(name)

@@ -115,7 +115,6 @@ class BatchOdds(NamedTuple):
     later_on_time: float = 1.0  # the same for the turns to come
     ends_within: Callable[[float], float] = lambda _seconds: 1.0
     billed: float = 0.25  # chance that its copy of a rescued call is billed
-    wait_s: float = 0.0  # expected, beyond what `now` takes
     turns: float = math.inf  # how many more turns the slack of the task allows in batches
 
 

@@ -38,13 +38,10 @@ from carpool.planners.routing import sync_seconds
 
 MAX_TASKS: Final = 20_000  # known at once; of those that nothing happened to for longest, nothing is known any more
 MAX_TICKETS: Final = 50_000  # calls whose purchases can still be added to their task
-MAX_AGENTS: Final = 1_000
 CONVERSATION: Final = "conversation "  # with which the name of a task begins that has no other name
 MARGIN_S: Final = 60.0  # the least time kept free at the end of a task
 MARGIN_SHARE: Final = 0.25  # of the time that the coming turns need; forecasts err by more than a constant
 USUAL_TURN_S: Final = 20.0
-LONGEST_TURN_S: Final = 300.0  # a longer one includes a pause of its user
-PACE_WEIGHT: Final = 0.05  # of the latest turn in the pace of its kind of agent
 
 TurnsLeft = Callable[[str, int], float]  # kind of agent, number of the present turn → turns expected after it
 TurnSeconds = Callable[[str], float]  # kind of agent → seconds from one answer on `now` to the next
@@ -64,7 +61,6 @@ class Task(Struct):
     agent: str  # the kind of client that began it
     began: float
     last: float  # when a call of it was asked or answered last
-    answered_at: float | None = None
     deadline: float | None = None
     deadline_set: float = 0.0  # when a client set it itself
     left: bool = False  # it needs the rest of its time on `now`, so its turns don't wait any more
@@ -87,13 +83,14 @@ class Task(Struct):
 class TaskBook:
     """The tasks that are under way. `turns_left` and `turn_seconds` are the forecasts."""
 
-    def __init__(self, turns_left: TurnsLeft = usual_turns_left, turn_seconds: TurnSeconds | None = None) -> None:
+    def __init__(
+        self, turns_left: TurnsLeft = usual_turns_left, turn_seconds: TurnSeconds = lambda _agent: USUAL_TURN_S
+    ) -> None:
         self._turns_left = turns_left
-        self._turn_seconds = turn_seconds or self._observed_seconds
+        self._turn_seconds = turn_seconds
         self._tasks: BoundedMap[tuple[str, str], Task] = BoundedMap(MAX_TASKS)
         self.tickets: BoundedMap[int, Task] = BoundedMap(MAX_TICKETS)
         self._purchases: BoundedMap[tuple[int, int], bool] = BoundedMap(MAX_TICKETS)  # whether the price is known
-        self._paces: BoundedMap[str, float] = BoundedMap(MAX_AGENTS)
         self.changed: dict[tuple[str, str], Task] = {}  # to be written
 
     # ------------------------------------------------------------ deadlines
@@ -140,9 +137,6 @@ class TaskBook:
                 self._tasks[call.credential, call.task] = task
         return task
 
-    def _observed_seconds(self, agent: str) -> float:
-        return self._paces.get(agent, USUAL_TURN_S)
-
     # ------------------------------------------------------------ what happens to the calls
 
     def asked(self, call: Call, now: float, *, again: bool = False) -> None:
@@ -169,24 +163,16 @@ class TaskBook:
             task.spent[entry.lane] = task.spent.get(entry.lane, 0) + entry.paid
         self._changed(task)
 
-    def ended(self, ticket: int, now: float, *, on_now: bool, answered: bool = True) -> None:
+    def ended(self, ticket: int, now: float, *, answered: bool = True) -> None:
         """A call has its answer, or will not get one."""
         task = self.tickets.get(ticket)
         if task is None or ticket not in task.open:
             return
         task.open.discard(ticket)
         if answered:
-            if on_now and not task.open and task.answered_at is not None:
-                self._observe(task.agent, now - task.answered_at)
             task.answered += 1
-            task.last = task.answered_at = now
+            task.last = now
             self._changed(task)
-
-    def _observe(self, agent: str, seconds: float) -> None:
-        """A turn on `now` was answered so long after the one before."""
-        if 0 <= seconds <= LONGEST_TURN_S:
-            pace = self._observed_seconds(agent)
-            self._paces[agent] = pace + PACE_WEIGHT * (seconds - pace)
 
     # ------------------------------------------------------------ what others know
 

@@ -129,7 +129,7 @@ class PlannedRouter:
     def answered(self, call: RunCall, output_tokens: int, lane: Lane, now: float) -> None:
         seconds = now - call.call.arrived if lane is Lane.NOW and call.lane is Lane.NOW else None
         self._known.agents.answered(self._conversation(call), output_tokens, now, seconds)
-        self._tasks.ended(call.ticket, now, on_now=lane is Lane.NOW)
+        self._tasks.ended(call.ticket, now)
 
     def _conversation(self, call: RunCall) -> tuple[int, int]:
         return self._run.seed, call.session
