@@ -19,6 +19,7 @@ from carpool.planners.routing import BatchDeadlines, batch_class
 
 NOW = 1_795_046_400.0
 LANES = {Lane.NOW: TokenPrices(), Lane.BATCH: TokenPrices().times(0.5)}
+ME = ("anthropic", "c", "m")
 LIVES = dict.fromkeys(LANES, (300.0,))
 CALL = Call(
     ticket=1, provider="anthropic", dialect="anthropic", endpoint="/v1/messages", body=b"", headers=(), credential="c",
@@ -112,7 +113,7 @@ def quoted(now: float, batch: float) -> list[Quote]:
 def test_probes_cost_a_share_of_what_calls_cost() -> None:
     budget, paid, lost = ProbeBudget(), 0.0, 0.0
     for _ in range(10_000):
-        probe = budget.probe(quoted(100.0, 130.0), observed=0.0)
+        probe = budget.probe(ME, quoted(100.0, 130.0), observed=0.0)
         paid += 100.0
         lost += 0.0 if probe is None else 30.0
     assert lost == pytest.approx(PROBE_SHARE * paid, rel=0.01)
@@ -121,16 +122,32 @@ def test_probes_cost_a_share_of_what_calls_cost() -> None:
 def test_nothing_is_probed_where_enough_was_observed_or_a_batch_is_best_anyway() -> None:
     budget = ProbeBudget()
     for _ in range(1000):
-        assert budget.probe(quoted(100.0, 101.0), observed=50.0) is None
-        assert budget.probe(quoted(100.0, 50.0)[::-1], observed=0.0) is None
+        assert budget.probe(ME, quoted(100.0, 101.0), observed=50.0) is None
+        assert budget.probe(ME, quoted(100.0, 50.0)[::-1], observed=0.0) is None
 
 
 def test_a_probe_that_costs_more_than_was_saved_waits() -> None:
     budget = ProbeBudget()
-    assert budget.probe(quoted(100.0, 130.0), observed=0.0) is None
-    probe = budget.probe(quoted(100.0, 101.5), observed=0.0)
+    assert budget.probe(ME, quoted(100.0, 130.0), observed=0.0) is None
+    probe = budget.probe(ME, quoted(100.0, 101.5), observed=0.0)
     assert probe is not None
     assert probe.probe
+
+
+def test_nobody_pays_for_the_probes_of_others() -> None:
+    budget, other = ProbeBudget(), ("anthropic", "another", "m")
+    for _ in range(100):
+        budget.probe(other, quoted(100.0, 1000.0), observed=0.0)
+    assert budget.probe(ME, quoted(100.0, 102.0), observed=0.0) is None
+    assert budget.probe(other, quoted(100.0, 102.0), observed=0.0) is not None
+
+
+def test_a_probe_that_is_expected_to_save_earns_no_others() -> None:
+    """A batch that is cheaper is passed over for a conversation that is reluctant to change."""
+    budget = ProbeBudget()
+    for _ in range(10):
+        assert budget.probe(ME, quoted(0.001, -50.0), observed=0.0) is not None
+    assert budget.probe(ME, quoted(0.001, 1.0), observed=0.0) is None
 
 
 def test_without_probes_a_forecast_would_never_notice_that_batches_are_quick() -> None:

@@ -115,6 +115,10 @@ def test_a_reason_says_what_each_lane_costs() -> None:
         "of 97%."
     )
     assert explained([on_now]) == "It takes the lane now."
+    assert explained([on_now, batch]).startswith("Now is kept with the 12 turns to come, as a change would save too")
+    assert explained([batch._replace(cost=300.0, probe=True), on_now]).startswith("It is a probe of how long batches")
+    free = [quote._replace(cost=0.0, later=0.0) for quote in (batch, on_now)]
+    assert explained(free) == "It costs nothing on any lane."
 
 
 def test_what_can_not_batch_goes_now_and_says_why() -> None:

@@ -615,8 +615,8 @@ MUTANTS = (
     Mutant(
         "a probe costs nothing",
         "src/carpool/planners/quoter.py",
-        "self._saved -= batch.total - best.total",
-        "self._saved -= 0.0",
+        "saved - max(0.0, batch.total - best.total)",
+        "saved",
         test="tests/planners/test_quoter.py",
     ),
     Mutant(

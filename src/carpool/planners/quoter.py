@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Final, NamedTuple
 
+from carpool.core.bounded import BoundedMap
 from carpool.core.model import Call, Lane
 from carpool.core.ports import Capability, Dialect
 from carpool.core.prices import PriceBook
@@ -29,7 +30,10 @@ from carpool.planners.routing import BatchDeadlines, batch_class
 SHORTEST_SLACK_S: Final = 60.0
 PROBE_SHARE: Final = 0.01  # of what calls cost
 DOUBT: Final = 0.15  # by what share batches must be cheaper for a conversation where none was observed
+MAX_PAYERS: Final = 10_000
 ENOUGH_OBSERVED: Final = 5.0  # batches that ended lately
+
+Payer = tuple[str, str, str]  # provider, credential, model
 
 
 def lane_prices(book: PriceBook, able: Capability, dialect: Dialect, model: str, lane: Lane, at: float) -> TokenPrices:
@@ -98,8 +102,9 @@ class Quoter:
                 prompt.pings,
             )
         )
-        found = self._with_reluctance(found, prompt, forecast.observed(of))
-        probe = self._probes.probe(found, forecast.observed(of))
+        observed = forecast.observed(of)
+        found = self._with_reluctance(found, prompt, observed)
+        probe = self._probes.probe((call.provider, call.credential, call.model), found, observed)
         return found if probe is None else [probe, *found]
 
     def _turns_in_batches(self, call: Call, times: BatchDeadlines, sync_s: float, now: float) -> float:
@@ -124,20 +129,21 @@ class ProbeBudget:
 
     A forecast that only learns from what it sent would never notice that batches have become quick. So a call whose
     quotes advise against a batch goes there nevertheless, as a probe, as long as few batches were observed lately and
-    the expected losses stay below a share of what calls cost.
+    the expected losses stay below a share of what calls cost. Nobody pays for the probes of others: each credential
+    saves for its own, by model.
     """
 
     def __init__(self) -> None:
-        self._saved = 0.0
+        self._saved: BoundedMap[Payer, float] = BoundedMap(MAX_PAYERS)
 
-    def probe(self, quotes: Sequence[Quote], observed: float) -> Quote | None:
+    def probe(self, payer: Payer, quotes: Sequence[Quote], observed: float) -> Quote | None:
         """The batch that is worth a probe; None if the cheapest way is to be taken."""
         best = quotes[0]
-        self._saved += PROBE_SHARE * best.cost
+        saved = self._saved[payer] = self._saved.get(payer, 0.0) + PROBE_SHARE * best.cost
         if observed >= ENOUGH_OBSERVED or best.lane is Lane.BATCH:
             return None
         batch = next((quote for quote in quotes if quote.lane is Lane.BATCH), None)
-        if batch is None or batch.total - best.total > self._saved:
+        if batch is None or batch.total - best.total > saved:
             return None
-        self._saved -= batch.total - best.total
+        self._saved[payer] = saved - max(0.0, batch.total - best.total)
         return batch._replace(probe=True)

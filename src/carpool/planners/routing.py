@@ -202,16 +202,27 @@ def _cheapest(call: Call, forecast: Forecast, quote: Quoting, times: BatchDeadli
 def explained(quotes: Sequence[Quote]) -> str:
     """Why the first of these quotes was chosen, in a line: what the best quote of each lane costs compared with `now`,
     over this turn and those to come."""
-    best: dict[Lane, Quote] = {}
+    chosen, best = quotes[0], dict[Lane, Quote]()
     for quote in quotes:
         best.setdefault(quote.lane, quote)
     if Lane.NOW not in best or len(best) == 1:
-        return f"It takes the lane {quotes[0].lane}."
+        return f"It takes the lane {chosen.lane}."
     on_now = best.pop(Lane.NOW).total
-    shares = " and ".join(f"{lane} {quote.total / on_now:.0%}" for lane, quote in best.items() if on_now)
-    turns = f" with the {turns:.0f} turns to come" if (turns := quotes[0].turns) >= 1 else ""
+    if on_now == 0:
+        return "It costs nothing on any lane."
+    shares = " and ".join(f"{lane} {quote.total / on_now:.0%}" for lane, quote in best.items())
     odds = f"; a batch is in time with a chance of {best[Lane.BATCH].on_time:.0%}" if Lane.BATCH in best else ""
-    return f"{str(quotes[0].lane).capitalize()} is cheapest{turns}: of the cost on now, {shares}{odds}."
+    return f"{_verdict(chosen, quotes)}: of the cost on now, {shares}{odds}."
+
+
+def _verdict(chosen: Quote, quotes: Sequence[Quote]) -> str:
+    if chosen.probe:
+        return "It is a probe of how long batches take"
+    lane = str(chosen.lane).capitalize()
+    turns = f" with the {chosen.turns:.0f} turns to come" if chosen.turns >= 1 else ""
+    if any(quote.lane is not chosen.lane and quote.total < chosen.total for quote in quotes):
+        return f"{lane} is kept{turns}, as a change would save too little to be sure of"
+    return f"{lane} is cheapest{turns}"
 
 
 def noted(call: Call, decision: Decision) -> Decision:
